@@ -1,0 +1,38 @@
+"""The one exception for a user's mistake, and how a command line ends."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+
+class UserError(ValueError):
+    """A mistake the user can mend: one line that names the value, the limit and the remedy."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the known word nearest to ``word``, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
+    """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C.
+
+    Every other exception is ours and keeps its traceback (exit status 1).
+    """
+    try:
+        status = main(None)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader (head, less) went away: not an error of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(status or 0)

@@ -1,0 +1,50 @@
+"""A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag it reads between two steps.
+
+The stage ends the step in hand, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+_reason: str = ""
+
+
+class Stopped(Exception):
+    """Raised by a stage that was asked to stop, after its checkpoint is on disk; its text is the reason."""
+
+
+def request_stop(reason: str) -> None:
+    """Asks the running stage to stop after the step in hand."""
+    global _reason
+    _reason = _reason or reason
+
+
+def stop_requested() -> str:
+    """The reason of a pending request to stop, or an empty string."""
+    return _reason
+
+
+def clear() -> None:
+    """Forgets a request (at the start of a stage that shares its process with an earlier one)."""
+    global _reason
+    _reason = ""
+
+
+def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
+    """Turns ``signals`` into a request to stop; a second SIGINT interrupts at once."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _reason:
+            raise KeyboardInterrupt
+        request_stop(signal.Signals(number).name)
+
+    for number in signals:
+        signal.signal(number, handle)
+
+
+def ignore_in_worker(_worker_id: int = 0) -> None:
+    """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,38 @@
+"""METHODS: the objectives by name, and which config keys feed their keyword-only hyperparameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from .common import Objective
+from .moco import moco
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of METHODS.
+
+    Attributes:
+        objective: the pure function.
+        kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
+            ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
+            every view goes through the one encoder, and there is no queue and no momentum encoder.
+        hyper: keyword of the objective -> config key that feeds it.
+        many_keys: takes M' > 1 positive keys.
+    """
+
+    objective: Callable[..., Objective]
+    kind: str
+    hyper: Mapping[str, str] = field(default_factory=dict)
+    many_keys: bool = False
+
+
+_TAU = {"temperature": "METHOD.TEMPERATURE"}
+
+METHODS: dict[str, Method] = {
+    "mocov1": Method(moco, "queue", _TAU),
+    "mocov2": Method(moco, "queue", _TAU),
+}
+
+__all__ = ["METHODS", "Method", "Objective"]

@@ -1,4 +1,4 @@
-"""What every objective returns, and the checks they share.
+"""What every objective returns, and the steps and checks they share.
 
 Shape letters of this package: N queries here, M' positive keys a query (M), D dimensions, K negatives in the queue,
 A anchors here, B candidates (all ranks), V views.
@@ -6,8 +6,10 @@ A anchors here, B candidates (all ranks), V views.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -23,3 +25,57 @@ class Objective(NamedTuple):
     loss: Tensor
     enqueue_ND: Tensor | None
     metrics: dict[str, Tensor]
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half types become float32: exp(1 / 0.01) has no place in them. float32 and float64 stay."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless ``value`` is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}; it must be finite and above 0")
+
+
+def check_range(name: str, value: float, high: float = math.inf) -> None:
+    """Raises ValueError unless ``value`` is finite and within [0, high]."""
+    if not (math.isfinite(value) and 0 <= value <= high):
+        limit = "finite and at least 0" if high == math.inf else f"within [0, {high:g}]"
+        raise ValueError(f"{name} is {value}; it must be {limit}")
+
+
+def check_queue_shapes(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: int | None = None) -> None:
+    """Raises ValueError unless the three shapes agree and none of N, M', D and K is 0 (M' at most ``most_keys``)."""
+    shapes = f"q {tuple(q_ND.shape)}, keys {tuple(keys_MND.shape)}, queue {tuple(queue_DK.shape)}"
+    if (q_ND.ndim, keys_MND.ndim, queue_DK.ndim) != (2, 3, 2):
+        raise ValueError(f"{shapes}: they must have 2, 3 and 2 axes: (N, D), (M', N, D), (D, K)")
+    if keys_MND.shape[1:] != q_ND.shape or queue_DK.shape[0] != q_ND.shape[1]:
+        raise ValueError(f"{shapes}: they must agree as (N, D), (M', N, D), (D, K)")
+    if 0 in (*keys_MND.shape, queue_DK.shape[1]):
+        raise ValueError(f"{shapes}: N, M', D and K must be at least 1")
+    if most_keys is not None and keys_MND.shape[0] > most_keys:
+        raise ValueError(f"{shapes}: M' is {keys_MND.shape[0]}; this objective takes at most {most_keys}")
+
+
+def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau (detached); both (N,)."""
+    logits_NK = (q_ND / temperature) @ queue_DK
+    return logits_NK.logsumexp(dim=1), logits_NK.detach().amax(dim=1)
+
+
+def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
+    """-log(e^p / (e^p + e^z)) of positive logits p and negatives' log-sum-exp z, elementwise.
+
+    As -log sigmoid(p - z) nothing of size N x (K + 1) is built, and a loss near 0 keeps its digits.
+    """
+    return -torch.nn.functional.logsigmoid(positive - negatives_lse)
+
+
+def queue_metrics(positive_logit: Tensor, hardest: Tensor, temperature: float) -> dict[str, Tensor]:
+    """``queue_accuracy`` (0-100: positives whose logit exceeds all negatives') and ``positive_similarity`` (mean q.k)."""
+    positive_logit = positive_logit.detach()
+    return {
+        "queue_accuracy": (positive_logit > hardest).to(hardest.dtype).mean() * 100,
+        "positive_similarity": positive_logit.mean() * temperature,
+    }

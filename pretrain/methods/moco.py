@@ -1,0 +1,34 @@
+"""MoCo v1 and v2: InfoNCE of one positive key against a queue. The versions differ in their recipes only."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .common import Objective, at_least_float32, check_positive, check_queue_shapes, info_nce, negatives, queue_metrics
+
+
+def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
+    r"""InfoNCE, Eq. (1) of JCL (Cai et al. 2020); MoCo (He et al. 2020), Eq. (1).
+
+    .. math:: L = -\frac1N \sum_i \log \frac{\exp(q_i \cdot k_i / \tau)}
+              {\exp(q_i \cdot k_i / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}
+
+    Args:
+        q_ND: (N, D) unit-norm queries.
+        keys_MND: (1, N, D) unit-norm keys of the momentum encoder, one a query.
+        queue_DK: (D, K) negatives.
+        temperature: tau > 0.
+
+    Returns:
+        The mean loss; the keys to enqueue (N, D); queue_accuracy and positive_similarity.
+
+    Raises:
+        ValueError: tau out of range, shapes that disagree, or more than one key a query.
+    """
+    check_positive("temperature", temperature)
+    check_queue_shapes(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    positive_N = (q_ND * keys_MND[0]).sum(dim=1) / temperature
+    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    loss = info_nce(positive_N, negatives_N).mean()
+    return Objective(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .common import Objective
+from .jcl import jcl
 from .moco import moco
+from .multikey import multikey
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ _TAU = {"temperature": "METHOD.TEMPERATURE"}
 METHODS: dict[str, Method] = {
     "mocov1": Method(moco, "queue", _TAU),
     "mocov2": Method(moco, "queue", _TAU),
+    "multikey": Method(multikey, "queue", _TAU, many_keys=True),
+    "jcl": Method(jcl, "queue", {**_TAU, "lambda_": "METHOD.LAMBDA"}, many_keys=True),
 }
 
 __all__ = ["METHODS", "Method", "Objective"]

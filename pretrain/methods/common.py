@@ -72,10 +72,19 @@ def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
     return -torch.nn.functional.logsigmoid(positive - negatives_lse)
 
 
-def queue_metrics(positive_logit: Tensor, hardest: Tensor, temperature: float) -> dict[str, Tensor]:
-    """``queue_accuracy`` (0-100: positives whose logit exceeds all negatives') and ``positive_similarity`` (mean q.k)."""
-    positive_logit = positive_logit.detach()
+def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float) -> dict[str, Tensor]:
+    """The metrics all queue objectives share, from positive logits (..., N).
+
+    ``queue_accuracy``: share of the positives whose logit exceeds every negative's, from 0 to 100.
+    ``positive_similarity``: mean q.k, from -1 to 1.
+    """
+    positive_logits = positive_logits.detach()
     return {
-        "queue_accuracy": (positive_logit > hardest).to(hardest.dtype).mean() * 100,
-        "positive_similarity": positive_logit.mean() * temperature,
+        "queue_accuracy": (positive_logits > hardest_N).to(hardest_N.dtype).mean() * 100,
+        "positive_similarity": positive_logits.mean() * temperature,
     }
+
+
+def keys_variance(keys_MND: Tensor) -> Tensor:
+    """Mean diagonal entry of the keys' covariance, over the queries: JCL's Fig. 3(b). Biased, as in its Algorithm 1."""
+    return keys_MND.detach().var(dim=0, correction=0).mean()

@@ -1,0 +1,63 @@
+# make setup | detectron2 | test | test-all | lint | demo | clean
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.set-up
+# A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
+DETECTRON2 ?=
+export DETECTRON2
+# The first of these that runs and is new enough (a version manager may list names that do not run).
+PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
+# One thread a process: tests start several, and tiny tensors gain nothing from more.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help setup detectron2 test test-all lint demo clean
+
+help:
+	@echo "make setup       .venv with everything but Detectron2 (and that too, where this machine has built it before)"
+	@echo "make detectron2  builds Detectron2 once a machine and installs it; DETECTRON2=/a/checkout without internet"
+	@echo "make test        the ordinary tests; test-all: the slow ones too (real preemption on a SLURM cluster, ...)"
+	@echo "make lint        ruff and pyright"
+	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; run again, it redoes nothing"
+	@echo "make clean       removes .venv and caches; run folders and data stay"
+
+setup: $(READY)
+
+# The stamp is written last: a set-up that was cut short is done again.
+$(READY): pyproject.toml
+	@for python in $(PYTHONS); do \
+	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	    echo "error: no Python 3.11 or newer here ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+	    exit 2; \
+	fi; \
+	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
+	@echo "setting up $(VENV) (a minute or two the first time)"
+	@$(BIN)/python -m pip -q install -e '.[dev]'
+	@$(BIN)/python tools/install_detectron2.py --cached-only
+	@touch $@
+
+detectron2: setup
+	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2"
+
+test: setup
+	@$(ONE_THREAD) $(BIN)/python -m pytest
+
+test-all: setup
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow or not slow' --timeout 1800
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+demo: setup
+	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

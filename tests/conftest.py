@@ -1,0 +1,49 @@
+"""One thread a process for every test; the last lines of a run say which detection engines it tested."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib import metadata
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported, and for processes the tests start
+    os.environ.setdefault(_name, "1")
+
+import pytest  # noqa: E402
+
+from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    absent = {
+        "detectron2": importlib.util.find_spec("detectron2") is None and "Detectron2 is not installed: make detectron2",
+        "gpu": not torch.cuda.is_available() and "torch sees no CUDA device",
+    }
+    for item in items:
+        for marker, reason in absent.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    import torch
+    import torchvision
+
+    passed = sum("detectron2" in report.keywords for report in terminalreporter.stats.get("passed", []))
+    if importlib.util.find_spec("detectron2") is None:
+        detectron2 = "no: it is not installed; make detectron2 installs it"
+    else:
+        detectron2 = f"version {metadata.version('detectron2')}, {passed} of its tests passed"
+    terminalreporter.write_line("")
+    terminalreporter.write_line(f"engine torchvision: version {torchvision.__version__}")
+    terminalreporter.write_line(f"engine detectron2: {detectron2}")
+    if not torch.cuda.is_available():
+        terminalreporter.write_line("devices: CPU only, torch sees no CUDA device")

@@ -1,0 +1,270 @@
+"""A real SLURM cluster of two nodes on this machine: the `slurm_cluster` fixture.
+
+munged, slurmctld and two slurmd run as this user from one private folder; nothing of the system's SLURM is touched.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+NODES = ("127.0.1.1", "127.0.1.2")  # addresses as names: the first host's name is MASTER_ADDR, and must resolve
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+
+# cred_expire=5: a requeued job waits 6 s instead of 120 s. config_overrides: 4 CPUs a node on any machine.
+_CONF = """\
+ClusterName=pytest
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={root}/munge.sock,cred_expire=5
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool.%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MailProg=/bin/true
+JobRequeue=1
+FirstJobId={first_job}
+MinJobAge=3600
+KillWait=5
+SlurmdTimeout=10
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmctldParameters=preempt_send_user_signal
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PropagateResourceLimits=NONE
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=127.0.1.[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port1}-{port2}] CPUs=4 RealMemory=4000 \
+Gres=gpu:2 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+# submitit reads states from sacct only, and there is no accounting here: squeue remembers jobs for MinJobAge.
+_SACCT = """\
+#!{python}
+import subprocess, sys
+ids = ",".join(value for flag, value in zip(sys.argv[1:], sys.argv[2:]) if flag == "-j")
+listed = subprocess.run(["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N|%F_%K"] +
+                        (["--jobs=" + ids] if ids else []), capture_output=True, text=True).stdout
+print("JobID|State|NodeList")
+for line in listed.splitlines():
+    job, state, nodes, array = line.split("|")
+    print(f"{{job}}|{{state}}|{{nodes or 'None assigned'}}")
+"""
+
+
+def _wait(condition: Callable[[], object], what: str, logs: Path, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            tail = "\n".join(f"{log.name}: {log.read_text()[-800:]}" for log in sorted(logs.glob("*.log")))
+            raise RuntimeError(f"{what} took more than {seconds:.0f} s\n{tail}")
+        time.sleep(0.05)
+
+
+def _free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that nothing listens on."""
+    for first in range(21000 + os.getpid() % 20000, 64000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, one in enumerate(sockets):
+                one.bind(("127.0.0.1", first + offset))
+            return first
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+    raise RuntimeError("no free ports")
+
+
+class SlurmCluster:
+    """The running cluster: its environment is in ``os.environ`` until `stop`."""
+
+    def __init__(self) -> None:
+        # Short and readable by all: a Unix socket's path holds at most 107 characters.
+        self.root = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self.root.chmod(0o755)
+        self._daemons: dict[str, subprocess.Popen] = {}
+        self._saved = dict(os.environ)
+
+    def start(self) -> None:
+        for name in list(os.environ):
+            if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")):
+                del os.environ[name]
+        for folder in ("state", "bin", *(f"spool.{node}" for node in NODES)):
+            (self.root / folder).mkdir()
+        port = _free_ports(3)
+        host = socket.gethostname().split(".")[0]
+        # Job ids differ between clusters: a used log folder would give back an old job's result.
+        values = {
+            "root": self.root,
+            "host": host,
+            "user": getpass.getuser(),
+            "first_job": secrets.randbelow(10**6) + 1000,
+        }
+        conf = _CONF.format(port=port, port1=port + 1, port2=port + 2, **values)
+        (self.root / "slurm.conf").write_text(conf)
+        (self.root / "gres.conf").write_text("NodeName=127.0.1.[1-2] Name=gpu Count=2 File=/dev/tty[0-1]\n")
+        sacct = self.root / "bin" / "sacct"
+        sacct.write_text(_SACCT.format(python=sys.executable))
+        sacct.chmod(0o755)
+        os.environ["PATH"] = f"{sacct.parent}:{os.environ['PATH']}:/usr/sbin"
+        os.environ["SLURM_CONF"] = str(self.root / "slurm.conf")
+        self._start_munge()
+        self._start("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
+        for node in NODES:
+            self.start_node(node)
+        _wait(lambda: "UP" in _output("scontrol", "ping"), "slurmctld", self.root)
+        _wait(
+            lambda: _output("sinfo", "-h", "-N", "-p", "debug", "-o", "%t").split() == ["idle"] * 2, "nodes", self.root
+        )
+
+    def start_node(self, node: str) -> None:
+        self._start("slurmd", "-D", "-f", str(self.root / "slurm.conf"), "-N", node, key=node)
+
+    def kill_node(self, node: str) -> None:
+        """As a machine that loses power: the daemon and everything of its jobs die at once."""
+        daemon = self._daemons.pop(node)
+        for pid in _descendants(daemon.pid):
+            _kill(pid)
+        daemon.kill()
+        daemon.wait()
+        for pid in _mentioning("slurmstepd", node):  # step daemons leave slurmd's process tree
+            for child in _descendants(pid):
+                _kill(child)
+            _kill(pid)
+
+    def state(self, job_id: str | int) -> str:
+        """SLURM's word for a job, as PENDING, RUNNING or COMPLETED."""
+        return (_output("squeue", "-h", "--states=all", "-j", str(job_id), "-o", "%T").split() or ["UNKNOWN"])[0]
+
+    def wait_state(self, job_id: str | int, *states: str, seconds: float = 60) -> None:
+        _wait(
+            lambda: self.state(job_id) in states,
+            f"job {job_id} ({self.state(job_id)}) to be {states}",
+            self.root,
+            seconds,
+        )
+
+    def stop(self) -> None:
+        try:
+            subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True, timeout=20)
+            active = "pending,running,completing"
+            _wait(lambda: not _output("squeue", "-h", f"--states={active}"), "scancel", self.root)
+        except (RuntimeError, subprocess.TimeoutExpired):
+            pass  # the daemons are ended below whatever the jobs do
+        for name in (*NODES, "slurmctld", "munged"):
+            daemon = self._daemons.pop(name, None)
+            if daemon is not None:
+                daemon.send_signal(signal.SIGTERM)
+                try:
+                    daemon.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    daemon.kill()
+                    daemon.wait()
+        os.environ.clear()
+        os.environ.update(self._saved)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _start_munge(self) -> None:
+        key = self.root / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        flags = {name: self.root / f"munge.{name}" for name in ("pid", "seed", "log")}
+        self._start(
+            "munged",
+            "-F",
+            f"--key-file={key}",
+            f"--socket={self.root}/munge.sock",
+            *(f"--{name}-file={path}" for name, path in flags.items()),
+        )
+        _wait(lambda: (self.root / "munge.sock").exists(), "munged", self.root)
+
+    def _start(self, program: str, *words: str, key: str = "") -> None:
+        with open(self.root / f"{key or program}.out.log", "ab") as log:
+            self._daemons[key or program] = subprocess.Popen([program, *words], stdout=log, stderr=log)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _mentioning(name: str, environment: str) -> list[int]:
+    """Processes whose command holds ``name`` and that belong to the node ``environment``."""
+    pids = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if name in command.read_text() and environment in (command.parent / "environ").read_text():
+                pids.append(int(command.parent.name))
+        except OSError:
+            continue
+    return pids
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmCluster]:
+    """The cluster, started once a session; skips with the reason where SLURM is missing."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
+    if missing:
+        pytest.skip(
+            f"{', '.join(missing)} missing; as root on Debian: apt-get install slurmctld slurmd slurm-client munge"
+        )
+    cluster = SlurmCluster()
+    os.environ["PATH"] = path
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

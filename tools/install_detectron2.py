@@ -1,0 +1,126 @@
+"""Installs Detectron2 into the environment that runs this file, from a wheel built once a machine.
+
+Detectron2 is not on the package index. The wheel is kept in the user's cache, outside the checkout, under a name that
+holds everything it depends on (commit, Python, torch), so that a new checkout's set-up takes it from there.
+
+    make detectron2                                # upstream's repository, at the pinned commit
+    make detectron2 DETECTRON2=/a/local/checkout   # a machine without internet
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrain.common.errors import UserError, run_command_line
+
+URL = "https://github.com/facebookresearch/detectron2"
+COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
+# Its build imports torch, so it runs in this environment and needs these here (and pkg_resources: setuptools < 82).
+_BUILD_TOOLS = ("setuptools<82", "wheel", "ninja")
+
+
+def cached_wheel() -> Path | None:
+    """The wheel kept for this commit, Python and torch, or None."""
+    wheels = sorted(_cache_folder().glob("detectron2-*.whl"))
+    return wheels[0] if wheels else None
+
+
+def install(wheel: Path) -> None:
+    """Installs the wheel and what it depends on."""
+    _pip("install", "--force-reinstall", "--no-deps", str(wheel))
+    _pip("install", str(wheel))
+
+
+def build(source: str) -> Path:
+    """Builds the wheel from ``source`` (a local checkout; empty: upstream) and puts it in the cache.
+
+    Without a working compiler the wheel is pure Python: the detectors of this project need no compiled part; COCO
+    evaluation is then slower.
+
+    Raises:
+        UserError: no such checkout, another commit, no network.
+    """
+    _pip("install", *_BUILD_TOOLS)
+    with tempfile.TemporaryDirectory(prefix="detectron2-") as folder:
+        tree, out = Path(folder) / "detectron2", Path(folder) / "wheel"
+        _copy_checkout(Path(source), tree) if source else _fetch(tree)
+        wheel_command = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree))
+        try:
+            print("building Detectron2 (its compiled part takes some minutes)", flush=True)
+            _pip(*wheel_command)
+        except UserError as error:
+            print(f"Detectron2's compiled part does not build here; making a pure Python wheel\n{error}", flush=True)
+            setup = tree / "setup.py"
+            setup.write_text(setup.read_text().replace("ext_modules=get_extensions()", "ext_modules=[]"))
+            shutil.rmtree(tree / "build", ignore_errors=True)
+            _pip(*wheel_command)
+        (built,) = out.glob("detectron2-*.whl")
+        _cache_folder().mkdir(parents=True, exist_ok=True)
+        partial = _cache_folder() / f".{os.getpid()}.partial"
+        shutil.copyfile(built, partial)
+        return partial.replace(_cache_folder() / built.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="", metavar="FOLDER", help="a local checkout of Detectron2")
+    parser.add_argument("--cached-only", action="store_true", help="install the kept wheel if there is one; build none")
+    args = parser.parse_args(argv)
+    wheel = cached_wheel()
+    if wheel is None and args.cached_only:
+        return 0
+    wheel = wheel or build(args.source)
+    install(wheel)
+    print(f"Detectron2 installed from {wheel} (delete it to build anew)")
+    return 0
+
+
+def _cache_folder() -> Path:
+    import torch
+
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return root / "pretrain-to-transfer" / f"detectron2-{COMMIT[:8]}-{python}-torch{torch.__version__}"
+
+
+def _copy_checkout(source: Path, target: Path) -> None:
+    """A copy to build in: the build writes into its tree."""
+    if not (source / "setup.py").is_file() or not (source / "detectron2").is_dir():
+        raise UserError(f"DETECTRON2={source} is not a checkout of Detectron2 (it has no setup.py beside detectron2/)")
+    head = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+    commit = head.stdout.strip()
+    if head.returncode == 0 and (source / ".git").exists() and commit != COMMIT:
+        raise UserError(f"{source} is at commit {commit[:8]}, not {COMMIT[:8]}; run git -C {source} checkout {COMMIT}")
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(".git", "build", "*.egg-info"))
+
+
+def _fetch(target: Path) -> None:
+    target.mkdir()
+    steps = (["init", "-q"], ["fetch", "-q", "--depth", "1", URL, COMMIT], ["checkout", "-q", "FETCH_HEAD"])
+    for step in steps:
+        done = subprocess.run(["git", "-C", str(target), *step], capture_output=True, text=True)
+        if done.returncode:
+            reason = " ".join(done.stderr.split())
+            raise UserError(
+                f"cannot fetch {URL} at {COMMIT[:8]} ({reason}); on a machine without internet, copy a checkout there "
+                "and run make detectron2 DETECTRON2=/path/to/it"
+            )
+
+
+def _pip(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", "-q", *words], capture_output=True, text=True)
+    if done.returncode:
+        tail = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"error", line, re.IGNORECASE)]
+        raise UserError(f"pip {words[0]} failed: " + " | ".join(tail[-3:] or done.stderr.splitlines()[-3:]))
+
+
+if __name__ == "__main__":
+    run_command_line(main)

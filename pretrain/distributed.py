@@ -32,7 +32,9 @@ def init(device_name: str = "auto") -> torch.device:
         count = torch.cuda.device_count()
         device = torch.device("cuda", local_rank if local_rank < count else 0)  # SLURM may show each task only its own
         if local_rank >= count > 1:
-            raise UserError(f"local rank {local_rank} but {count} GPUs are visible; start at most {count} processes a node")
+            raise UserError(
+                f"local rank {local_rank} but {count} GPUs are visible; start at most {count} processes a node"
+            )
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
@@ -97,6 +99,55 @@ def gather(x: Tensor, sizes: list[int], with_grad: bool = False) -> Tensor:
         parts = [torch.empty_like(x) for _ in sizes]
         dist.all_gather(parts, x.contiguous())
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+class ExchangePlan:
+    """Moves rows between ranks by a permutation that every rank knows, and moves results back.
+
+    The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
+    `scatter` it holds the rows ``order[start:stop]`` of its slice of the M N positions. Only the rows that change
+    rank travel once (an all-gather would send every row to every rank).
+    """
+
+    def __init__(self, order: Tensor, many: int, total: int) -> None:
+        ranks, me = world_size(), rank()
+        owner = torch.empty(total, dtype=torch.long)
+        local = torch.empty(total, dtype=torch.long)
+        counts = []
+        for r in range(ranks):
+            start, stop = slice_bounds(total, r, ranks)
+            owner[start:stop], local[start:stop] = r, torch.arange(stop - start)
+            counts.append(stop - start)
+        source = owner[order % total]  # rank that holds the row of each position
+        slot = (order // total) * torch.tensor(counts)[source] + local[order % total]  # its place on that rank
+        bounds = [slice_bounds(many * total, r, ranks) for r in range(ranks)]
+        mine = slice(*bounds[me])
+        # What I send to rank r, in the order of r's positions; what I receive comes grouped by source rank.
+        sends = [slot[start:stop][source[start:stop] == me] for start, stop in bounds]
+        self._send = torch.cat(sends)
+        self._send_sizes = [len(s) for s in sends]
+        self._receive_sizes = [int((source[mine] == r).sum()) for r in range(ranks)]
+        self._arrange = torch.argsort(torch.argsort(source[mine], stable=True))  # position -> place among received
+        self._alone = ranks == 1
+
+    def scatter(self, rows: Tensor) -> Tensor:
+        """This rank's (M n, ...) rows -> the rows of its positions."""
+        picked = rows[self._send.to(rows.device)]
+        if self._alone:
+            return picked
+        received = picked.new_empty(sum(self._receive_sizes), *rows.shape[1:])
+        dist.all_to_all_single(received, picked, self._receive_sizes, self._send_sizes)
+        return received[self._arrange.to(rows.device)]
+
+    def collect(self, results: Tensor) -> Tensor:
+        """Results of this rank's positions -> results of its own rows (inverse of `scatter`)."""
+        if not self._alone:
+            grouped = results[torch.argsort(self._arrange).to(results.device)].contiguous()
+            results = grouped.new_empty(sum(self._send_sizes), *results.shape[1:])
+            dist.all_to_all_single(results, grouped, self._send_sizes, self._receive_sizes)
+        own = torch.empty_like(results)
+        own[self._send.to(results.device)] = results
+        return own
 
 
 def mean_(x: Tensor) -> Tensor:

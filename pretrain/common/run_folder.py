@@ -17,7 +17,16 @@ from typing import Any
 
 from .errors import UserError
 
-_PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "detectron2",
+    "fvcore",
+    "submitit",
+    "pycocotools",
+    "opencv-python-headless",
+    "timm",
+)
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
@@ -37,7 +46,9 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another OUTPUT_DIR") from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another OUTPUT_DIR"
+        ) from error
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -70,7 +81,9 @@ class MetricsWriter:
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
         except OSError as error:
-            raise UserError(f"cannot write {self._path}: {error.strerror}; free space and run again to resume") from error
+            raise UserError(
+                f"cannot write {self._path}: {error.strerror}; free space and run again to resume"
+            ) from error
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self._events.add_scalar(name, value, iteration)
@@ -110,7 +123,11 @@ def write_environment(output_dir: str | Path) -> None:
         f"devices: {', '.join(devices) or 'cpu'}",
         f"python: {platform.python_version()}",
         *(f"{name}: {_version(name)}" for name in _PACKAGES),
-        *(f"{key}={os.environ[key]}" for key in sorted(os.environ) if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE"))),
+        *(
+            f"{key}={os.environ[key]}"
+            for key in sorted(os.environ)
+            if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE"))
+        ),
     ]
     atomic_write(Path(output_dir) / "environment.txt", "\n".join(lines) + "\n")
 

@@ -1,0 +1,133 @@
+"""Checkpoints in MoCo's format: atomic save, strict read, the newest good one of a run folder.
+
+A file holds only tensors and plain types, so ``torch.load(weights_only=True)`` reads it: ``epoch``, ``arch``,
+``state_dict`` (``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``), ``optimizer``;
+beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``method`` and ``config`` (YAML text).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .common.errors import UserError, nearest
+
+FINAL = "checkpoint_final.pth"
+
+
+def path_of_step(output_dir: str | Path, step: int) -> Path:
+    """Where the checkpoint after ``step`` optimiser steps stands."""
+    return Path(output_dir) / f"checkpoint_{step:08d}.pth"
+
+
+def save(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint whole or not at all: temporary file beside it, synced, renamed.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError) as error:  # torch wraps a failed write in RuntimeError
+        temporary.unlink(missing_ok=True)
+        cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__ or error
+        reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
+        raise UserError(f"cannot write {path}: {reason}; free space, then run again to resume") from error
+
+
+def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
+    """Reads a checkpoint (zip or old tar format) to the CPU.
+
+    Args:
+        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
+
+    Raises:
+        UserError: missing, damaged, or not plain tensors and types.
+    """
+    path = Path(path)
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*.p*")] if path.parent.is_dir() else []
+        raise UserError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=not unsafe_pickle)
+    except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) or "weights_only" in str(error).lower():
+            raise UserError(
+                f"{path} holds more than tensors and plain types; if you trust its source, allow unsafe pickles "
+                f"(--unsafe-pickle)"
+            ) from error
+        raise UserError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
+    except Exception as error:
+        raise UserError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
+    if not isinstance(state, dict):
+        raise UserError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
+    return state
+
+
+def all_in(output_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run folder, newest first."""
+    folder = Path(output_dir)
+    numbered = sorted(folder.glob("checkpoint_[0-9]*.pth"), reverse=True)
+    return [folder / FINAL, *numbered] if (folder / FINAL).is_file() else numbered
+
+
+def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that reads whole; a damaged one is passed over with a warning. None: there is none."""
+    damaged = 0
+    for path in all_in(output_dir):
+        try:
+            return path, read(path)
+        except UserError as error:
+            damaged += 1
+            warn(f"{error}; falling back to the checkpoint before it")
+    if damaged:
+        raise UserError(f"every checkpoint in {output_dir} is damaged; start again in another OUTPUT_DIR")
+    return None
+
+
+def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
+    """A run folder's newest good checkpoint, or a file itself.
+
+    Raises:
+        UserError: nothing there, or a folder without a checkpoint.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"no run folder or checkpoint at {path}")
+        return path
+    found = newest(path, warn)
+    if found is None:
+        raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
+    return found[0]
+
+
+def prune(output_dir: str | Path, keep: int) -> None:
+    """Removes all but the ``keep`` newest numbered checkpoints, and temporary files of dead writers."""
+    folder = Path(output_dir)
+    for path in sorted(folder.glob("checkpoint_[0-9]*.pth"), reverse=True)[keep:]:
+        path.unlink(missing_ok=True)
+    for path in folder.glob(".checkpoint_*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,129 @@
+"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in the place of its classifier.
+
+MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:
+    """A random ResNet without classifier: (N, 3, H, W) -> (N, F) after global average pooling.
+
+    Args:
+        arch: resnet18 | resnet34 | resnet50 | resnet101.
+        stem: ``imagenet``, or ``cifar``: 3x3 stride 1 and no pooling (SimCLR, App. B.9).
+    """
+    backbone = getattr(torchvision.models, arch)(weights=None)
+    if stem == "cifar":
+        backbone.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+        backbone.maxpool = nn.Identity()
+    backbone.fc = nn.Identity()
+    return backbone
+
+
+def feature_dim(arch: str) -> int:
+    """F: channels after global average pooling."""
+    return 512 if arch in ("resnet18", "resnet34") else 2048
+
+
+def pooled_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
+    """(N, 3, H, W) -> (N, F) after global average pooling, whatever stands in the place of the classifier."""
+    x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
+    x = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
+    return torch.flatten(resnet.avgpool(x), 1)
+
+
+def build_head(in_dim: int, hidden_dims: Sequence[int], out_dim: int, batch_norm: bool) -> nn.Module:
+    """The projection head: linear layers with ReLU (and BN) between; one linear layer for no hidden one."""
+    if not hidden_dims:
+        return nn.Linear(in_dim, out_dim)
+    layers: list[nn.Module] = []
+    for hidden in hidden_dims:
+        layers += [nn.Linear(in_dim, hidden), *([nn.BatchNorm1d(hidden)] if batch_norm else []), nn.ReLU(inplace=True)]
+        in_dim = hidden
+    return nn.Sequential(*layers, nn.Linear(in_dim, out_dim))
+
+
+def build_encoder(
+    arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: int = 1
+) -> torchvision.models.ResNet:
+    """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not yet normalised."""
+    encoder = build_backbone(arch, stem)
+    encoder.fc = cast(Any, build_head(feature_dim(arch), hidden_dims, dim, head_bn))
+    if bn_groups > 1:
+        split_batch_norm(encoder, bn_groups)
+    return encoder
+
+
+class _Grouped:
+    """Training statistics over ``groups`` parts of the batch (row n belongs to part n mod groups).
+
+    One process then behaves as ``groups`` processes do, each with its own BN: what ShuffleBN needs (He et al. 2020,
+    Sec. 3.3). Running statistics are the mean over the parts.
+    """
+
+    groups: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        bn = cast(nn.BatchNorm2d, self)
+        if not bn.training or self.groups == 1:
+            return super().forward(x)  # type: ignore[misc]
+        mean, var = cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)
+        cast(Tensor, bn.num_batches_tracked).add_(1)
+        n, channels, groups = x.shape[0], x.shape[1], self.groups
+        means_G, vars_G = mean.repeat(groups), var.repeat(groups)
+        if n % groups == 0 and x.is_contiguous():  # one call on a view: rows of a part differ by `groups`
+            folded = x.view(n // groups, groups * channels, *x.shape[2:])
+            weight, bias = bn.weight.repeat(groups), bn.bias.repeat(groups)
+            y = F.batch_norm(folded, means_G, vars_G, weight, bias, True, cast(float, bn.momentum), bn.eps).view_as(x)
+        else:
+            means, variances = means_G.view(groups, channels), vars_G.view(groups, channels)
+            y = torch.empty_like(x)
+            for g in range(groups):
+                y[g::groups] = F.batch_norm(
+                    x[g::groups], means[g], variances[g], bn.weight, bn.bias, True, cast(float, bn.momentum), bn.eps
+                )
+        with torch.no_grad():
+            mean.copy_(means_G.view(groups, channels).mean(0))
+            var.copy_(vars_G.view(groups, channels).mean(0))
+        return y
+
+
+class GroupedBatchNorm1d(_Grouped, nn.BatchNorm1d):
+    """BatchNorm1d with statistics over parts of the batch."""
+
+
+class GroupedBatchNorm2d(_Grouped, nn.BatchNorm2d):
+    """BatchNorm2d with statistics over parts of the batch."""
+
+
+def split_batch_norm(module: nn.Module, groups: int) -> None:
+    """Turns every BatchNorm of ``module`` into its grouped form, in place; state names do not change."""
+    for child in module.modules():
+        if isinstance(child, nn.BatchNorm2d):
+            child.__class__ = GroupedBatchNorm2d
+        elif isinstance(child, nn.BatchNorm1d):
+            child.__class__ = GroupedBatchNorm1d
+        else:
+            continue
+        cast(_Grouped, child).groups = groups
+
+
+def interleave(count: int, groups: int) -> Tensor | None:
+    """Order that puts contiguous part g of ``count`` rows on rows n mod groups = g; None where there is nothing to do.
+
+    With it the parts of `_Grouped` are the contiguous slices that as many processes would hold. Where ``count`` is no
+    multiple of ``groups`` the parts are the strided ones instead.
+    """
+    if groups == 1 or count % groups:
+        return None
+    return torch.arange(count).view(groups, count // groups).T.reshape(-1)

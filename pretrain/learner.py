@@ -1,0 +1,227 @@
+"""Encoders, objective and optimiser: everything one optimiser step changes."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import distributed, schedule, views
+from .backbone_file import load_backbone
+from .common import interrupt
+from .common.config_io import dump
+from .common.errors import UserError
+from .encoder import build_encoder, interleave
+from .loader import Batch
+from .methods import METHODS, Objective
+from .optim import build_optimizer
+from .queue import NegativeQueue
+from .siamese import SiameseEncoder, encode
+
+
+class Learner:
+    """Encoders, objective and optimiser: everything one step changes."""
+
+    def __init__(self, cfg: CfgNode, device: torch.device, say) -> None:
+        self.cfg, self.device = cfg, device
+        self.method = METHODS[cfg.METHOD.NAME]
+        torch.manual_seed(cfg.SEED)  # initial weights and queue: the same on every rank
+        groups = local_bn_groups(cfg, say)
+        encoder = build_encoder(
+            cfg.MODEL.ARCH, cfg.MODEL.STEM, hidden_dims=cfg.MODEL.HEAD_HIDDEN_DIMS, head_bn=cfg.MODEL.HEAD_BN,
+            dim=cfg.MODEL.EMBEDDING_DIM, bn_groups=groups,
+        )  # fmt: skip
+        if cfg.MODEL.WEIGHTS:
+            _start_from(encoder, cfg)
+        if cfg.MODEL.BN_GROUPS == 1 and distributed.world_size() > 1:
+            encoder = nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
+        queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) if self.method.kind == "queue" else None
+        self.siamese = SiameseEncoder(encoder, queue, groups).to(device)
+        if cfg.SOLVER.CHANNELS_LAST:
+            self.siamese.to(memory_format=cast(Any, torch.channels_last))
+        if cfg.SOLVER.COMPILE:
+            self.siamese.encoder_q.compile()
+            if self.siamese.encoder_k is not None:
+                self.siamese.encoder_k.compile()
+        self.encoder = self.siamese.encoder_q
+        self.optimizer = build_optimizer(self.encoder, cfg.SOLVER)
+        self.amp_dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[cfg.SOLVER.AMP]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
+        self.siamese.train()
+        ids = [device.index] if device.type == "cuda" else None
+        self.query_forward: nn.Module = self.encoder
+        if distributed.world_size() > 1:
+            self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
+        self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
+        self._control: Tensor | None = None  # [non-finite?, stop?] of the step before, on its way to the host
+        self._control_at = ""
+
+    def step(self, batch: Batch, step: int, progress: float, epoch: int, lr: float, data) -> Objective:
+        """One optimiser step on this rank's share of the batch; returns the objective with this rank's numbers."""
+        cfg, total = self.cfg, self.cfg.SOLVER.IMS_PER_BATCH
+        images = batch.views_VNCHW.to(self.device, non_blocking=True)
+        params = batch.params.to(self.device) if batch.params is not None else None
+        images = views.finish(images, params)
+        hyper = {name: _leaf(cfg, key) for name, key in self.method.hyper.items()}
+        if cfg.METHOD.NAME == "jcl":
+            hyper["lambda_"] = schedule.strength(epoch, cfg.SOLVER.EPOCHS, hyper["lambda_"], cfg.METHOD.LAMBDA_SCHEDULE)
+        momentum = schedule.ema_momentum(progress, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE)
+        with torch.autocast(self.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
+            if self.method.kind == "queue":
+                if cfg.MODEL.EMA_UPDATE == "before_keys":
+                    self.siamese.update_keys(momentum)
+                shuffle = torch.Generator().manual_seed(cfg.SEED * 1_000_003 + step)
+                keys_MND = self.siamese.encode_keys(images[1:], total, shuffle, self._prepare)
+                q_ND = self._encode_queries(images[0])
+            else:
+                q_ND = self._encode_queries(images.flatten(0, 1))
+        if self.method.kind == "queue":
+            assert self.siamese.negatives is not None
+            objective = self.method.objective(q_ND, keys_MND, self.siamese.negatives.queue, **hyper)
+        else:
+            objective = self._in_batch(q_ND, batch, hyper)
+        # DDP averages over ranks; a rank with more images must weigh more for the global mean.
+        share = images.shape[1] * distributed.world_size() / total
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(objective.loss * share).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.method.kind == "queue":
+            if cfg.MODEL.EMA_UPDATE == "after_step":
+                self.siamese.update_keys(momentum)
+            self._enqueue(cast(Tensor, objective.enqueue_ND), total)
+        self.check_finite()  # of the step before: by now its result is on the host
+        self._watch(objective.loss.detach(), step, lr, batch, data)
+        objective.metrics["feature_spread"] = q_ND.detach().std(dim=0).mean() * q_ND.shape[1] ** 0.5
+        return objective
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        x = views.normalize(images)
+        return x.contiguous(memory_format=torch.channels_last) if self.cfg.SOLVER.CHANNELS_LAST else x
+
+    def _encode_queries(self, images: Tensor) -> Tensor:
+        order = interleave(images.shape[0], self.siamese.bn_groups)
+        return encode(self.query_forward, self._prepare(images), order)
+
+    def _in_batch(self, anchors_AD: Tensor, batch: Batch, hyper: dict[str, Any]) -> Objective:
+        """Objectives whose negatives are the other images of the global batch, all ranks and views."""
+        many = len(batch.views_VNCHW)
+        sizes = [many * size for size in distributed.slice_sizes(self.cfg.SOLVER.IMS_PER_BATCH)]
+        labels = batch.index_N if self.cfg.METHOD.LABELS == "index" else batch.label_N
+        labels_A = labels.to(self.device).repeat(many)
+        start = sum(sizes[: distributed.rank()])
+        return self.method.objective(
+            anchors_AD, distributed.gather(anchors_AD, sizes, with_grad=True), labels_A,
+            distributed.gather(labels_A, sizes), torch.arange(start, start + len(labels_A), device=self.device), **hyper,
+        )  # fmt: skip
+
+    def _enqueue(self, vectors_nD: Tensor, total: int) -> None:
+        assert self.siamese.negatives is not None
+        self.siamese.negatives.enqueue(distributed.gather(vectors_nD, distributed.slice_sizes(total)))
+
+    @torch.no_grad()
+    def _watch(self, loss: Tensor, step: int, lr: float, batch: Batch, data) -> None:
+        """Starts the copy of [non-finite?, stop?] to the host, and makes BN statistics the mean over ranks.
+
+        One collective a step carries all of it. Averaged statistics are those of the averaged moments, so a checkpoint
+        of rank 0 speaks for every rank and resuming loses nothing.
+        """
+        control = torch.stack([(~loss.isfinite()).float(), loss.new_tensor(float(bool(interrupt.stop_requested())))])
+        if distributed.world_size() > 1:
+            flat = distributed.mean_(torch.cat([control, *self._buffers]))
+            torch._foreach_copy_(self._buffers, list(flat[2:].split([b.numel() for b in self._buffers])))
+            control = flat[:2]
+        self._control = control.to("cpu", non_blocking=True)
+        self._ready = torch.cuda.Event() if self.device.type == "cuda" else None
+        if self._ready:
+            self._ready.record()
+        self._suspect = (step, lr, batch.index_N, data)
+
+    def check_finite(self) -> None:
+        """Raises if the last watched step's loss was not finite on some rank (UserError: step, learning rate, images)."""
+        if self._control is None:
+            return
+        if self._ready:
+            self._ready.synchronize()
+        if self._control[0] > 0:
+            step, lr, indices, data = self._suspect
+            names = ", ".join(data.image_name(int(i)) for i in indices[:8])
+            raise UserError(
+                f"loss is not finite at step {step} (learning rate {lr:.4g}; rank {distributed.rank()}'s images: {names}"
+                f"{', ...' if len(indices) > 8 else ''}); lower SOLVER.BASE_LR, add SOLVER.WARMUP_EPOCHS, or set SOLVER.AMP none"
+            )
+
+    def stop_agreed(self) -> str:
+        """The reason to stop, if any rank was asked to before the last step; the same answer on every rank."""
+        if distributed.world_size() == 1:
+            return interrupt.stop_requested()
+        if self._control is None:
+            return ""
+        if self._ready:
+            self._ready.synchronize()
+        return (interrupt.stop_requested() or "another rank was asked to stop") if self._control[1] > 0 else ""
+
+    def state(self, cfg: CfgNode, step: int, steps_per_epoch: int) -> dict[str, Any]:
+        """Everything a continuation needs, in MoCo's format."""
+        random_states = {"torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random_states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return {
+            "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH, "state_dict": self.siamese.moco_state_dict(),
+            "optimizer": self.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
+            "scaler": self.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
+            "config": dump(cfg),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> int:
+        """Restores `state`; returns the step to go on from."""
+        try:
+            self.siamese.load_moco_state_dict(state["state_dict"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            torch.set_rng_state(state["random_states"]["torch"])
+            if self.device.type == "cuda" and "cuda" in state["random_states"]:
+                torch.cuda.set_rng_state(state["random_states"]["cuda"], self.device)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(f"the checkpoint does not fit this config: {str(error).splitlines()[0]}") from error
+        return int(state["step"])
+
+
+def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
+    """Parts of this rank's batch with their own BN statistics, from MODEL.BN_GROUPS (parts of the global batch)."""
+    ranks, wanted, total = distributed.world_size(), cfg.MODEL.BN_GROUPS, cfg.SOLVER.IMS_PER_BATCH
+    if METHODS[cfg.METHOD.NAME].kind == "batch":  # every view goes through one encoder: nothing to hide
+        return 1 if wanted == 0 else max(1, wanted // ranks)
+    if wanted == 0:
+        if ranks > 1:
+            return 1
+        groups = min(8, max(1, total // 2), max(2, total // 32))
+        say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
+        return groups
+    if wanted == 1 and ranks == 1:
+        say(
+            "MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (He et al. 2020, Sec. 3.3)"
+        )
+    if wanted > 1 and (wanted % ranks or wanted > total):
+        raise UserError(
+            f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
+        )
+    return max(1, wanted // ranks)
+
+
+def _start_from(encoder: nn.Module, cfg: CfgNode) -> None:
+    source = load_backbone(cfg.MODEL.WEIGHTS)
+    if (source.arch, source.stem) != (cfg.MODEL.ARCH, cfg.MODEL.STEM):
+        raise UserError(
+            f"MODEL.WEIGHTS holds a {source.arch} ({source.stem} stem), but the config says {cfg.MODEL.ARCH} ({cfg.MODEL.STEM})"
+        )
+    encoder.load_state_dict(source.state_dict, strict=False)  # the head alone is missing: load_backbone is strict
+
+
+def _leaf(cfg: CfgNode, dotted: str) -> Any:
+    for part in dotted.split("."):
+        cfg = cfg[part]
+    return cfg

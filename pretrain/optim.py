@@ -1,0 +1,24 @@
+"""Optimisers by key: SGD (the recipes'), AdamW, LARS (timm's)."""
+
+from __future__ import annotations
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+
+
+def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
+    """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
+    if solver.OPTIMIZER == "sgd":
+        return torch.optim.SGD(trained, lr, momentum=solver.MOMENTUM, weight_decay=decay)
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if solver.OPTIMIZER == "adamw":
+        return torch.optim.AdamW(groups, lr)
+    from timm.optim.lars import Lars  # slow to import
+
+    return Lars(groups, lr, momentum=solver.MOMENTUM)

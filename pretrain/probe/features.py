@@ -1,0 +1,95 @@
+"""Frozen features of a whole data set, on one process or many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+from torchvision.models import ResNet
+
+from .. import backbone_file, checkpoint, datasets, distributed, loader, views
+from ..common.errors import UserError
+from ..encoder import build_backbone, pooled_features
+
+
+class Features(NamedTuple):
+    """features_NF: float32, not normalised; labels_N: int64; num_classes: C."""
+
+    features_NF: Tensor
+    labels_N: Tensor
+    num_classes: int
+
+
+class ProbeData(NamedTuple):
+    """Labelled images a probe learns from, and those it is scored on."""
+
+    train: datasets.ImageData
+    val: datasets.ImageData
+
+
+def probe_data(cfg: CfgNode) -> ProbeData:
+    """The labelled train and val images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's own splits).
+
+    Raises:
+        UserError: a data set is missing, has no labels, or the two name different classes.
+    """
+    train_name = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    train = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    val = datasets.load(cfg.DATA.VAL or train_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    for name, data in ((train_name, train), (cfg.DATA.VAL or train_name, val)):
+        if data.labels is None or not (data.labels >= 0).any():
+            raise UserError(f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL")
+    if train.classes != val.classes:
+        raise UserError(
+            f"{train_name} and {cfg.DATA.VAL or train_name} name different classes; probes need the same ones"
+        )
+    return ProbeData(train, val)
+
+
+def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict]:
+    """The backbone of a run folder or checkpoint in eval mode, and where it came from.
+
+    Args:
+        weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
+    """
+    if str(weights) == "random":
+        torch.manual_seed(cfg.SEED)
+        backbone, source = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM), {"source": "random", "seed": cfg.SEED}
+    else:
+        file = backbone_file.load_backbone(checkpoint.resolve(weights), encoder=cfg.LINEAR.ENCODER)
+        backbone, source = build_backbone(file.arch, file.stem), file.provenance
+        backbone.load_state_dict(file.state_dict, strict=True)
+    return backbone.eval().requires_grad_(False).to(device), source
+
+
+def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
+    """(crop, shorter side before it) in pixels; 0 for the second: resize straight to the crop (small data sets)."""
+    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
+
+
+@torch.no_grad()
+def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, most: int = 0) -> Features:
+    """Features of all labelled images (at most ``most``, evenly spaced; 0: all), gathered from every rank.
+
+    The backbone runs in the mode it is in; pass it in eval mode.
+    """
+    assert data.labels is not None
+    labelled = np.flatnonzero(data.labels >= 0)
+    if most and len(labelled) > most:
+        labelled = labelled[np.linspace(0, len(labelled) - 1, most).round().astype(int)]
+    start, stop = distributed.slice_bounds(len(labelled), distributed.rank(), distributed.world_size())
+    size, resize = evaluation_size(cfg)
+    parts: list[Tensor] = []
+    batches = loader.eval_batches(data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, labelled[start:stop])
+    with torch.autocast(device.type, torch.bfloat16, enabled=cfg.SOLVER.AMP != "none"):
+        for images, _ in batches:
+            parts.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
+    if not parts:
+        parts = [torch.empty(0, backbone.layer4[-1].conv2.out_channels, device=device)]
+    features = distributed.gather(torch.cat(parts), distributed.slice_sizes(len(labelled)))
+    return Features(features, torch.from_numpy(data.labels[labelled]).to(device), len(data.classes))

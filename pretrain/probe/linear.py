@@ -1,0 +1,206 @@
+"""The linear probe: a classifier on frozen features, with its own run folder and exact resume."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import checkpoint, distributed, schedule, views
+from ..common import interrupt
+from ..common.config_io import dump
+from ..common.errors import UserError
+from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
+from ..encoder import pooled_features
+from ..loader import Loader
+from ..progress import Progress
+from .features import Features, extract, load_frozen, probe_data
+
+
+def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
+    """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns what stands in results.json.
+
+    With LINEAR.LRS several heads learn side by side from one pass over the data, one a learning rate. With
+    LINEAR.AUGMENT none every feature is computed once.
+
+    Raises:
+        UserError: bad input. interrupt.Stopped: asked to stop; the checkpoint is written.
+    """
+    output_dir = Path(cfg.OUTPUT_DIR or "runs/linear")
+    device = distributed.init(cfg.DEVICE)
+    log = setup_logging(output_dir, distributed.rank())
+    if (output_dir / "results.json").is_file():
+        log.info(f"{output_dir} is complete; nothing to do")
+        return json.loads((output_dir / "results.json").read_text())
+    backbone, source = load_frozen(weights, cfg, device)
+    data = probe_data(cfg)
+    torch.manual_seed(cfg.SEED)
+    heads = Heads(backbone.layer4[-1].bn2.num_features if not hasattr(backbone.layer4[-1], "bn3") else
+                  backbone.layer4[-1].bn3.num_features, len(data.train.classes), cfg).to(device)  # fmt: skip
+    val = extract(backbone, data.val, cfg, device)
+    stream = _Cached(extract(backbone, data.train, cfg, device), cfg) if cfg.LINEAR.AUGMENT == "none" else _Augmented(
+        backbone, data.train, cfg, device)  # fmt: skip
+    found = checkpoint.newest(output_dir, warn=log.warning)
+    epoch = heads.load(found[1]) if found else 0
+    if distributed.is_main():
+        atomic_write(output_dir / "config.yaml", dump(cfg))
+        write_environment(output_dir)
+        metrics = MetricsWriter(output_dir, epoch * len(stream))
+    score: dict[str, Any] = heads.score(val)
+    progress = Progress(
+        cfg.LINEAR.EPOCHS * len(stream),
+        epoch * len(stream),
+        cfg.LINEAR.IMS_PER_BATCH,
+        log,
+        distributed.is_main(),
+        "linear",
+    )
+    for epoch in range(epoch, cfg.LINEAR.EPOCHS):
+        factor = heads.set_rates(epoch)
+        loss = torch.zeros((), device=device)
+        waiting = time.perf_counter()
+        for features, labels in stream.epoch(epoch):
+            progress.waited(time.perf_counter() - waiting)
+            loss = heads.step(features, labels)
+            progress.advance()
+            if interrupt.stop_requested() and distributed.world_size() == 1:
+                raise interrupt.Stopped(f"{interrupt.stop_requested()}: {epoch} whole epochs are in {output_dir}")
+            waiting = time.perf_counter()
+        if not loss.isfinite():
+            raise UserError(f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR")
+        score = heads.score(val)
+        if distributed.is_main():
+            metrics.write((epoch + 1) * len(stream) - 1, {"loss": float(loss), "lr_factor": factor, **_best(score)})
+            progress.report(f"epoch {epoch + 1}  top-1 {_best(score)['top1']:.2f}", progress.rates())
+            checkpoint.save(checkpoint.path_of_step(output_dir, epoch + 1), heads.state(epoch + 1))
+            checkpoint.prune(output_dir, 1)
+        distributed.barrier()
+    progress.close()
+    results = {"stage": "linear", "source": source, "metrics": _best(score), "per_learning_rate": score,
+               "protocol": {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}}  # fmt: skip
+    if distributed.is_main():
+        metrics.close()
+        write_json(output_dir / "results.json", results)
+        log.info(f"linear top-1 {results['metrics']['top1']:.2f}, top-5 {results['metrics']['top5']:.2f}")
+    distributed.barrier()
+    return results
+
+
+class Heads(nn.Module):
+    """Linear classifiers side by side, one a learning rate; SGD, gradients averaged over ranks."""
+
+    def __init__(self, features: int, classes: int, cfg: CfgNode) -> None:
+        super().__init__()
+        self.cfg = cfg.LINEAR
+        self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
+        self.heads = nn.ModuleList(nn.Linear(features, classes) for _ in self.rates)
+        for head in self.heads:  # as MoCo's protocol starts it
+            nn.init.normal_(head.weight, std=0.01)
+            nn.init.zeros_(head.bias)
+        groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
+        self.optimizer = torch.optim.SGD(groups, momentum=cfg.LINEAR.MOMENTUM, weight_decay=cfg.LINEAR.WEIGHT_DECAY)
+
+    def set_rates(self, epoch: int) -> float:
+        factor = schedule.learning_rate(
+            epoch,
+            1,
+            self.cfg.EPOCHS,
+            base_lr=1.0,
+            kind=self.cfg.LR_SCHEDULE,
+            milestones=self.cfg.STEPS,
+            gamma=self.cfg.GAMMA,
+        )
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        return factor
+
+    def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
+        """One optimiser step on this rank's share; returns the mean loss over heads (this rank's)."""
+        total, ranks = self.cfg.IMS_PER_BATCH, distributed.world_size()
+        losses = [F.cross_entropy(head(features_nF), labels_n) for head in self.heads]
+        self.optimizer.zero_grad(set_to_none=True)
+        (torch.stack(losses).sum() * (len(labels_n) * ranks / total)).backward()
+        if ranks > 1:
+            grads = [p.grad for p in self.heads.parameters() if p.grad is not None]
+            flat = distributed.mean_(torch.cat([g.flatten() for g in grads]))
+            torch._foreach_copy_(
+                grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads, strict=True)]
+            )
+        self.optimizer.step()
+        return torch.stack(losses).mean().detach()
+
+    @torch.no_grad()
+    def score(self, val: Features) -> dict[str, dict[str, float]]:
+        """Top-1 and top-5 (0 to 100) of every head, by its learning rate."""
+        top = min(5, val.num_classes)
+        scores = {}
+        for head, rate in zip(self.heads, self.rates, strict=True):
+            ranked = torch.cat([head(part).topk(top).indices for part in val.features_NF.split(4096)])
+            right = (ranked == val.labels_N[:, None]).float()
+            scores[f"{rate:g}"] = {"top1": 100 * float(right[:, 0].mean()), "top5": 100 * float(right.sum(1).mean())}
+        return scores
+
+    def state(self, epoch: int) -> dict[str, Any]:
+        return {"epoch": epoch, "state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> int:
+        self.heads.load_state_dict(state["state_dict"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return int(state["epoch"])
+
+
+class _Augmented:
+    """Batches of (features, labels) from augmented images."""
+
+    def __init__(self, backbone, data, cfg: CfgNode, device: torch.device) -> None:
+        self.backbone, self.device, self.amp = backbone, device, cfg.SOLVER.AMP != "none"
+        self.loader = Loader(
+            data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
+            batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
+            world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
+            on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self, epoch: int):
+        for batch in self.loader.epoch(epoch):
+            images = views.normalize(batch.views_VNCHW[0].to(self.device, non_blocking=True))
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+                features = pooled_features(self.backbone, images).float()
+            yield features, batch.label_N.to(self.device)
+
+
+class _Cached:
+    """Batches of (features, labels) from features computed once; the order is a function of (seed, epoch)."""
+
+    def __init__(self, features: Features, cfg: CfgNode) -> None:
+        self.features, self.total, self.seed = features, cfg.LINEAR.IMS_PER_BATCH, cfg.SEED
+        if len(features.labels_N) < self.total:
+            raise UserError(
+                f"LINEAR.IMS_PER_BATCH is {self.total}, but there are {len(features.labels_N)} labelled images; lower it"
+            )
+
+    def __len__(self) -> int:
+        return len(self.features.labels_N) // self.total
+
+    def epoch(self, epoch: int):
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.features.labels_N), generator=generator).to(self.features.labels_N.device)
+        start, stop = distributed.slice_bounds(self.total, distributed.rank(), distributed.world_size())
+        for step in range(len(self)):
+            mine = order[step * self.total + start : step * self.total + stop]
+            yield self.features.features_NF[mine], self.features.labels_N[mine]
+
+
+def _best(scores: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The head with the highest top-1, with its learning rate."""
+    rate = max(scores, key=lambda r: scores[r]["top1"])
+    return {**scores[rate], "learning_rate": float(rate)}

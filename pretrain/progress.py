@@ -1,0 +1,86 @@
+"""Long work shows itself: a bar on a terminal, a line a minute in a log, and a verdict on what holds the run up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import torch
+from tqdm import tqdm
+
+
+class Progress:
+    """Counts steps, time and the share of it spent waiting for data.
+
+    Args:
+        total_steps: optimiser steps of the whole run.
+        start_step: steps done before (resume).
+        images_per_step: global batch.
+        show: False on ranks other than 0.
+    """
+
+    def __init__(
+        self, total_steps: int, start_step: int, images_per_step: int, logger: logging.Logger, show: bool, name: str
+    ) -> None:
+        self._total, self._step, self._batch = total_steps, start_step, images_per_step
+        self._logger = logger
+        self._interactive = show and sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total_steps,
+            initial=start_step,
+            desc=name,
+            unit="step",
+            disable=not self._interactive,
+            dynamic_ncols=True,
+        )
+        now = time.perf_counter()
+        self._mark, self._waited, self._marked_step = now, 0.0, start_step
+        self._next_line = now
+
+    def waited(self, seconds: float) -> None:
+        """Adds time that the loop stood still for its data."""
+        self._waited += seconds
+
+    def advance(self) -> None:
+        self._step += 1
+        self._bar.update()
+
+    def rates(self) -> dict[str, float]:
+        """Since the last call: images_per_second (all ranks), data_wait_share (0 to 1), eta_seconds, max_memory_mib."""
+        now = time.perf_counter()
+        spent, steps = max(now - self._mark, 1e-9), max(self._step - self._marked_step, 1)
+        rates = {
+            "images_per_second": steps * self._batch / spent,
+            "data_wait_share": min(self._waited / spent, 1.0),
+            "eta_seconds": (self._total - self._step) * spent / steps,
+        }
+        if torch.cuda.is_available():
+            rates["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        self._mark, self._waited, self._marked_step = now, 0.0, self._step
+        return rates
+
+    def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:
+        """A line at most once a minute (or now, with ``force``); on a terminal the bar carries the numbers too."""
+        self._bar.set_postfix_str(text)
+        now = time.perf_counter()
+        if now < self._next_line and not force:
+            return
+        self._next_line = now + 60
+        share = rates["data_wait_share"]
+        verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.3 else "compute-bound"
+        with tqdm.external_write_mode(file=sys.stdout, nolock=False):
+            self._logger.info(
+                f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
+                f"eta {duration(rates['eta_seconds'])}  data wait {100 * share:.0f}% ({verdict})"
+            )
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def duration(seconds: float) -> str:
+    """1 d 02:03:04, hours and minutes with leading zeros."""
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    return f"{f'{days} d ' if days else ''}{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

@@ -9,6 +9,11 @@ from .common import Objective
 from .jcl import jcl
 from .moco import moco
 from .multikey import multikey
+from .ressl import ressl
+from .sce import sce
+from .simclr import simclr
+from .supcon import supcon
+from .tcl import tcl
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,20 @@ class Method:
 
 
 _TAU = {"temperature": "METHOD.TEMPERATURE"}
+_KEY_TAU = {"key_temperature": "METHOD.KEY_TEMPERATURE"}
 
 METHODS: dict[str, Method] = {
     "mocov1": Method(moco, "queue", _TAU),
     "mocov2": Method(moco, "queue", _TAU),
     "multikey": Method(multikey, "queue", _TAU, many_keys=True),
     "jcl": Method(jcl, "queue", {**_TAU, "lambda_": "METHOD.LAMBDA"}, many_keys=True),
+    "sce": Method(
+        sce, "queue", {**_TAU, **_KEY_TAU, "lambda_": "METHOD.LAMBDA", "mask_positive": "METHOD.MASK_POSITIVE"}
+    ),
+    "ressl": Method(ressl, "queue", {**_TAU, **_KEY_TAU}),
+    "tcl": Method(tcl, "batch", {**_TAU, "k1": "METHOD.K1", "k2": "METHOD.K2"}),
+    "supcon": Method(supcon, "batch", _TAU),
+    "simclr": Method(simclr, "batch", _TAU),
 }
 
 __all__ = ["METHODS", "Method", "Objective"]

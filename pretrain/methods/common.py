@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_SLICE = 16384  # negatives a slice: as fast as the whole queue at once, with a fraction of its memory
+
 
 class Objective(NamedTuple):
     """Result of an objective.
@@ -58,16 +60,87 @@ def check_queue_shapes(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_ke
         raise ValueError(f"{shapes}: M' is {keys_MND.shape[0]}; this objective takes at most {most_keys}")
 
 
+def check_batch_shapes(
+    anchors_AD: Tensor,
+    candidates_BD: Tensor,
+    anchor_labels_A: Tensor,
+    candidate_labels_B: Tensor,
+    self_index_A: Tensor,
+) -> None:
+    """Raises ValueError unless the five shapes agree and none of A, B and D is 0."""
+    named = {"anchors": anchors_AD, "candidates": candidates_BD, "anchor labels": anchor_labels_A}
+    named |= {"candidate labels": candidate_labels_B, "self index": self_index_A}
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+    if (anchors_AD.ndim, candidates_BD.ndim) != (2, 2) or anchors_AD.shape[1] != candidates_BD.shape[1]:
+        raise ValueError(f"{shapes}: anchors and candidates must be (A, D) and (B, D)")
+    if anchor_labels_A.shape != anchors_AD.shape[:1] or self_index_A.shape != anchors_AD.shape[:1]:
+        raise ValueError(f"{shapes}: anchor labels and self index must be (A,)")
+    if candidate_labels_B.shape != candidates_BD.shape[:1]:
+        raise ValueError(f"{shapes}: candidate labels must be (B,)")
+    if 0 in (*anchors_AD.shape, candidates_BD.shape[0]):
+        raise ValueError(f"{shapes}: A, B and D must be at least 1")
+
+
+class QueueSoftmax(NamedTuple):
+    """The softmax of each query's logits over the queue, summed up."""
+
+    logsumexp_N: Tensor
+    largest_N: Tensor
+    mean_ND: Tensor  # the queue's vectors averaged under the softmax: also the gradient of logsumexp_N
+
+
+def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
+    """Softmax of ``scaled_ND @ queue_DK`` over K, a slice of the queue at a time; without gradient.
+
+    Nothing of size N x K outlives its slice: the running sums are rescaled whenever a slice brings a larger logit.
+
+    Args:
+        scaled_ND: vectors already divided by their temperature.
+        queue_DK: the queue.
+    """
+    scaled_ND, queue_DK = scaled_ND.detach(), queue_DK.detach()
+    largest_N = scaled_ND.new_full((scaled_ND.shape[0],), -math.inf)
+    total_N = torch.zeros_like(largest_N)
+    weighted_ND = torch.zeros_like(scaled_ND)
+    for slice_DS in queue_DK.split(_SLICE, dim=1):
+        exp_NS = scaled_ND @ slice_DS
+        previous_N, largest_N = largest_N, torch.maximum(largest_N, exp_NS.amax(dim=1))
+        exp_NS.sub_(largest_N[:, None]).exp_()
+        shrink_N = (previous_N - largest_N).exp()
+        total_N = total_N * shrink_N + exp_NS.sum(dim=1)
+        weighted_ND = weighted_ND * shrink_N[:, None] + exp_NS @ slice_DS.T
+    return QueueSoftmax(total_N.log() + largest_N, largest_N, weighted_ND / total_N[:, None])
+
+
+class _Negatives(torch.autograd.Function):
+    """The forward pass already finds the gradient (the softmax mean), so no logit is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor) -> tuple[Tensor, Tensor]:
+        found = queue_softmax(scaled_ND, queue_DK)
+        ctx.save_for_backward(found.mean_ND)
+        ctx.mark_non_differentiable(found.largest_N)
+        return found.logsumexp_N, found.largest_N
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_N: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        (mean_ND,) = ctx.saved_tensors
+        return grad_N[:, None] * mean_ND, None
+
+
 def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau (detached); both (N,)."""
-    logits_NK = (q_ND / temperature) @ queue_DK
-    return logits_NK.logsumexp(dim=1), logits_NK.detach().amax(dim=1)
+    """log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau; both (N,).
+
+    The gradient reaches the queries only: the queue is data, and the largest logit serves metrics.
+    """
+    return _Negatives.apply(q_ND / temperature, queue_DK)
 
 
 def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
     """-log(e^p / (e^p + e^z)) of positive logits p and negatives' log-sum-exp z, elementwise.
 
-    As -log sigmoid(p - z) nothing of size N x (K + 1) is built, and a loss near 0 keeps its digits.
+    As -log sigmoid(p - z) no row of K + 1 logits is built, and a loss near 0 keeps its digits.
     """
     return -torch.nn.functional.logsigmoid(positive - negatives_lse)
 

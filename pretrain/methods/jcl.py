@@ -23,9 +23,9 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     .. math:: L_i = \log \Big[ \exp\big(q_i \cdot \mu_i / \tau + \tfrac{\lambda}{2 \tau^2} q_i^T \Sigma_i q_i\big)
               + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau) \Big] - q_i \cdot \mu_i / \tau, \quad L = \frac1N \sum_i L_i
 
-    mu_i and Sigma_i are mean and biased covariance (divided by M') of the query's M' keys. Sigma_i is never formed: with
-    s_im = q_i.k_im / tau, its quadratic form q_i^T Sigma_i q_i / tau^2 is the biased variance v_i of s_im over m, and
-    q_i.mu_i / tau is their mean m_i. So L_i = lambda v_i / 2 + InfoNCE with the positive logit m_i + lambda v_i / 2.
+    mu_i and Sigma_i are mean and biased covariance (divided by M') of the query's M' keys. Sigma_i is never formed:
+    with s_im = q_i.k_im / tau, its quadratic form q_i^T Sigma_i q_i / tau^2 is the biased variance v_i of s_im over m,
+    and q_i.mu_i / tau is their mean m_i. So L_i is lambda v_i / 2 plus InfoNCE of the logit m_i + lambda v_i / 2.
 
     Args:
         q_ND: (N, D) unit-norm queries.
@@ -35,8 +35,8 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
         lambda_: weight of the covariance, at least 0; 0 is InfoNCE on the mean key.
 
     Returns:
-        The mean loss; the mean keys mu (N, D) to enqueue, not re-normalised; queue_accuracy and positive_similarity of the
-        mean keys, positive_variance (the mean diagonal entry of Sigma) and query_variance (the mean q^T Sigma q).
+        The mean loss; the mean keys mu (N, D) to enqueue, not re-normalised; queue_accuracy and positive_similarity of
+        the mean keys, positive_variance (the mean diagonal entry of Sigma) and query_variance (the mean q^T Sigma q).
 
     Raises:
         ValueError: tau or lambda out of range, M' = 0 or shapes that disagree.

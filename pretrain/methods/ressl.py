@@ -1,0 +1,49 @@
+"""ReSSL: the query's similarities to the queue follow the key's; there is no positive pair."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .common import (
+    Objective,
+    at_least_float32,
+    check_positive,
+    check_queue_shapes,
+    negatives,
+    queue_metrics,
+    queue_softmax,
+)
+
+
+def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float) -> Objective:
+    r"""L_ReSSL (Zheng et al. 2021), in the notation of SCE's supplement, Sec. B.
+
+    .. math:: L = -\frac1N \sum_i \sum_{j=1}^K s_{ij} \log \frac{\exp(q_i \cdot n_j / \tau)}{\sum_l
+              \exp(q_i \cdot n_l / \tau)}, \quad s_i = \mathrm{softmax}([k_i \cdot n_1, \dots, k_i \cdot n_K] / \tau_m)
+
+    This is SCE at lambda = 0 with the positive taken out of both distributions. No gradient flows through s.
+
+    Args:
+        q_ND: (N, D) unit-norm queries, of strong views.
+        keys_MND: (1, N, D) unit-norm keys of the momentum encoder, of weak views.
+        queue_DK: (D, K) negatives.
+        temperature: tau > 0.
+        key_temperature: tau_m > 0; below tau, or the features collapse.
+
+    Returns:
+        The mean loss; the keys to enqueue (N, D); queue_accuracy and positive_similarity.
+
+    Raises:
+        ValueError: tau or tau_m out of range, shapes that disagree, or more than one key a query.
+    """
+    check_positive("temperature", temperature)
+    check_positive("key_temperature", key_temperature)
+    check_queue_shapes(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    keys_ND = keys_MND[0].detach()
+    relation = queue_softmax(keys_ND / key_temperature, queue_DK)
+    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    # sum_j s_j = 1, so -sum_j s_j log p_j = log Z - q.(sum_j s_j n_j) / tau
+    loss = (negatives_N - (q_ND * relation.mean_ND).sum(dim=1) / temperature).mean()
+    positive_N = (q_ND * keys_ND).sum(dim=1) / temperature
+    return Objective(loss, keys_ND, queue_metrics(positive_N, hardest_N, temperature))

@@ -1,0 +1,89 @@
+"""Tuned Contrastive Learning: SupCon with weights on what hard positives and hard negatives contribute."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .common import Objective, at_least_float32, check_batch_shapes, check_positive, check_range
+
+
+def tcl(
+    anchors_AD: Tensor,
+    candidates_BD: Tensor,
+    anchor_labels_A: Tensor,
+    candidate_labels_B: Tensor,
+    self_index_A: Tensor,
+    *,
+    temperature: float,
+    k1: float,
+    k2: float,
+) -> Objective:
+    r"""TCL (Animesh and Chandraker): the loss per sample of its supplement, Eq. (6), with D of Eq. (19)-(22).
+
+    .. math:: L_i = \log D_i - \frac{1}{\tau |P_i|} \sum_{p \in P_i} z_i \cdot z_p, \quad
+              D_i = \sum_{p \in P_i} \big( e^{z_i \cdot z_p / \tau} + k_1 e^{-z_i \cdot z_p} \big)
+              + k_2 \sum_{n \in N_i} e^{z_i \cdot z_n / \tau}, \quad L = \frac1A \sum_i L_i
+
+    P_i are the candidates with the anchor's label, without the anchor itself; N_i those with another label. The k1 term
+    has no temperature. Self-supervised, the label is the image's index.
+
+    An anchor without positives adds 0 to the sum but still counts in A, so that the mean over ranks of equal A is the
+    global mean.
+
+    Args:
+        anchors_AD: (A, D) unit-norm embeddings: this rank's rows of the candidates.
+        candidates_BD: (B, D) unit-norm embeddings of all views on all ranks.
+        anchor_labels_A: (A,) integers.
+        candidate_labels_B: (B,) integers.
+        self_index_A: (A,) each anchor's row among the candidates.
+        temperature: tau > 0.
+        k1: weight of the positives' term, at least 0.
+        k2: weight of the negatives' term, at least 0. k1 = 0 and k2 = 1 is SupCon.
+
+    Returns:
+        The mean loss; nothing to enqueue; batch_accuracy (share of positive pairs more similar than the anchor's most
+        similar negative, from 0 to 100), positive_similarity (mean over positive pairs, from -1 to 1) and
+        positives_per_anchor.
+
+    Raises:
+        ValueError: tau, k1 or k2 out of range, or shapes that disagree.
+    """
+    check_positive("temperature", temperature)
+    check_range("k1", k1)
+    check_range("k2", k2)
+    check_batch_shapes(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)
+    similarity_AB = at_least_float32(anchors_AD) @ at_least_float32(candidates_BD).T
+    columns_B = torch.arange(candidates_BD.shape[0], device=similarity_AB.device)
+    same_AB = anchor_labels_A[:, None] == candidate_labels_B[None, :]
+    positive_AB = same_AB & (columns_B[None, :] != self_index_A[:, None])
+    count_A = positive_AB.sum(dim=1)
+
+    # exp(lowest - anything) is 0 as for -inf, but a row of nothing else keeps a finite value and gradient
+    lowest = torch.finfo(similarity_AB.dtype).min
+    scaled_AB = similarity_AB / temperature
+    terms_AB = torch.where(positive_AB, scaled_AB, lowest)
+    if k2 > 0:
+        terms_AB = torch.where(same_AB, terms_AB, scaled_AB + math.log(k2))
+    log_d_A = terms_AB.logsumexp(dim=1)
+    if k1 > 0:
+        tuned_AB = torch.where(positive_AB, math.log(k1) - similarity_AB, lowest)
+        log_d_A = torch.logaddexp(log_d_A, tuned_AB.logsumexp(dim=1))
+    mean_A = torch.where(positive_AB, scaled_AB, 0.0).sum(dim=1) / count_A.clamp(min=1)
+    loss = torch.where(count_A > 0, log_d_A - mean_A, 0.0).mean()
+    return Objective(loss, None, _batch_metrics(similarity_AB.detach(), positive_AB, same_AB))
+
+
+def _batch_metrics(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
+    pairs = positive_AB.sum()
+    hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
+    right = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()
+    similar = torch.where(positive_AB, similarity_AB, 0.0).sum()
+    pairs_or_one = pairs.clamp(min=1)
+    return {
+        "batch_accuracy": (right / pairs_or_one * 100).to(similarity_AB.dtype),
+        "positive_similarity": similar / pairs_or_one,
+        "positives_per_anchor": (pairs / similarity_AB.shape[0]).to(similarity_AB.dtype),
+    }

@@ -1,0 +1,199 @@
+"""Detectron2's config keys, readable without Detectron2, and what the torchvision engine makes of each.
+
+Every key of Detectron2 0.6 stands here once, in one of three tables: what the torchvision engine honours, what it refuses
+unless it keeps its default, and what has no effect on these detectors (with the reason).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config_io import flatten, merge_file, merge_overrides
+from pretrain.common.errors import UserError
+
+HONOURED = """
+VERSION: 2
+MODEL: {META_ARCHITECTURE: GeneralizedRCNN, MASK_ON: false, KEYPOINT_ON: false, DEVICE: cuda, WEIGHTS: "",
+  PIXEL_MEAN: [103.530, 116.280, 123.675], PIXEL_STD: [1.0, 1.0, 1.0]}
+MODEL.BACKBONE: {NAME: build_resnet_backbone, FREEZE_AT: 2}
+MODEL.RESNETS: {DEPTH: 50, OUT_FEATURES: [res4], NORM: FrozenBN, NUM_GROUPS: 1, WIDTH_PER_GROUP: 64,
+  STRIDE_IN_1X1: true, RES2_OUT_CHANNELS: 256}
+MODEL.FPN: {IN_FEATURES: [], OUT_CHANNELS: 256, NORM: ""}
+MODEL.PROPOSAL_GENERATOR: {NAME: RPN, MIN_SIZE: 0}
+MODEL.ANCHOR_GENERATOR: {NAME: DefaultAnchorGenerator, SIZES: [[32, 64, 128, 256, 512]],
+  ASPECT_RATIOS: [[0.5, 1.0, 2.0]], OFFSET: 0.0}
+MODEL.RPN: {HEAD_NAME: StandardRPNHead, IN_FEATURES: [res4], IOU_THRESHOLDS: [0.3, 0.7], BATCH_SIZE_PER_IMAGE: 256,
+  POSITIVE_FRACTION: 0.5, BBOX_REG_LOSS_WEIGHT: 1.0, BBOX_REG_WEIGHTS: [1.0, 1.0, 1.0, 1.0], SMOOTH_L1_BETA: 0.0,
+  LOSS_WEIGHT: 1.0, PRE_NMS_TOPK_TRAIN: 12000, PRE_NMS_TOPK_TEST: 6000, POST_NMS_TOPK_TRAIN: 2000,
+  POST_NMS_TOPK_TEST: 1000, NMS_THRESH: 0.7}
+MODEL.ROI_HEADS: {NAME: Res5ROIHeads, NUM_CLASSES: 80, IN_FEATURES: [res4], IOU_THRESHOLDS: [0.5],
+  BATCH_SIZE_PER_IMAGE: 512, POSITIVE_FRACTION: 0.25, SCORE_THRESH_TEST: 0.05, NMS_THRESH_TEST: 0.5,
+  PROPOSAL_APPEND_GT: true}
+MODEL.ROI_BOX_HEAD: {NAME: "", BBOX_REG_LOSS_WEIGHT: 1.0, BBOX_REG_WEIGHTS: [10.0, 10.0, 5.0, 5.0],
+  SMOOTH_L1_BETA: 0.0, POOLER_RESOLUTION: 14, POOLER_SAMPLING_RATIO: 0, POOLER_TYPE: ROIAlignV2, NUM_FC: 0,
+  FC_DIM: 1024, NUM_CONV: 0, CONV_DIM: 256, NORM: ""}
+MODEL.ROI_MASK_HEAD: {NAME: MaskRCNNConvUpsampleHead, POOLER_RESOLUTION: 14, POOLER_SAMPLING_RATIO: 0,
+  POOLER_TYPE: ROIAlignV2, NUM_CONV: 0, CONV_DIM: 256, NORM: ""}
+MODEL.ROI_KEYPOINT_HEAD: {NAME: KRCNNConvDeconvUpsampleHead, POOLER_RESOLUTION: 14, POOLER_SAMPLING_RATIO: 0,
+  POOLER_TYPE: ROIAlignV2, CONV_DIMS: [512, 512, 512, 512, 512, 512, 512, 512], NUM_KEYPOINTS: 17,
+  MIN_KEYPOINTS_PER_IMAGE: 1, NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS: true, LOSS_WEIGHT: 1.0}
+INPUT: {MIN_SIZE_TRAIN: [800], MIN_SIZE_TRAIN_SAMPLING: choice, MAX_SIZE_TRAIN: 1333, MIN_SIZE_TEST: 800,
+  MAX_SIZE_TEST: 1333, RANDOM_FLIP: horizontal, FORMAT: BGR, MASK_FORMAT: polygon}
+DATASETS: {TRAIN: [], TEST: []}
+DATALOADER: {NUM_WORKERS: 4, ASPECT_RATIO_GROUPING: true, SAMPLER_TRAIN: TrainingSampler, REPEAT_THRESHOLD: 0.0,
+  REPEAT_SQRT: true, FILTER_EMPTY_ANNOTATIONS: true}
+SOLVER: {LR_SCHEDULER_NAME: WarmupMultiStepLR, MAX_ITER: 40000, BASE_LR: 0.001, BASE_LR_END: 0.0, MOMENTUM: 0.9,
+  NESTEROV: false, WEIGHT_DECAY: 0.0001, WEIGHT_DECAY_NORM: 0.0, GAMMA: 0.1, STEPS: [30000], NUM_DECAYS: 3,
+  WARMUP_FACTOR: 0.001, WARMUP_ITERS: 1000, WARMUP_METHOD: linear, RESCALE_INTERVAL: false, CHECKPOINT_PERIOD: 5000,
+  IMS_PER_BATCH: 16, REFERENCE_WORLD_SIZE: 0, BIAS_LR_FACTOR: 1.0, WEIGHT_DECAY_BIAS: null}
+SOLVER.CLIP_GRADIENTS: {ENABLED: false, CLIP_TYPE: value, CLIP_VALUE: 1.0, NORM_TYPE: 2.0}
+SOLVER.AMP: {ENABLED: false}
+TEST: {EVAL_PERIOD: 0, DETECTIONS_PER_IMAGE: 100}
+TEST.PRECISE_BN: {ENABLED: false, NUM_ITER: 200}
+OUTPUT_DIR: ./output
+SEED: -1
+CUDNN_BENCHMARK: false
+FLOAT32_PRECISION: ""
+"""
+
+REFUSED = """
+MODEL: {LOAD_PROPOSALS: false}
+MODEL.FPN: {FUSE_TYPE: sum}
+MODEL.RESNETS: {RES5_DILATION: 1, STEM_OUT_CHANNELS: 64, DEFORM_ON_PER_STAGE: [false, false, false, false]}
+MODEL.RPN: {BOUNDARY_THRESH: -1, IOU_LABELS: [0, -1, 1], BBOX_REG_LOSS_TYPE: smooth_l1, CONV_DIMS: [-1]}
+MODEL.ROI_HEADS: {IOU_LABELS: [0, 1]}
+MODEL.ROI_BOX_HEAD: {BBOX_REG_LOSS_TYPE: smooth_l1, CLS_AGNOSTIC_BBOX_REG: false, TRAIN_ON_PRED_BOXES: false,
+  USE_FED_LOSS: false, USE_SIGMOID_CE: false}
+MODEL.ROI_MASK_HEAD: {CLS_AGNOSTIC_MASK: false}
+INPUT.CROP: {ENABLED: false}
+DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: []}
+TEST: {EXPECTED_RESULTS: [], KEYPOINT_OKS_SIGMAS: []}
+TEST.AUG: {ENABLED: false}
+VIS_PERIOD: 0
+"""
+
+IRRELEVANT = {
+    "MODEL.META_ARCHITECTURE is GeneralizedRCNN, which has no such part": """
+MODEL.SEM_SEG_HEAD: {NAME: SemSegFPNHead, IN_FEATURES: [p2, p3, p4, p5], IGNORE_VALUE: 255, NUM_CLASSES: 54,
+  CONVS_DIM: 128, COMMON_STRIDE: 4, NORM: GN, LOSS_WEIGHT: 1.0}
+MODEL.PANOPTIC_FPN: {INSTANCE_LOSS_WEIGHT: 1.0}
+MODEL.PANOPTIC_FPN.COMBINE: {ENABLED: true, OVERLAP_THRESH: 0.5, STUFF_AREA_LIMIT: 4096,
+  INSTANCES_CONFIDENCE_THRESH: 0.5}
+MODEL.RETINANET: {NUM_CLASSES: 80, IN_FEATURES: [p3, p4, p5, p6, p7], NUM_CONVS: 4, IOU_THRESHOLDS: [0.4, 0.5],
+  IOU_LABELS: [0, -1, 1], PRIOR_PROB: 0.01, SCORE_THRESH_TEST: 0.05, TOPK_CANDIDATES_TEST: 1000, NMS_THRESH_TEST: 0.5,
+  BBOX_REG_WEIGHTS: [1.0, 1.0, 1.0, 1.0], FOCAL_LOSS_GAMMA: 2.0, FOCAL_LOSS_ALPHA: 0.25, SMOOTH_L1_LOSS_BETA: 0.1,
+  BBOX_REG_LOSS_TYPE: smooth_l1, NORM: ""}""",
+    "MODEL.ROI_HEADS.NAME is StandardROIHeads, not a cascade": """
+MODEL.ROI_BOX_CASCADE_HEAD: {IOUS: [0.5, 0.6, 0.7],
+  BBOX_REG_WEIGHTS: [[10.0, 10.0, 5.0, 5.0], [20.0, 20.0, 10.0, 10.0], [30.0, 30.0, 15.0, 15.0]]}""",
+    "the switch it belongs to is refused": """
+MODEL.ROI_BOX_HEAD: {FED_LOSS_FREQ_WEIGHT_POWER: 0.5, FED_LOSS_NUM_CLASSES: 50}
+MODEL.RESNETS: {DEFORM_MODULATED: false, DEFORM_NUM_GROUPS: 1}
+INPUT.CROP: {TYPE: relative_range, SIZE: [0.9, 0.9]}
+DATASETS: {PRECOMPUTED_PROPOSAL_TOPK_TRAIN: 2000, PRECOMPUTED_PROPOSAL_TOPK_TEST: 1000}
+TEST.AUG: {MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE: 4000, FLIP: true}""",
+    "anchors are not rotated": "MODEL.ANCHOR_GENERATOR: {ANGLES: [[-90, 0, 90]]}",
+    "Detectron2 keeps it for users' own experiments": "GLOBAL: {HACK: 1.0}",
+}
+
+_NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
+ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some values are built here
+    "VERSION": (2,),
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
+    "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
+    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
+    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
+    "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.RESNETS.NORM": _NORMS[1:],
+    "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),
+    "MODEL.FPN.NORM": _NORMS,
+    "MODEL.PROPOSAL_GENERATOR.NAME": ("RPN",),
+    "MODEL.ANCHOR_GENERATOR.NAME": ("DefaultAnchorGenerator",),
+    "MODEL.RPN.HEAD_NAME": ("StandardRPNHead",),
+    "MODEL.RPN.IN_FEATURES": (["p2", "p3", "p4", "p5", "p6"],),
+    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads",),
+    "MODEL.ROI_HEADS.IN_FEATURES": (["p2", "p3", "p4", "p5"],),
+    "MODEL.ROI_BOX_HEAD.NAME": ("FastRCNNConvFCHead",),
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": ("ROIAlignV2",),
+    "MODEL.ROI_BOX_HEAD.NORM": _NORMS,
+    "MODEL.ROI_MASK_HEAD.NAME": ("MaskRCNNConvUpsampleHead",),
+    "MODEL.ROI_MASK_HEAD.POOLER_TYPE": ("ROIAlignV2",),
+    "MODEL.ROI_MASK_HEAD.NORM": _NORMS,
+    "MODEL.ROI_KEYPOINT_HEAD.NAME": ("KRCNNConvDeconvUpsampleHead",),
+    "MODEL.ROI_KEYPOINT_HEAD.POOLER_TYPE": ("ROIAlignV2",),
+    "INPUT.RANDOM_FLIP": ("horizontal", "none"),
+    "INPUT.FORMAT": ("BGR", "RGB"),
+    "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
+    "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "RepeatFactorTrainingSampler"),
+    "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
+    "SOLVER.WARMUP_METHOD": ("linear", "constant"),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
+}
+
+
+def default_config() -> CfgNode:
+    """The tree of Detectron2's keys with its defaults."""
+    cfg = CfgNode()
+    for table in (HONOURED, REFUSED, *IRRELEVANT.values()):
+        for dotted, value in yaml.safe_load(table).items():
+            if not isinstance(value, dict):
+                cfg[dotted] = value
+                continue
+            node = cfg
+            for part in dotted.split("."):
+                node = node.setdefault(part, CfgNode())
+            node.update(value)
+    return cfg
+
+
+def keys(table: str) -> dict[str, Any]:
+    """``{"MODEL.RPN.NMS_THRESH": 0.7, ...}``: the dotted keys of one of this module's tables and their defaults."""
+    return dict(flatten(yaml.safe_load(table)))
+
+
+def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> CfgNode:
+    """Reads a Detectron2 config: defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
+
+    Raises:
+        UserError: missing file, unknown key (the nearest known one is named), wrong type.
+    """
+    cfg = default_config()
+    if config_file:
+        merge_file(cfg, config_file)
+    merge_overrides(cfg, opts)
+    return cfg
+
+
+def check_supported(cfg: CfgNode) -> None:
+    """Refuses a config that the torchvision engine cannot honour.
+
+    Raises:
+        UserError: names every such key, its value and what the engine can do.
+    """
+    values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
+    wrong = [
+        f"{key} is {values[key]!r} (it does only {default!r})"
+        for key, default in keys(REFUSED).items()
+        if values[key] != default
+    ]
+    wrong += [
+        f"{key} is {values[key]!r} (it does {' | '.join(repr(v) for v in allowed)})"
+        for key, allowed in ALLOWED.items()
+        if values[key] not in allowed
+    ]
+    depth, channels = cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+    expected = 64 if depth in (18, 34) else 256
+    if channels != expected:
+        wrong.append(f"MODEL.RESNETS.RES2_OUT_CHANNELS is {channels} (a ResNet-{depth} has {expected})")
+    if len(cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS) != 1:
+        wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS} (it does one threshold)")
+    if wrong:
+        raise UserError(
+            f"the torchvision engine cannot honour {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
+        )

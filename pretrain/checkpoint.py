@@ -67,9 +67,14 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         siblings = [p.name for p in path.parent.glob("*.p*")] if path.parent.is_dir() else []
         raise UserError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
     try:
+        if zipfile.is_zipfile(path):  # torch does not look at the checksums it wrote
+            with zipfile.ZipFile(path) as archive:
+                bad = archive.testzip()
+            if bad:
+                raise ValueError(f"checksum of {bad} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=not unsafe_pickle)
     except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) or "weights_only" in str(error).lower():
+        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
             raise UserError(
                 f"{path} holds more than tensors and plain types; if you trust its source, allow unsafe pickles "
                 f"(--unsafe-pickle)"

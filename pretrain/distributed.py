@@ -1,8 +1,8 @@
 """Ranks and collectives; every one of them is the identity in a single process.
 
 The process group comes from the environment torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-MASTER_PORT). The global batch of N images is cut into contiguous slices whose sizes differ by at most one, so N need not
-be a multiple of the number of processes.
+MASTER_PORT). The global batch of N images is cut into contiguous slices whose sizes differ by at most one, so N
+need not be a multiple of the number of processes.
 """
 
 from __future__ import annotations

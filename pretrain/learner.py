@@ -113,10 +113,12 @@ class Learner:
         labels = batch.index_N if self.cfg.METHOD.LABELS == "index" else batch.label_N
         labels_A = labels.to(self.device).repeat(many)
         start = sum(sizes[: distributed.rank()])
-        return self.method.objective(
-            anchors_AD, distributed.gather(anchors_AD, sizes, with_grad=True), labels_A,
-            distributed.gather(labels_A, sizes), torch.arange(start, start + len(labels_A), device=self.device), **hyper,
-        )  # fmt: skip
+        candidates_BD, labels_B = (
+            distributed.gather(anchors_AD, sizes, with_grad=True),
+            distributed.gather(labels_A, sizes),
+        )
+        self_index_A = torch.arange(start, start + len(labels_A), device=self.device)
+        return self.method.objective(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, **hyper)
 
     def _enqueue(self, vectors_nD: Tensor, total: int) -> None:
         assert self.siamese.negatives is not None
@@ -141,7 +143,7 @@ class Learner:
         self._suspect = (step, lr, batch.index_N, data)
 
     def check_finite(self) -> None:
-        """Raises if the last watched step's loss was not finite on some rank (UserError: step, learning rate, images)."""
+        """Raises UserError (step, learning rate, images) if the last watched loss was not finite on some rank."""
         if self._control is None:
             return
         if self._ready:
@@ -150,8 +152,9 @@ class Learner:
             step, lr, indices, data = self._suspect
             names = ", ".join(data.image_name(int(i)) for i in indices[:8])
             raise UserError(
-                f"loss is not finite at step {step} (learning rate {lr:.4g}; rank {distributed.rank()}'s images: {names}"
-                f"{', ...' if len(indices) > 8 else ''}); lower SOLVER.BASE_LR, add SOLVER.WARMUP_EPOCHS, or set SOLVER.AMP none"
+                f"loss is not finite at step {step} (learning rate {lr:.4g}; images: {names}"
+                f"{', ...' if len(indices) > 8 else ''}); lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set "
+                "SOLVER.AMP none"
             )
 
     def stop_agreed(self) -> str:
@@ -202,9 +205,7 @@ def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
         say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
         return groups
     if wanted == 1 and ranks == 1:
-        say(
-            "MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (He et al. 2020, Sec. 3.3)"
-        )
+        say("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted > 1 and (wanted % ranks or wanted > total):
         raise UserError(
             f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
@@ -216,7 +217,8 @@ def _start_from(encoder: nn.Module, cfg: CfgNode) -> None:
     source = load_backbone(cfg.MODEL.WEIGHTS)
     if (source.arch, source.stem) != (cfg.MODEL.ARCH, cfg.MODEL.STEM):
         raise UserError(
-            f"MODEL.WEIGHTS holds a {source.arch} ({source.stem} stem), but the config says {cfg.MODEL.ARCH} ({cfg.MODEL.STEM})"
+            f"MODEL.WEIGHTS holds a {source.arch} with {source.stem} stem, but MODEL.ARCH is {cfg.MODEL.ARCH} and "
+            f"MODEL.STEM {cfg.MODEL.STEM}"
         )
     encoder.load_state_dict(source.state_dict, strict=False)  # the head alone is missing: load_backbone is strict
 

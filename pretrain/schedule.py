@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def cosine(progress: float, warmup: float = 0.0) -> float:
-    """Multiplier of the base learning rate: linear from 0 over ``warmup`` (a share of training), then half a cosine to 0.
+    """Multiplier of the base learning rate: linear from 0 over ``warmup`` (a share of training), then a half cosine.
 
     Without warm-up: (1 + cos(pi progress)) / 2 (MoCo v2; Loshchilov & Hutter 2017 without restarts).
     """

@@ -37,7 +37,7 @@ class SiameseEncoder(nn.Module):
 
     @torch.no_grad()
     def update_keys(self, momentum: float) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2); parameters only, BN statistics are each one's own."""
+        """theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2); parameters only, BN is its own."""
         assert self.encoder_k is not None
         keys = list(self.encoder_k.parameters())
         torch._foreach_lerp_(keys, list(self.encoder_q.parameters()), 1 - momentum)

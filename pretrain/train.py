@@ -1,7 +1,7 @@
 """Pretraining, read from top to bottom: config -> run folder.
 
-One process a device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number is
-a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
+One process a device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
+is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The config language of both stages: Detectron2's YAML with `_BASE_` and `KEY VALUE` overrides, on fvcore's CfgNode."""
+"""Both stages' config language: Detectron2's YAML with `_BASE_` and `KEY VALUE` overrides, on fvcore's CfgNode."""
 
 from __future__ import annotations
 

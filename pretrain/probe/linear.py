@@ -47,21 +47,21 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     stream = _Cached(extract(backbone, data.train, cfg, device), cfg) if cfg.LINEAR.AUGMENT == "none" else _Augmented(
         backbone, data.train, cfg, device)  # fmt: skip
     found = checkpoint.newest(output_dir, warn=log.warning)
-    epoch = heads.load(found[1]) if found else 0
+    first = heads.load(found[1]) if found else 0
     if distributed.is_main():
         atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
-        metrics = MetricsWriter(output_dir, epoch * len(stream))
+        metrics = MetricsWriter(output_dir, first * len(stream))
     score: dict[str, Any] = heads.score(val)
     progress = Progress(
         cfg.LINEAR.EPOCHS * len(stream),
-        epoch * len(stream),
+        first * len(stream),
         cfg.LINEAR.IMS_PER_BATCH,
         log,
         distributed.is_main(),
         "linear",
     )
-    for epoch in range(epoch, cfg.LINEAR.EPOCHS):
+    for epoch in range(first, cfg.LINEAR.EPOCHS):
         factor = heads.set_rates(epoch)
         loss = torch.zeros((), device=device)
         waiting = time.perf_counter()
@@ -185,7 +185,7 @@ class _Cached:
         self.features, self.total, self.seed = features, cfg.LINEAR.IMS_PER_BATCH, cfg.SEED
         if len(features.labels_N) < self.total:
             raise UserError(
-                f"LINEAR.IMS_PER_BATCH is {self.total}, but there are {len(features.labels_N)} labelled images; lower it"
+                f"LINEAR.IMS_PER_BATCH is {self.total}, above the {len(features.labels_N)} labelled images; lower it"
             )
 
     def __len__(self) -> int:

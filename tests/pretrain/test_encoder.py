@@ -1,0 +1,62 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, interleave, pooled_features
+
+
+def test_head_has_mocos_names():
+    v1 = build_encoder("resnet18", "imagenet", hidden_dims=[], head_bn=False, dim=16)
+    v2 = build_encoder("resnet18", "imagenet", hidden_dims=[32], head_bn=False, dim=16)
+    assert {k for k in v1.state_dict() if k.startswith("fc")} == {"fc.weight", "fc.bias"}
+    assert {k for k in v2.state_dict() if k.startswith("fc")} == {
+        "fc.0.weight",
+        "fc.0.bias",
+        "fc.2.weight",
+        "fc.2.bias",
+    }
+    assert v2(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
+
+
+def test_cifar_stem_keeps_the_resolution():
+    backbone = build_backbone("resnet18", "cifar")
+    seen = {}
+    backbone.layer1.register_forward_pre_hook(lambda _, args: seen.update(shape=args[0].shape))
+    assert backbone(torch.zeros(2, 3, 32, 32)).shape == (2, 512)
+    assert seen["shape"] == (2, 64, 32, 32)
+
+
+def test_pooled_features_are_the_backbones_output():
+    backbone = build_backbone("resnet18").eval()
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(pooled_features(backbone, images), backbone(images))
+
+
+@pytest.mark.parametrize("count, groups", [(12, 3), (13, 3), (12, 1)])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_grouped_bn_is_a_bn_a_group(count, groups, channels_last):
+    x = torch.randn(count, 4, 5, 5, dtype=torch.float64)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    bn = GroupedBatchNorm2d(4).double()
+    bn.groups = groups
+    nn.init.uniform_(bn.weight)
+    nn.init.uniform_(bn.bias)
+    plain = [nn.BatchNorm2d(4).double() for _ in range(groups)]
+    expected = torch.empty_like(x)
+    for g, other in enumerate(plain):
+        other.load_state_dict(bn.state_dict())
+        expected[g::groups] = other(x[g::groups])
+    torch.testing.assert_close(bn(x), expected)
+    torch.testing.assert_close(bn.running_mean, torch.stack([p.running_mean for p in plain]).mean(0))
+    torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))
+    assert bn.num_batches_tracked == 1
+    torch.testing.assert_close(bn.eval()(x), F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias))
+
+
+def test_interleave_puts_contiguous_parts_on_strided_rows():
+    order = interleave(6, 2)
+    assert order.tolist() == [0, 3, 1, 4, 2, 5]
+    assert order[0::2].tolist() == [0, 1, 2]
+    assert interleave(7, 2) is None and interleave(6, 1) is None

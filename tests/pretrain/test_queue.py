@@ -1,0 +1,41 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrain.common.errors import UserError
+from pretrain.queue import NegativeQueue
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(size=st.integers(1, 12), batches=st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_equals_a_naive_fifo_for_any_size_and_batch(size, batches):
+    queue = NegativeQueue(2, size)
+    naive = list(queue.queue.T)  # slot by slot; the oldest is at ptr
+    ptr = 0
+    value = 0.0
+    for count in batches:
+        vectors = torch.arange(value, value + count).repeat(2, 1).T
+        value += count
+        queue.enqueue(vectors)
+        for vector in vectors:
+            naive[ptr] = vector
+            ptr = (ptr + 1) % size
+    assert torch.equal(queue.queue, torch.stack(naive, dim=1))
+    assert queue.queue_ptr.item() == ptr
+
+
+def test_starts_with_unit_vectors_and_survives_a_reload():
+    queue = NegativeQueue(8, 5)
+    assert queue.queue.norm(dim=0) == pytest.approx(torch.ones(5), abs=1e-6)
+    queue.enqueue(torch.ones(3, 8))
+    other = NegativeQueue(8, 5)
+    other.enqueue(torch.zeros(1, 8))
+    other.load_state_dict(queue.state_dict())
+    other.enqueue(torch.full((1, 8), 7.0))
+    assert other.queue[:, 3].tolist() == [7.0] * 8 and other.queue_ptr.item() == 4
+
+
+def test_size_zero_is_refused():
+    with pytest.raises(UserError, match="QUEUE_SIZE is 0; it must be at least 1"):
+        NegativeQueue(8, 0)

@@ -1,0 +1,251 @@
+r"""Box, mask and keypoint heads made of torchvision's layers, with Detectron2's targets, losses and outputs.
+
+Shapes: R RoIs of the batch, K classes, M the side of a mask, P keypoints, S the side of a heat map. The background is class
+K, the last one, as in Detectron2. Targets of an image: ``boxes`` (G, 4), ``labels`` (G,) in [0, K), ``masks`` (a list of G
+lists of polygons, or a bool tensor (G, H, W)), ``keypoints`` (G, P, 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pycocotools import mask as coco_mask
+from torch import Tensor, nn
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, BoxCoder
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
+
+from .torchvision_rpn import RoIPooler, match
+
+Target = dict[str, Any]
+
+
+class BoxPredictor(nn.Module):
+    """K + 1 class logits and K x 4 box deltas a RoI; torchvision's own predictor would regress the background too."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.cls_score = nn.Linear(in_channels, num_classes + 1)
+        self.bbox_pred = nn.Linear(in_channels, num_classes * 4)
+        nn.init.normal_(self.cls_score.weight, std=0.01)
+        nn.init.normal_(self.bbox_pred.weight, std=0.001)
+        nn.init.zeros_(self.cls_score.bias)
+        nn.init.zeros_(self.bbox_pred.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.flatten(1)
+        return self.cls_score(x), self.bbox_pred(x)
+
+
+class RoIHeads(nn.Module):
+    """The second stage: samples proposals, runs the heads, returns losses (training) or detections.
+
+    Args:
+        box_pooler, box_head, box_predictor: RoIs -> features -> logits and deltas.
+        mask, keypoint: ``(pooler, layers)`` or None.
+        keypoint_normaliser: None divides the keypoint loss by the visible keypoints, a number by that number x images.
+    """
+
+    def __init__(
+        self,
+        *,
+        box_pooler: RoIPooler,
+        box_head: nn.Module,
+        box_predictor: BoxPredictor,
+        mask: tuple[RoIPooler, nn.Module] | None,
+        keypoint: tuple[RoIPooler, nn.Module] | None,
+        num_classes: int,
+        iou_threshold: float,
+        batch_size_per_image: int,
+        positive_fraction: float,
+        append_gt: bool,
+        box_weights: Sequence[float],
+        beta: float,
+        box_loss_weight: float,
+        keypoint_loss_weight: float,
+        keypoint_normaliser: float | None,
+        score_thresh: float,
+        nms_thresh: float,
+        detections_per_image: int,
+    ) -> None:
+        super().__init__()
+        self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
+        self.mask_pooler, self.mask_head = mask or (None, None)
+        self.keypoint_pooler, self.keypoint_head = keypoint or (None, None)
+        self.num_classes, self.iou_threshold, self.append_gt = num_classes, iou_threshold, append_gt
+        self.sampler = BalancedPositiveNegativeSampler(batch_size_per_image, positive_fraction)
+        self.box_coder = BoxCoder(tuple(box_weights))
+        self.beta, self.box_loss_weight = beta, box_loss_weight
+        self.keypoint_loss_weight, self.keypoint_normaliser = keypoint_loss_weight, keypoint_normaliser
+        self.score_thresh, self.nms_thresh, self.detections_per_image = score_thresh, nms_thresh, detections_per_image
+
+    def losses(self, features: list[Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
+        """Losses under Detectron2's names."""
+        boxes, labels, matched = self.sample(proposals, targets)
+        logits, deltas = self.box_predictor(self.box_head(self.box_pooler(features, boxes)))
+        losses = self.box_losses(logits, deltas, boxes, labels, matched, targets)
+        foreground = [torch.where(label < self.num_classes)[0] for label in labels]
+        boxes, labels, matched = (
+            [x[i] for x, i in zip(xs, foreground, strict=True)] for xs in (boxes, labels, matched)
+        )
+        if self.mask_head is not None:
+            logits = self.mask_head(self.mask_pooler(features, boxes))
+            losses["loss_mask"] = mask_loss(logits, boxes, labels, matched, targets)
+        if self.keypoint_head is not None:
+            losses["loss_keypoint"] = self.keypoint_loss(features, boxes, matched, targets)
+        return losses
+
+    @torch.no_grad()
+    def sample(
+        self, proposals: list[Tensor], targets: list[Target]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Boxes (R_i, 4), classes (R_i,) and ground-truth indices (R_i,) of the proposals to train on, an image each."""
+        boxes, labels, matched = [], [], []
+        for proposal, target in zip(proposals, targets, strict=True):
+            if self.append_gt:
+                proposal = torch.cat([proposal, target["boxes"]])
+            index, positive = match(target["boxes"], proposal, self.iou_threshold)
+            label = torch.full_like(index, self.num_classes)
+            label[positive] = target["labels"][index[positive]]
+            fg, bg = self.sampler([positive.long()])
+            chosen = torch.where(fg[0] | bg[0])[0]
+            boxes.append(proposal[chosen])
+            labels.append(label[chosen])
+            matched.append(index[chosen])
+        return boxes, labels, matched
+
+    def box_losses(
+        self,
+        logits: Tensor,
+        deltas: Tensor,
+        boxes: list[Tensor],
+        labels: list[Tensor],
+        matched: list[Tensor],
+        targets: list[Target],
+    ) -> dict[str, Tensor]:
+        """Cross-entropy over K + 1 classes and smooth L1 over the true class's deltas, both averaged over all RoIs."""
+        label = torch.cat(labels)
+        gt = torch.cat(
+            [t["boxes"][i] if len(t["boxes"]) else b for t, i, b in zip(targets, matched, boxes, strict=True)]
+        )
+        foreground = torch.where(label < self.num_classes)[0]
+        chosen = deltas.view(-1, self.num_classes, 4)[foreground, label[foreground]]
+        wanted = self.box_coder.encode_single(gt[foreground], torch.cat(boxes)[foreground])
+        regression = F.smooth_l1_loss(chosen.float(), wanted, beta=self.beta, reduction="sum")
+        return {
+            "loss_cls": F.cross_entropy(logits, label) if len(label) else logits.sum() * 0.0,
+            "loss_box_reg": regression / max(len(label), 1) * self.box_loss_weight,
+        }
+
+    def keypoint_loss(
+        self, features: list[Tensor], boxes: list[Tensor], matched: list[Tensor], targets: list[Target]
+    ) -> Tensor:
+        """Cross-entropy over the S x S cells of every visible keypoint inside its RoI (Mask R-CNN, Section 5)."""
+        assert self.keypoint_pooler is not None and self.keypoint_head is not None
+        truth = [t["keypoints"][i] for t, i in zip(targets, matched, strict=True)]
+        seen = [torch.where(visible_inside(k, b))[0] for k, b in zip(truth, boxes, strict=True)]
+        boxes, truth = ([x[i] for x, i in zip(xs, seen, strict=True)] for xs in (boxes, truth))
+        logits = self.keypoint_head(self.keypoint_pooler(features, boxes))
+        cells, valid = keypoints_to_heatmap(torch.cat(truth), torch.cat(boxes), logits.shape[-1])
+        valid = torch.where(valid.flatten())[0]
+        if len(valid) == 0:
+            return logits.sum() * 0.0
+        loss = F.cross_entropy(logits.flatten(2).flatten(0, 1)[valid], cells.flatten()[valid], reduction="sum")
+        count = len(valid) if self.keypoint_normaliser is None else self.keypoint_normaliser * len(targets)
+        return loss / count * self.keypoint_loss_weight
+
+    def detect(
+        self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
+    ) -> list[dict[str, Tensor]]:
+        """Detections of every image, best first: boxes (D, 4), scores (D,), labels (D,), masks (D, M, M), keypoints (D, P, 3)."""
+        logits, deltas = self.box_predictor(self.box_head(self.box_pooler(features, proposals)))
+        counts = [len(p) for p in proposals]
+        decoded = self.box_coder.decode_single(deltas.float(), torch.cat(proposals)).view(-1, self.num_classes, 4)
+        scores = F.softmax(logits.float(), -1)
+        results = [
+            self.filter(*pair, size)
+            for *pair, size in zip(decoded.split(counts), scores.split(counts), image_sizes, strict=True)
+        ]
+        boxes = [r["boxes"] for r in results]
+        found = [len(b) for b in boxes]
+        if self.mask_head is not None:
+            logits = self.mask_head(self.mask_pooler(features, boxes))
+            label = torch.cat([r["labels"] for r in results])
+            masks = logits[torch.arange(len(label), device=label.device), label].sigmoid()
+            for result, mask in zip(results, masks.split(found), strict=True):
+                result["masks"] = mask
+        if self.keypoint_head is not None:
+            maps = self.keypoint_head(self.keypoint_pooler(features, boxes)).float()
+            for result, keypoints in zip(results, decode_keypoints(maps, torch.cat(boxes)).split(found), strict=True):
+                result["keypoints"] = keypoints
+        return results
+
+    def filter(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
+        """One image's decoded boxes (R, K, 4) and probabilities (R, K + 1): threshold, NMS a class, the best D."""
+        finite = torch.isfinite(boxes).flatten(1).all(1) & torch.isfinite(scores).all(1)
+        boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite][:, :-1]
+        passed = scores > self.score_thresh
+        labels = torch.where(passed)[1]
+        boxes, scores = boxes[passed], scores[passed]
+        keep = batched_nms(boxes, scores, labels, self.nms_thresh)
+        if self.detections_per_image >= 0:
+            keep = keep[: self.detections_per_image]
+        return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+
+
+def mask_loss(
+    logits: Tensor, boxes: list[Tensor], labels: list[Tensor], matched: list[Tensor], targets: list[Target]
+) -> Tensor:
+    """Mean binary cross-entropy of the true class's mask logits, (R, K, M, M)."""
+    if len(logits) == 0:
+        return logits.sum() * 0.0
+    side = logits.shape[-1]
+    wanted = torch.cat(
+        [crop_masks(t["masks"], b, i, side) for t, b, i in zip(targets, boxes, matched, strict=True) if len(i)]
+    )
+    label = torch.cat(labels)
+    chosen = logits[torch.arange(len(label), device=label.device), label]
+    return F.binary_cross_entropy_with_logits(chosen, wanted.to(chosen.dtype))
+
+
+def crop_masks(masks: Any, boxes: Tensor, index: Tensor, side: int) -> Tensor:
+    """Mask targets (R, side, side), bool: instance ``index[r]``'s mask inside ``boxes[r]``.
+
+    Polygons are rasterised at the target's resolution by COCO's routine; bit masks are averaged by RoIAlign, >= 0.5.
+    """
+    if isinstance(masks, Tensor):
+        rois = torch.cat([index[:, None].to(boxes.dtype), boxes], 1)
+        return roi_align(masks[:, None].to(boxes.dtype), rois, side, 1.0, 0, aligned=True)[:, 0] >= 0.5
+    crops = [rasterise(masks[i], box, side) for i, box in zip(index.tolist(), boxes.cpu().numpy(), strict=True)]
+    return torch.from_numpy(np.stack(crops)).to(boxes.device)
+
+
+def rasterise(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndarray:
+    """The polygons' mask inside ``box`` on a grid of side x side; the sides of the box count as at least 0.1 pixel."""
+    # float32 scalars on float64 polygons, as in Detectron2: a border cell flips at the last digit
+    ratios = [side / max(box[i + 2] - box[i], 0.1) for i in (0, 1)]
+    scaled = []
+    for polygon in polygons:
+        points = polygon.copy()
+        points[0::2] = (points[0::2] - box[0]) * ratios[0]
+        points[1::2] = (points[1::2] - box[1]) * ratios[1]
+        scaled.append(points)
+    return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(scaled, side, side))).astype(bool)
+
+
+def visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
+    """Whether an instance (R, P, 3) has a labelled keypoint inside its box (R, 4), borders included."""
+    x, y, visibility = keypoints.unbind(-1)
+    x0, y0, x1, y1 = boxes[:, None].unbind(-1)
+    return ((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1) & (visibility >= 1)).any(1)
+
+
+def decode_keypoints(maps: Tensor, boxes: Tensor) -> Tensor:
+    """(R, P, 3): x, y in pixels and the probability of the best cell, normalised over the S x S map."""
+    points, best = heatmaps_to_keypoints(maps, boxes)
+    score = 1.0 / (maps - best[..., None, None]).exp().sum((2, 3))
+    return torch.cat([points[..., :2], score[..., None]], -1)

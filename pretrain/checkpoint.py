@@ -74,7 +74,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
                 raise ValueError(f"checksum of {bad} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=not unsafe_pickle)
     except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+        if "GLOBAL" in str(error) or "Unsupported class" in str(error):
             raise UserError(
                 f"{path} holds more than tensors and plain types; if you trust its source, allow unsafe pickles "
                 f"(--unsafe-pickle)"

@@ -1,0 +1,73 @@
+"""Random embeddings for the objectives' tests, and how often hypothesis draws them (the same draws every time)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+SEEDS = st.integers(0, 2**31 - 1)
+TEMPERATURES = st.floats(0.05, 1.0)
+
+
+def drawn(examples: int = 40, **strategies):
+    """`@given` with a fixed number of fixed draws, so that a test says the same on every machine."""
+
+    def decorate(test):
+        return settings(max_examples=examples, deadline=None, derandomize=True, database=None)(
+            given(**strategies)(test)
+        )
+
+    return decorate
+
+
+def unit(generator: torch.Generator, *shape: int, dim: int = -1) -> Tensor:
+    return normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=dim)
+
+
+class QueueCase(NamedTuple):
+    q_ND: Tensor
+    keys_MND: Tensor
+    queue_DK: Tensor
+
+
+def queue_case(seed: int, keys: int = 1, queries: int = 3, dims: int = 5, negatives: int = 7) -> QueueCase:
+    """Keys lie around their query, as views of one image do."""
+    generator = torch.Generator().manual_seed(seed)
+    q_ND = unit(generator, queries, dims)
+    keys_MND = normalize(q_ND + 0.7 * unit(generator, keys, queries, dims), dim=-1)
+    return QueueCase(q_ND.requires_grad_(), keys_MND, unit(generator, dims, negatives, dim=0))
+
+
+class BatchCase(NamedTuple):
+    anchors_AD: Tensor
+    candidates_BD: Tensor
+    anchor_labels_A: Tensor
+    candidate_labels_B: Tensor
+    self_index_A: Tensor
+
+
+def batch_case(seed: int, labels: list[int], anchors: slice = slice(None), dims: int = 5) -> BatchCase:
+    """Candidates with these labels; the anchors are a slice of them, as leaves of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    candidates_BD = unit(generator, len(labels), dims)
+    labels_B = torch.tensor(labels)
+    index_A = torch.arange(len(labels))[anchors]
+    anchors_AD = candidates_BD[index_A].clone().requires_grad_()
+    return BatchCase(anchors_AD, candidates_BD.requires_grad_(), labels_B[index_A], labels_B, index_A)
+
+
+LABELS = [0, 1, 0, 2, 1, 0, 3, 2]  # label 3 has one member: an anchor without positives
+TWO_VIEWS = [0, 1, 2, 3, 0, 1, 2, 3]  # of four images
+
+
+def sets(case: BatchCase, i: int) -> tuple[list[int], list[int]]:
+    """P and N of the i-th anchor, as the papers define them."""
+    own, label = int(case.self_index_A[i]), int(case.anchor_labels_A[i])
+    labels = case.candidate_labels_B.tolist()
+    positives = [j for j in range(len(labels)) if labels[j] == label and j != own]
+    return positives, [j for j in range(len(labels)) if labels[j] != label]

@@ -1,0 +1,161 @@
+"""JCL's loss against a loop over Eq. (8) with an explicit covariance, and the paper's own statements about it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pretrain.methods.jcl import jcl
+from pretrain.methods.moco import moco
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case, unit
+
+LAMBDAS = st.floats(0.0, 10.0)
+
+
+def explicit_covariance(keys_MD: Tensor) -> tuple[Tensor, Tensor]:
+    """Lines 7 to 9 of Algorithm 1: mean (D,) and covariance (D, D) of one query's keys."""
+    mean = sum(keys_MD) / len(keys_MD)
+    return mean, sum(torch.outer(k - mean, k - mean) for k in keys_MD) / len(keys_MD)
+
+
+def oracle(case: QueueCase, temperature: float, lambda_: float) -> float:
+    total = 0.0
+    for i, q in enumerate(case.q_ND.detach()):
+        mean, covariance = explicit_covariance(case.keys_MND[:, i])
+        logit = float(q @ mean) / temperature
+        scaled = lambda_ / (2 * temperature**2) * float(q @ covariance @ q)
+        negative = sum(math.exp(float(q @ n) / temperature) for n in case.queue_DK.T)
+        total += math.log(math.exp(logit + scaled) + negative) - logit
+    return total / len(case.q_ND)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
+def test_loss_is_equation_8_with_the_explicit_covariance(seed: int, temperature: float, lambda_: float):
+    case = queue_case(seed, keys=5)
+    loss = float(jcl(*case, temperature=temperature, lambda_=lambda_).loss)
+    assert math.isclose(loss, oracle(case, temperature, lambda_), rel_tol=1e-10)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
+def test_gradient_is_that_of_the_explicit_covariance(seed: int, temperature: float, lambda_: float):
+    q, keys, queue = queue_case(seed, keys=5)
+    mean = keys.mean(dim=0)
+    centred = keys - mean
+    covariance = torch.einsum("mni,mnj->nij", centred, centred) / 5
+    logit = (q * mean).sum(dim=1) / temperature
+    positive = logit + lambda_ / (2 * temperature**2) * torch.einsum("ni,nij,nj->n", q, covariance, q)
+    expected = (torch.logaddexp(positive, (q @ queue / temperature).logsumexp(dim=1)) - logit).mean()
+    loss = jcl(q, keys, queue, temperature=temperature, lambda_=lambda_).loss
+    torch.testing.assert_close(torch.autograd.grad(loss, q), torch.autograd.grad(expected, q))
+
+
+def test_gradcheck():
+    q, keys, queue = queue_case(0, keys=3)
+    inputs = (q, keys.requires_grad_())
+    assert torch.autograd.gradcheck(lambda q, k: jcl(q, k, queue, temperature=0.2, lambda_=4.0).loss, inputs)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
+def test_one_key_is_moco(seed: int, temperature: float, lambda_: float):
+    case = queue_case(seed)
+    torch.testing.assert_close(
+        jcl(*case, temperature=temperature, lambda_=lambda_).loss, moco(*case, temperature=temperature).loss
+    )
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_lambda_0_is_info_nce_on_the_mean_key(seed: int, temperature: float):
+    q, keys, queue = queue_case(seed, keys=4)
+    expected = moco(q, keys.mean(dim=0, keepdim=True), queue, temperature=temperature).loss
+    torch.testing.assert_close(jcl(q, keys, queue, temperature=temperature, lambda_=0.0).loss, expected)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
+def test_constant_keys_close_the_gap(seed: int, temperature: float, lambda_: float):
+    """Equality in Eq. (7) for a constant k: Eq. (8) is then Eq. (4), whatever lambda."""
+    q, keys, queue = queue_case(seed)
+    loss = jcl(q, keys.expand(6, -1, -1), queue, temperature=temperature, lambda_=lambda_).loss
+    torch.testing.assert_close(loss, moco(q, keys, queue, temperature=temperature).loss)
+
+
+def gaussian_case(seed: int, spread: float) -> tuple[QueueCase, Tensor]:
+    """Keys whose sample mean and biased covariance are exactly mu and Sigma, and 100,000 draws of N(mu, Sigma)."""
+    dims = 3
+    generator = torch.Generator().manual_seed(seed)
+    q, mu = unit(generator, 1, dims), unit(generator, dims)
+    root = spread * torch.randn(dims, dims, generator=generator, dtype=torch.float64)  # Sigma = root root^T
+    offsets = math.sqrt(dims) * root.T  # rows; with both signs: mean 0, covariance root root^T
+    keys = (mu + torch.cat([offsets, -offsets]))[:, None, :]
+    noise = torch.randn(50_000, dims, generator=generator, dtype=torch.float64) @ root.T
+    return QueueCase(q, keys, unit(generator, dims, 6, dim=0)), mu + torch.cat([noise, -noise])
+
+
+@drawn(examples=20, seed=SEEDS, temperature=st.floats(0.2, 1.0), spread=st.floats(0.02, 0.3))
+def test_equation_8_bounds_equation_4_for_gaussian_keys(seed: int, temperature: float, spread: float):
+    case, draws = gaussian_case(seed, spread)
+    q = case.q_ND[0]
+    covariance = explicit_covariance(case.keys_MND[:, 0])[1]
+    torch.testing.assert_close(covariance, draws.T.cov(), rtol=0.05, atol=0.05 * spread**2)  # the construction holds
+    logits = draws @ q / temperature
+    losses = torch.logaddexp(logits, (q @ case.queue_DK / temperature).logsumexp(dim=0)) - logits  # one Eq. (2) a draw
+    error = 4 * float(losses.std()) / math.sqrt(len(losses))
+    assert float(jcl(*case, temperature=temperature, lambda_=1.0).loss) >= float(losses.mean()) - error
+
+
+@drawn(examples=20, seed=SEEDS, spread=st.floats(0.05, 0.2))
+def test_equation_8_is_equation_7_for_gaussian_keys(seed: int, spread: float):
+    """The expectation that Eq. (8) has in closed form, by Monte Carlo: this fixes the factor 1/2 and lambda = 1."""
+    temperature = 0.5
+    case, draws = gaussian_case(seed, spread)
+    q = case.q_ND[0]
+    logits = draws @ q / temperature
+    negative = (q @ case.queue_DK / temperature).exp().sum()
+    expected = (logits.exp().mean() + negative).log() - logits.mean()
+    error = 5 * float(logits.exp().std()) / math.sqrt(len(logits)) / float(logits.exp().mean() + negative)
+    loss = jcl(*case, temperature=temperature, lambda_=1.0).loss
+    torch.testing.assert_close(loss, expected, rtol=0, atol=error)
+    without = jcl(*case, temperature=temperature, lambda_=0.0).loss
+    if loss - without > 10 * error:  # where the covariance matters at all, the tolerance sees it
+        assert abs(float(without - expected)) > error
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS, step=st.floats(0.05, 0.5))
+def test_loss_falls_as_the_mean_key_nears_the_query(seed: int, temperature: float, lambda_: float, step: float):
+    q, keys, queue = queue_case(seed, keys=5, queries=1)
+    before = jcl(q, keys, queue, temperature=temperature, lambda_=lambda_).loss
+    after = jcl(q, keys + step * q, queue, temperature=temperature, lambda_=lambda_).loss  # mu moves, Sigma stays
+    assert after < before
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=st.floats(0.0, 4.0), step=st.floats(0.05, 0.5))
+def test_loss_falls_as_the_negatives_fall(seed: int, temperature: float, lambda_: float, step: float):
+    q, keys, queue = queue_case(seed, keys=5, queries=1)
+    before = jcl(q, keys, queue, temperature=temperature, lambda_=lambda_).loss
+    after = jcl(q, keys, queue - step * q.T, temperature=temperature, lambda_=lambda_).loss
+    assert after < before
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
+def test_loss_rises_with_lambda(seed: int, temperature: float, lambda_: float):
+    case = queue_case(seed, keys=5)
+    less = jcl(*case, temperature=temperature, lambda_=lambda_).loss
+    assert jcl(*case, temperature=temperature, lambda_=lambda_ + 0.1).loss > less
+
+
+def test_metrics_and_what_is_enqueued():
+    q, keys, queue = queue_case(3, keys=5)
+    result = jcl(q, keys, queue, temperature=0.2, lambda_=4.0)
+    both = [explicit_covariance(keys[:, i]) for i in range(3)]
+    means = torch.stack([mean for mean, _ in both])
+    torch.testing.assert_close(result.enqueue_ND, means)  # not re-normalised
+    diagonal = torch.stack([covariance.diagonal() for _, covariance in both]).mean()
+    torch.testing.assert_close(result.metrics["positive_variance"], diagonal)
+    along = sum(v @ covariance @ v for v, (_, covariance) in zip(q.detach(), both, strict=True)) / 3
+    torch.testing.assert_close(result.metrics["query_variance"], along)
+    similarity = (q.detach() * means).sum(dim=1)
+    torch.testing.assert_close(result.metrics["positive_similarity"], similarity.mean())
+    right = similarity > (q.detach() @ queue).amax(dim=1)
+    torch.testing.assert_close(result.metrics["queue_accuracy"], right.double().mean() * 100)

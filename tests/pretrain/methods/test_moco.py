@@ -1,0 +1,61 @@
+"""MoCo's loss against a loop over Eq. (1), and against what it must be in the limit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from pretrain.methods.moco import moco
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
+
+
+def oracle(case: QueueCase, temperature: float) -> float:
+    total = 0.0
+    for i, q in enumerate(case.q_ND):
+        positive = math.exp(float(q @ case.keys_MND[0, i]) / temperature)
+        negative = sum(math.exp(float(q @ n) / temperature) for n in case.queue_DK.T)
+        total -= math.log(positive / (positive + negative))
+    return total / len(case.q_ND)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_loss_is_equation_1(seed: int, temperature: float):
+    case = queue_case(seed)
+    assert math.isclose(float(moco(*case, temperature=temperature).loss), oracle(case, temperature), rel_tol=1e-10)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_gradient_is_that_of_the_concatenated_form(seed: int, temperature: float):
+    case = queue_case(seed)
+    positive = (case.q_ND * case.keys_MND[0]).sum(dim=1, keepdim=True)
+    logits = torch.cat([positive, case.q_ND @ case.queue_DK], dim=1) / temperature
+    expected = cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+    loss = moco(*case, temperature=temperature).loss
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, case.q_ND), torch.autograd.grad(expected, case.q_ND))
+
+
+def test_gradcheck():
+    q, keys, queue = queue_case(0)
+    assert torch.autograd.gradcheck(lambda q, k: moco(q, k, queue, temperature=0.2).loss, (q, keys.requires_grad_()))
+
+
+def test_metrics_and_what_is_enqueued():
+    q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]]).requires_grad_()
+    keys = torch.tensor([[[1.0, 0.0], [0.8, 0.6], [0.8, 0.6], [0.0, 1.0]]])
+    queue = torch.tensor([[0.6, 0.0], [0.8, 1.0]])  # q.n: (0.6, 0), (0.8, 1), (0.6, 0), (-0.6, 0)
+    result = moco(q, keys, queue, temperature=0.5)
+    # q.k is 1, 0.6, 0.8, 0: above all negatives for the first and third; a tie does not count
+    torch.testing.assert_close(result.metrics["queue_accuracy"], torch.tensor(50.0))
+    torch.testing.assert_close(result.metrics["positive_similarity"], torch.tensor(0.6))
+    assert result.enqueue_ND is not None
+    assert torch.equal(result.enqueue_ND, keys[0])
+
+
+def test_uniform_logits_give_log_of_the_number_of_candidates():
+    q = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    queue = torch.tensor([[0.6] * 9, [0.8] * 9], dtype=torch.float64)
+    keys = torch.tensor([[[0.6, -0.8]]], dtype=torch.float64)
+    assert math.isclose(float(moco(q, keys, queue, temperature=0.07).loss), math.log(10), rel_tol=1e-12)

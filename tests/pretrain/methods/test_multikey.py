@@ -1,0 +1,54 @@
+"""The vanilla loss of many keys against a loop over Eq. (2)-(3), and against M' separate passes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pretrain.methods.moco import moco
+from pretrain.methods.multikey import multikey
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
+
+
+def oracle(case: QueueCase, temperature: float) -> float:
+    total = 0.0
+    for i, q in enumerate(case.q_ND):
+        for keys_ND in case.keys_MND:
+            positive = math.exp(float(q @ keys_ND[i]) / temperature)
+            negative = sum(math.exp(float(q @ n) / temperature) for n in case.queue_DK.T)
+            total -= math.log(positive / (positive + negative)) / len(case.keys_MND)
+    return total / len(case.q_ND)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_loss_is_equation_3(seed: int, temperature: float):
+    case = queue_case(seed, keys=3)
+    assert math.isclose(float(multikey(*case, temperature=temperature).loss), oracle(case, temperature), rel_tol=1e-10)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_one_pass_equals_a_pass_for_each_key(seed: int, temperature: float):
+    q, keys, queue = queue_case(seed, keys=4)
+    together = multikey(q, keys, queue, temperature=temperature).loss
+    apart = [moco(q, keys[m : m + 1], queue, temperature=temperature).loss for m in range(4)]
+    torch.testing.assert_close(together, sum(apart) / 4)
+    gradients = [torch.autograd.grad(loss, q)[0] for loss in apart]
+    torch.testing.assert_close(torch.autograd.grad(together, q)[0], sum(gradients) / 4)
+
+
+def test_gradcheck():
+    q, keys, queue = queue_case(0, keys=3)
+    inputs = (q, keys.requires_grad_())
+    assert torch.autograd.gradcheck(lambda q, k: multikey(q, k, queue, temperature=0.2).loss, inputs)
+
+
+def test_metrics_and_what_is_enqueued():
+    q = torch.tensor([[1.0, 0.0]]).requires_grad_()
+    keys = torch.tensor([[[0.8, 0.6]], [[0.0, 1.0]]])
+    queue = torch.tensor([[0.6, -1.0], [0.8, 0.0]])
+    result = multikey(q, keys, queue, temperature=0.2)
+    torch.testing.assert_close(result.metrics["queue_accuracy"], torch.tensor(50.0))  # 0.8 > 0.6 > 0
+    torch.testing.assert_close(result.metrics["positive_similarity"], torch.tensor(0.4))
+    torch.testing.assert_close(result.metrics["positive_variance"], torch.tensor((0.16 + 0.04) / 2))
+    torch.testing.assert_close(result.enqueue_ND, torch.tensor([[0.4, 0.8]]))

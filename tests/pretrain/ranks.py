@@ -1,0 +1,32 @@
+"""Runs an importable function in several gloo processes, for tests; the first failing rank's error is raised."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import torch
+import torch.multiprocessing as mp
+
+from pretrain import distributed
+
+
+def run_ranks(function: Callable, ranks: int, *args) -> None:
+    """Calls ``function(*args)`` in ``ranks`` processes of one gloo group on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(_enter, (ranks, port, function, args), nprocs=ranks, start_method="spawn")
+
+
+def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.set_num_threads(1)
+    distributed.init("cpu")
+    try:
+        function(*args)
+    finally:
+        distributed.shutdown()

@@ -1,0 +1,60 @@
+import torch
+
+from pretrain import distributed
+from pretrain.distributed import ExchangePlan, slice_bounds
+from tests.pretrain.ranks import run_ranks
+
+
+def test_slices_cover_everything_once():
+    for total in range(12):
+        for ranks in (1, 2, 3, 5):
+            bounds = [slice_bounds(total, r, ranks) for r in range(ranks)]
+            assert [i for start, stop in bounds for i in range(start, stop)] == list(range(total))
+            sizes = [stop - start for start, stop in bounds]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_single_process_is_the_identity():
+    x = torch.randn(6, 2)
+    assert distributed.gather(x, [6]) is x
+    order = torch.randperm(6)
+    plan = ExchangePlan(order, 2, 3)
+    assert torch.equal(plan.scatter(x), x[order])
+    assert torch.equal(plan.collect(plan.scatter(x)), x)
+
+
+def _exchange(total: int, many: int) -> None:
+    rank, ranks = distributed.rank(), distributed.world_size()
+    start, stop = slice_bounds(total, rank, ranks)
+    everything = torch.arange(many * total, dtype=torch.uint8).view(many, total, 1)
+    order = torch.randperm(many * total, generator=torch.Generator().manual_seed(5))
+    plan = ExchangePlan(order, many, total)
+    mine = everything[:, start:stop].flatten(0, 1)
+    first, last = slice_bounds(many * total, rank, ranks)
+    got = plan.scatter(mine)
+    assert torch.equal(got, everything.flatten(0, 1)[order[first:last]])
+    assert torch.equal(plan.collect(got.float() * 2), mine.float() * 2)
+
+
+def _gather(total: int) -> None:
+    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
+    everything = torch.arange(float(total))[:, None].repeat(1, 3)
+    mine = everything[start:stop].clone().requires_grad_()
+    got = distributed.gather(mine, distributed.slice_sizes(total), with_grad=True)
+    assert torch.equal(got, everything)
+    # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
+    ((distributed.rank() + 1) * got.sum()).backward()
+    assert torch.equal(mine.grad, torch.full_like(mine, sum(r + 1 for r in range(distributed.world_size()))))
+
+
+def _all_cases() -> None:
+    for total, many in ((4, 1), (5, 3), (7, 2), (1, 2)):
+        _exchange(total, many)
+    for total in (4, 5):
+        _gather(total)
+    assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == (distributed.world_size() - 1) / 2
+    assert distributed.broadcast_object({"from": distributed.rank()}) == {"from": 0}
+
+
+def test_three_ranks_exchange_and_gather_uneven_shares():
+    run_ranks(_all_cases, 3)

@@ -1,0 +1,54 @@
+"""ReSSL's loss against a loop over its equation, and its minimum."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pretrain.methods.ressl import ressl
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
+
+
+def oracle(case: QueueCase, tau: float, tau_m: float) -> float:
+    total = 0.0
+    for i, q in enumerate(case.q_ND.detach()):
+        p = [math.exp(float(q @ n) / tau) for n in case.queue_DK.T]
+        s = [math.exp(float(case.keys_MND[0, i] @ n) / tau_m) for n in case.queue_DK.T]
+        total -= sum(s_j / sum(s) * math.log(p_j / sum(p)) for s_j, p_j in zip(s, p, strict=True))
+    return total / len(case.q_ND)
+
+
+@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES)
+def test_loss_is_the_equation(seed: int, tau: float, tau_m: float):
+    case = queue_case(seed)
+    loss = ressl(*case, temperature=tau, key_temperature=tau_m).loss.item()
+    assert math.isclose(loss, oracle(case, tau, tau_m), rel_tol=1e-9)
+
+
+def test_gradcheck():
+    q, keys, queue = queue_case(0)
+    assert torch.autograd.gradcheck(lambda q: ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).loss, (q,))
+
+
+@drawn(seed=SEEDS, tau=TEMPERATURES)
+def test_a_query_equal_to_its_key_is_the_minimum(seed: int, tau: float):
+    """At equal temperatures: the loss is then the target's entropy, and no change of q lowers it."""
+    q, keys, queue = queue_case(seed)
+    target = (keys[0] @ queue / tau).softmax(dim=1)
+    entropy = -(target * target.log()).sum(dim=1).mean()
+    at_key = keys[0].clone().requires_grad_()
+    loss = ressl(at_key, keys, queue, temperature=tau, key_temperature=tau).loss
+    torch.testing.assert_close(loss, entropy)
+    torch.testing.assert_close(torch.autograd.grad(loss, at_key)[0], torch.zeros_like(at_key), rtol=0, atol=1e-12)
+    assert ressl(q, keys, queue, temperature=tau, key_temperature=tau).loss > entropy
+
+
+def test_metrics_and_what_is_enqueued():
+    q, keys, queue = queue_case(3)
+    result = ressl(q, keys, queue, temperature=0.1, key_temperature=0.04)
+    assert torch.equal(result.enqueue_ND, keys[0])
+    similarity = (q.detach() * keys[0]).sum(dim=1)
+    torch.testing.assert_close(result.metrics["positive_similarity"], similarity.mean())
+    right = similarity > (q.detach() @ queue).amax(dim=1)
+    torch.testing.assert_close(result.metrics["queue_accuracy"], right.double().mean() * 100)

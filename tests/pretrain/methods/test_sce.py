@@ -1,0 +1,101 @@
+"""SCE's loss against loops over the equation and over the pseudo-code, and Proposition 1."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from pretrain.methods.moco import moco
+from pretrain.methods.ressl import ressl
+from pretrain.methods.sce import sce
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
+
+SHARES = st.floats(0.0, 1.0)
+
+
+def oracle(case: QueueCase, tau: float, tau_m: float, lambda_: float, mask_positive: bool) -> float:
+    total = 0.0
+    for i, q in enumerate(case.q_ND.detach()):
+        key = case.keys_MND[0, i]
+        slots = [key, *case.queue_DK.T]
+        p = [math.exp(float(q @ z) / tau) for z in slots]
+        s = [0.0 if mask_positive else 1.0] + [math.exp(float(key @ n) / tau_m) for n in case.queue_DK.T]
+        w = [lambda_ * (j == 0) + (1 - lambda_) * s[j] / sum(s) for j in range(len(slots))]
+        total -= sum(w[j] * math.log(p[j] / sum(p)) for j in range(len(slots)))
+    return total / len(case.q_ND)
+
+
+@pytest.mark.parametrize("mask_positive", [True, False])
+@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES, lambda_=SHARES)
+def test_loss_is_the_equation(mask_positive: bool, seed: int, tau: float, tau_m: float, lambda_: float):
+    case = queue_case(seed)
+    loss = sce(*case, temperature=tau, key_temperature=tau_m, lambda_=lambda_, mask_positive=mask_positive).loss
+    assert math.isclose(loss.item(), oracle(case, tau, tau_m, lambda_, mask_positive), rel_tol=1e-9)
+
+
+@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES, lambda_=SHARES)
+def test_gradient_is_that_of_the_pseudo_code(seed: int, tau: float, tau_m: float, lambda_: float):
+    q, keys, queue = queue_case(seed)
+    s = torch.cat([torch.zeros(3, 1), keys[0] @ queue], dim=1).div(tau_m).softmax(dim=1)
+    w = (1 - lambda_) * s
+    w[:, 0] += lambda_
+    logits = torch.cat([(q * keys[0]).sum(dim=1, keepdim=True), q @ queue], dim=1) / tau
+    expected = torch.autograd.grad(-(w * logits.log_softmax(dim=1)).sum(dim=1).mean(), q)
+    loss = sce(q, keys, queue, temperature=tau, key_temperature=tau_m, lambda_=lambda_, mask_positive=False).loss
+    torch.testing.assert_close(torch.autograd.grad(loss, q), expected)
+
+
+@pytest.mark.parametrize("mask_positive", [True, False])
+def test_gradcheck(mask_positive: bool):
+    q, keys, queue = queue_case(0)
+    hyper = {"temperature": 0.1, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": mask_positive}
+    assert torch.autograd.gradcheck(lambda q: sce(q, keys, queue, **hyper).loss, (q,))
+
+
+@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES, lambda_=SHARES)
+def test_proposition_1(seed: int, tau: float, tau_m: float, lambda_: float):
+    """L_SCE = lambda L_InfoNCE + (1 - lambda) (L_ReSSL + L_Ceil), with the masked form."""
+    case = queue_case(seed)
+    ceil = 0.0
+    for i, q in enumerate(case.q_ND.detach()):
+        negative = sum(math.exp(float(q @ n) / tau) for n in case.queue_DK.T)
+        ceil -= math.log(negative / (math.exp(float(q @ case.keys_MND[0, i]) / tau) + negative)) / len(case.q_ND)
+    info_nce = moco(*case, temperature=tau).loss.item()
+    relational = ressl(*case, temperature=tau, key_temperature=tau_m).loss.item()
+    whole = sce(*case, temperature=tau, key_temperature=tau_m, lambda_=lambda_, mask_positive=True).loss.item()
+    assert math.isclose(whole, lambda_ * info_nce + (1 - lambda_) * (relational + ceil), rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("mask_positive", [True, False])
+@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES)
+def test_lambda_1_is_moco(mask_positive: bool, seed: int, tau: float, tau_m: float):
+    case = queue_case(seed)
+    loss = sce(*case, temperature=tau, key_temperature=tau_m, lambda_=1.0, mask_positive=mask_positive).loss
+    torch.testing.assert_close(loss, moco(*case, temperature=tau).loss)
+
+
+def test_no_gradient_through_the_target():
+    """The key's gradient is the positive logit's alone: weight (p_0 - w_0) on q / tau."""
+    q, keys, queue = queue_case(1, queries=1)
+    keys.requires_grad_()
+    result = sce(q, keys, queue, temperature=0.1, key_temperature=0.05, lambda_=0.5, mask_positive=True)
+    p = torch.cat([(q * keys[0]).sum(dim=1, keepdim=True), q @ queue], dim=1).div(0.1).softmax(dim=1)
+    torch.testing.assert_close(torch.autograd.grad(result.loss, keys)[0][0], (p[0, 0] - 0.5) * q / 0.1)
+
+
+def test_metrics_and_what_is_enqueued():
+    q, keys, queue = queue_case(3)
+    hyper = {"temperature": 0.1, "key_temperature": 0.05, "lambda_": 0.25}
+    masked = sce(q, keys, queue, mask_positive=True, **hyper)
+    published = sce(q, keys, queue, mask_positive=False, **hyper)
+    assert torch.equal(masked.enqueue_ND, keys[0])
+    assert math.isclose(masked.metrics["target_positive"], 0.25)
+    s = [1 / (1 + sum(math.exp(float(key @ n) / 0.05) for n in queue.T)) for key in keys[0]]
+    assert math.isclose(published.metrics["target_positive"], 0.25 + 0.75 * sum(s) / 3)
+    similarity = (q.detach() * keys[0]).sum(dim=1)
+    torch.testing.assert_close(masked.metrics["positive_similarity"], similarity.mean())
+    right = similarity > (q.detach() @ queue).amax(dim=1)
+    torch.testing.assert_close(masked.metrics["queue_accuracy"], right.double().mean() * 100)

@@ -1,0 +1,181 @@
+"""What every objective in METHODS keeps: its interface, its checks, and its numbers at the edges of half types."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from pretrain.config import default_config
+from pretrain.methods import METHODS, Objective, common
+from tests.pretrain.methods.draws import LABELS, SEEDS, TWO_VIEWS, batch_case, drawn, queue_case, unit
+
+ALL = sorted(METHODS)
+QUEUE = [name for name in ALL if METHODS[name].kind == "queue"]
+BATCH = [name for name in ALL if METHODS[name].kind == "batch"]
+ORDINARY = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": True, "k1": 1.0, "k2": 1.0}
+EXTREME = {**ORDINARY, "temperature": 0.01, "key_temperature": 0.01, "k1": 10_000.0}
+
+
+def call(name: str, inputs: tuple[Tensor, ...], values: dict[str, Any]) -> Objective:
+    method = METHODS[name]
+    return method.objective(*inputs, **{keyword: values[keyword] for keyword in method.hyper})
+
+
+def inputs_for(name: str) -> tuple[Tensor, ...]:
+    method = METHODS[name]
+    if method.kind == "batch":
+        return batch_case(0, TWO_VIEWS if name == "simclr" else LABELS)
+    return queue_case(0, keys=3 if method.many_keys else 1)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_hyperparameter_is_keyword_only_without_default_and_fed_by_a_config_key(name: str):
+    parameters = inspect.signature(METHODS[name].objective).parameters.values()
+    keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert all(p.default is inspect.Parameter.empty for p in keywords)
+    assert {p.name for p in keywords} == set(METHODS[name].hyper)
+    cfg = default_config()
+    for key in METHODS[name].hyper.values():
+        section, leaf = key.split(".")
+        assert leaf in cfg[section]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_result_has_a_scalar_loss_and_detached_values(name: str):
+    inputs = inputs_for(name)
+    result = call(name, inputs, ORDINARY)
+    assert result.loss.shape == () and result.loss.requires_grad
+    assert result.metrics
+    assert all(m.shape == () and not m.requires_grad and m.is_floating_point() for m in result.metrics.values())
+    if METHODS[name].kind == "batch":
+        assert result.enqueue_ND is None
+    else:
+        assert result.enqueue_ND is not None
+        assert result.enqueue_ND.shape == inputs[0].shape and not result.enqueue_ND.requires_grad
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_is_read_back_from_the_device(name: str):
+    """On the meta device there are no numbers, so whatever would wait for one raises."""
+    result = call(name, tuple(x.detach().to("meta") for x in inputs_for(name)), ORDINARY)
+    assert result.loss.is_meta
+    assert all(m.is_meta for m in result.metrics.values())
+
+
+def extreme_inputs(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Aligned, opposite, identical and random embeddings, so that similarities of 1, -1 and 0 all occur."""
+    generator = torch.Generator().manual_seed(0)
+    axis = torch.eye(8, dtype=torch.float64)[0]
+    many = 3 if METHODS[name].many_keys else 1
+    q_ND = torch.stack([axis, -axis, axis, *unit(generator, 3, 8)])
+    if METHODS[name].kind == "batch":
+        candidates = torch.cat([q_ND, normalize(q_ND + 0.1 * unit(generator, 6, 8), dim=1)]).to(dtype)
+        labels = torch.arange(6).repeat(2)
+        return candidates[:6].clone().requires_grad_(), candidates, labels[:6], labels, torch.arange(6)
+    keys_MND = torch.stack([q_ND * (-1) ** m for m in range(many)])  # variance as large as it can be
+    queue_DK = torch.cat([axis[:, None], -axis[:, None], unit(generator, 8, 20, dim=0)], dim=1)
+    return q_ND.to(dtype).requires_grad_(), keys_MND.to(dtype), queue_DK.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ALL)
+def test_no_overflow_and_the_value_of_float64(name: str, dtype: torch.dtype):
+    inputs = extreme_inputs(name, dtype)
+    result = call(name, inputs, EXTREME)
+    exact = [x.detach().double() if x.is_floating_point() else x for x in inputs]
+    exact[0].requires_grad_()
+    expected = call(name, tuple(exact), EXTREME)
+    assert result.loss.dtype == torch.float32
+    torch.testing.assert_close(result.loss.double(), expected.loss, rtol=1e-5, atol=1e-5)
+    gradient = torch.autograd.grad(result.loss, inputs[0])[0]
+    assert gradient.isfinite().all()
+    exact_gradient = torch.autograd.grad(expected.loss, exact[0])[0]
+    scale = 1 / (EXTREME["temperature"] * len(inputs[0]))  # a logit's gradient is at most this
+    tolerance = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-4}[dtype]  # the type of the gradient
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=tolerance, atol=tolerance * scale)
+    assert all(m.isfinite() for m in result.metrics.values())
+
+
+def test_a_loss_near_0_keeps_its_digits():
+    loss = common.info_nce(torch.tensor(30.0), torch.tensor(0.0))
+    assert math.isclose(loss.item(), math.exp(-30.0), rel_tol=1e-5)
+
+
+@drawn(seed=SEEDS)
+def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
+    q, _, queue = queue_case(seed, negatives=11)
+    scaled = q.detach() / 0.05
+    logits = scaled @ queue
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "_SLICE", 4)
+        found = common.queue_softmax(scaled, queue)
+    torch.testing.assert_close(found.logsumexp_N, logits.logsumexp(dim=1))
+    torch.testing.assert_close(found.largest_N, logits.amax(dim=1))
+    torch.testing.assert_close(found.mean_ND, logits.softmax(dim=1) @ queue.T)
+
+
+BAD_VALUES = [
+    *[("temperature", value) for value in (0.0, -1.0, math.nan, math.inf)],
+    *[("key_temperature", value) for value in (0.0, -0.05)],
+    *[("lambda_", value) for value in (-0.1, math.nan, math.inf)],
+    *[("k1", value) for value in (-1.0, math.inf)],
+    *[("k2", value) for value in (-1.0, math.nan)],
+]
+
+
+@pytest.mark.parametrize(("keyword", "value"), BAD_VALUES)
+@pytest.mark.parametrize("name", ALL)
+def test_a_value_out_of_range_is_named_with_its_limit(name: str, keyword: str, value: float):
+    if keyword not in METHODS[name].hyper:
+        return
+    with pytest.raises(ValueError, match=rf"{keyword.rstrip('_')} is {value}; it must be .*(above|at least|within)"):
+        call(name, inputs_for(name), {**ORDINARY, keyword: value})
+
+
+def test_sce_takes_lambda_up_to_1_and_jcl_above():
+    with pytest.raises(ValueError, match=r"lambda is 1.5; it must be within \[0, 1\]"):
+        call("sce", inputs_for("sce"), {**ORDINARY, "lambda_": 1.5})
+    assert call("jcl", inputs_for("jcl"), {**ORDINARY, "lambda_": 1.5}).loss.isfinite()
+
+
+@pytest.mark.parametrize("name", QUEUE)
+def test_queue_shapes_that_disagree_raise(name: str):
+    q, keys, queue = (x.detach() for x in inputs_for(name))
+    wrong = {
+        "no key": (q, keys[:0], queue),
+        "no negative": (q, keys, queue[:, :0]),
+        "no query": (q[:0], keys[:, :0], queue),
+        "keys without M'": (q, keys[0], queue),
+        "other number of keys": (q, keys[:, :2], queue),
+        "other dimension": (q, keys, queue[:4]),
+        "queue as K x D": (q, keys, queue.T),
+    }
+    if not METHODS[name].many_keys:
+        wrong["two keys"] = (q, torch.cat([keys, keys]), queue)
+    for what, inputs in wrong.items():
+        with pytest.raises(ValueError, match=r"queue \(") as caught:
+            call(name, inputs, ORDINARY)
+        assert str(tuple(inputs[1].shape)) in str(caught.value), what
+
+
+@pytest.mark.parametrize("name", BATCH)
+def test_batch_shapes_that_disagree_raise(name: str):
+    a, c, la, lc, index = (x.detach() for x in inputs_for(name))
+    wrong = [
+        (a[:, :4], c, la, lc, index),
+        (a[0], c, la, lc, index),
+        (a, c, la[:-1], lc, index),
+        (a, c, la, lc[:-1], index),
+        (a, c, la, lc, index[:-1]),
+        (a[:0], c, la[:0], lc, index[:0]),
+        (a, c[:0], la, lc[:0], index),
+    ]
+    for inputs in wrong:
+        with pytest.raises(ValueError, match=r"candidates \("):
+            call(name, inputs, ORDINARY)

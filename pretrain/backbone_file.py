@@ -1,0 +1,308 @@
+"""Reads a ResNet backbone out of any file it may stand in, under torchvision's names, or says what is wrong with it.
+
+MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, detectors of torchvision; `.pth` in
+the old and the zip format, `.pkl` and `.safetensors`. Another family's names (Detectron2's) come in through ``rename``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import pickle
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+import yaml
+from torch import Tensor
+
+from . import checkpoint
+from .common.errors import UserError, nearest
+
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
+_ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
+_WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
+_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
+_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
+_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; dropped knowingly
+_OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
+    *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
+    *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
+)
+
+
+@dataclass(frozen=True)
+class BackboneFile:
+    """A backbone as read.
+
+    Attributes:
+        arch: resnet18 | resnet34 | resnet50 | resnet101.
+        stem: imagenet (7x7) | cifar (3x3).
+        state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
+        provenance: plain values: source, source_sha256, encoder, arch, stem, method, epoch, step, config (YAML text).
+    """
+
+    arch: str
+    stem: str
+    state_dict: dict[str, Tensor]
+    provenance: dict[str, Any]
+
+
+def load_backbone(
+    path: str | Path,
+    encoder: str = "query",
+    unsafe_pickle: bool = False,
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> BackboneFile:
+    """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file).
+
+    Args:
+        encoder: which of a momentum method's two encoders: query | key.
+        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
+        rename: maps a backbone's tensors in other names to torchvision's.
+
+    Raises:
+        UserError: missing or damaged file; a missing, unknown, wrong-shaped or non-finite tensor, by its name.
+    """
+    path = checkpoint.resolve(path)
+    content, _ = read_file(path, unsafe_pickle)
+    tensors = state_tensors(content, path)
+    picked, chosen = _pick_backbone(tensors, encoder, path)
+    if rename is not None:
+        picked = rename(picked)
+    arch = infer_arch(picked, path)
+    named = content.get("arch")
+    if isinstance(named, str) and named in DEPTHS and named != arch:
+        raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
+    conv1 = picked.get("conv1.weight")
+    stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
+    state = check_tensors(picked, arch, stem, path)
+    return BackboneFile(arch, stem, state, _provenance(content, path, chosen, arch, stem))
+
+
+def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+    """The content of a `.safetensors`, `.pkl` or torch file, and its metadata (safetensors only).
+
+    Raises:
+        UserError: missing, damaged, or holding more than tensors, arrays and plain types.
+    """
+    path = Path(path)
+    if not path.is_file():
+        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise UserError(f"no weights file at {path}{nearest(path.name, siblings)}")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix != ".pkl":
+        return checkpoint.read(path, unsafe_pickle), {}
+    try:
+        data = path.read_bytes()
+        content = pickle.loads(data, encoding="latin1") if unsafe_pickle else _PlainUnpickler(io.BytesIO(data)).load()
+    except _NotPlain as error:
+        raise UserError(
+            f"{path} holds {error}, more than arrays; if you trust its source, add --unsafe-pickle"
+        ) from error
+    except Exception as error:  # a damaged pickle raises anything
+        raise UserError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of arrays")
+    return content, {}
+
+
+def state_tensors(content: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
+    """The name -> tensor part of a file's content: under ``state_dict`` or ``model``, or the content itself.
+
+    Raises:
+        UserError: something in it is not a tensor or an array.
+    """
+    state: Any = next(
+        (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(np.array(value))  # a copy: torch wants it writable
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"{path}: {name} is a {type(value).__name__}, not a tensor; this is no checkpoint of weights"
+            )
+        tensors[str(name)] = value
+    return tensors
+
+
+def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
+    """The ResNet whose number of blocks and kind of block the names tell.
+
+    Raises:
+        UserError: no ResNet-18/34/50/101 has these blocks.
+    """
+    blocks = {
+        (name.split(".")[0], name.split(".")[1]) for name in state if name.startswith("layer") and name.count(".") > 1
+    }
+    counts = Counter(layer for layer, _ in blocks)
+    found = tuple(counts[f"layer{i}"] for i in range(1, 5))
+    bottleneck = any(".conv3." in name for name in state)
+    for arch, wanted in DEPTHS.items():
+        if found == wanted and bottleneck == (arch in ("resnet50", "resnet101")):
+            return arch
+    kind = "bottleneck" if bottleneck else "basic"
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {found} {kind} blocks in layer1-layer4")
+
+
+def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
+    """Every tensor of a torchvision backbone without classifier, and its shape."""
+    with torch.device("meta"):
+        state = getattr(torchvision.models, arch)(weights=None).state_dict()
+    shapes = {name: tensor.shape for name, tensor in state.items() if not name.startswith("fc.")}
+    if stem == "cifar":
+        shapes["conv1.weight"] = torch.Size((64, 3, 3, 3))
+    return shapes
+
+
+def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
+    """``state`` as float32 in torchvision's order, after every check.
+
+    BN's ``num_batches_tracked`` is a counter that no forward pass reads: old files lack it, then it is 0.
+
+    Raises:
+        UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
+    """
+    shapes = expected_shapes(arch, stem)
+    missing = [name for name in shapes if name not in state and not name.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(f"{path} lacks {_list(missing)} of a {arch}")
+    unknown = [name for name in state if name not in shapes]
+    if unknown:
+        raise UserError(f"{path} holds {_list(unknown)}, which a {arch} does not have")
+    checked: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        if name not in state:
+            checked[name] = torch.zeros((), dtype=torch.long)
+            continue
+        tensor = state[name].detach()
+        counter = name.endswith("num_batches_tracked")
+        if counter and tensor.numel() == 1:
+            tensor = tensor.reshape(())
+        if tensor.shape != shape:
+            turned = " (transposed?)" if sorted(tensor.shape) == sorted(shape) else ""
+            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}{turned}")
+        if not counter and not tensor.is_floating_point():
+            raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point")
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{path}: {name} has {int((~torch.isfinite(tensor)).sum())} values that are not finite")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise UserError(f"{path}: {name} has a variance below 0")
+        checked[name] = tensor.to(torch.long if counter else torch.float32).contiguous()
+    return checked
+
+
+def sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file.read())
+        )
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """16 hexadecimal digits that change with any value, shape or type of ``tensor``."""
+    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    return _sha256(head + tensor.detach().cpu().contiguous().numpy().tobytes())[:16]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors of one encoder without prefixes and heads, and which encoder it was ("" where there is one only)."""
+    if encoder not in _ENCODERS:
+        raise UserError(f"encoder {encoder!r} is not one of query, key")
+    clean: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+        if short in clean:
+            raise UserError(f"{path}: {name} appears twice, with and without a wrapper's prefix")
+        clean[short] = tensor
+    prefix = _ENCODERS[encoder] + "."
+    pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
+    if pair and encoder not in pair:
+        raise UserError(f"{path} holds no {encoder} encoder; it has the {pair[0]} encoder only")
+    within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
+    root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
+    if root is None:
+        raise UserError(f"{path} holds no ResNet; its tensors are {_list(list(tensors) or ['none'])}")
+    picked: dict[str, Tensor] = {}
+    for name, tensor in within.items():
+        inside = name.startswith(root)
+        short = name[len(root) :] if inside else name
+        if inside and short.startswith(_PARTS):
+            picked[short] = tensor
+        elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
+            raise UserError(f"{path} holds {name}, which is neither of a ResNet nor of a known head")
+    return picked, encoder if pair else ""
+
+
+def _provenance(content: Mapping[str, Any], path: Path, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "source": path.name,
+        "source_sha256": sha256(path),
+        "encoder": encoder,
+        "arch": arch,
+        "stem": stem,
+    }
+    config = content.get("config")
+    method: Any = content.get("method")
+    if isinstance(config, str):
+        found["config"] = config
+        with contextlib.suppress(yaml.YAMLError, KeyError, TypeError):  # another project's config: kept as it is
+            method = yaml.safe_load(config)["METHOD"]["NAME"]
+    if isinstance(method, str):
+        found["method"] = method
+    for key in ("epoch", "step"):
+        if isinstance(content.get(key), int):
+            found[key] = content[key]
+    earlier = content.get("provenance")
+    return {**earlier, **found, "earlier_source": earlier.get("source")} if isinstance(earlier, Mapping) else found
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged or not a safetensors file: {error}") from error
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+class _NotPlain(Exception):
+    """A pickle asks for something else than arrays and plain types."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles NumPy arrays and plain types, runs nothing else."""
+
+    _ALLOWED = frozenset(
+        {("collections", "OrderedDict"), ("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
+        | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
+        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
+    )
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, encoding="latin1")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._ALLOWED:
+            raise _NotPlain(f"{module}.{name}")
+        return super().find_class(module, name)

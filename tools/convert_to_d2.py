@@ -1,0 +1,38 @@
+"""Converts a checkpoint's backbone to Detectron2 weights, proves the result, and writes where it came from.
+
+python tools/convert_to_d2.py output/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
+python tools/convert_to_d2.py moco_v2_200ep_pretrain.pth.tar weights/mocov2_R50_IN1k_200ep.pth
+python tools/convert_to_d2.py output/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pretrain.common.errors import run_command_line
+from transfer.convert import convert
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
+    parser.add_argument("output", metavar="OUTPUT", help="its suffix is the format: .pth, .pkl or .safetensors")
+    parser.add_argument("--encoder", choices=("query", "key"), default="query", help="of the momentum pair")
+    parser.add_argument("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
+    parser.add_argument("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
+    args = parser.parse_args(argv)
+    done = convert(
+        args.source,
+        args.output,
+        encoder=args.encoder,
+        unsafe_pickle=args.unsafe_pickle,
+        overwrite=args.overwrite,
+        back=args.to_torchvision,
+    )
+    print(done.summary())
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -1,0 +1,137 @@
+"""Proof of a conversion: one image through the source's ResNet and the target's; their stages must agree.
+
+The source is computed by torchvision's ResNet, the target by Detectron2's own ResNet and its own checkpointer where
+Detectron2 is installed and reads the format, and by the plain forward pass below otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain.backbone_file import DEPTHS
+from pretrain.common.errors import UserError
+
+from .resnet_names import PREFIX, is_bottleneck
+
+STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
+TOLERANCE = 1e-4  # of the largest absolute value of a stage
+
+
+def has_detectron2() -> bool:
+    return importlib.util.find_spec("detectron2") is not None
+
+
+def test_image() -> Tensor:
+    """(1, 3, 96, 128): a normalised image of smooth shapes and noise, always the same."""
+    noise = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
+    rows, columns = torch.meshgrid(torch.linspace(-3, 3, 96), torch.linspace(-4, 4, 128), indexing="ij")
+    waves = torch.stack([torch.sin(rows + columns), torch.cos(2 * rows), torch.sin(3 * columns)])
+    return waves[None] + 0.5 * noise
+
+
+@torch.no_grad()
+def torchvision_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[str, Tensor]:
+    """res2..res5 of torchvision's ResNet with the weights ``state`` (torchvision's names)."""
+    resnet = getattr(torchvision.models, arch)(weights=None)
+    resnet.fc = nn.Identity()
+    resnet.load_state_dict(dict(state))
+    resnet.eval()
+    x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(image))))
+    stages: dict[str, Tensor] = {}
+    for name, layer in zip(STAGES, (resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4), strict=True):
+        x = stages[name] = layer(x)
+    return stages
+
+
+@torch.no_grad()
+def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[str, Tensor]:
+    """res2..res5 computed from Detectron2's names (no prefix) with nothing but convolutions; stride in the 3x3."""
+
+    def conv(x: Tensor, name: str, stride: int = 1) -> Tensor:
+        weight = state[f"{name}.weight"]
+        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        mean, var = state[f"{name}.norm.running_mean"], state[f"{name}.norm.running_var"]
+        return F.batch_norm(x, mean, var, state[f"{name}.norm.weight"], state[f"{name}.norm.bias"])
+
+    x = F.max_pool2d(F.relu(conv(image, "stem.conv1", 2)), 3, 2, 1)
+    stages: dict[str, Tensor] = {}
+    for stage, blocks in zip(STAGES, DEPTHS[arch], strict=True):
+        for block in range(blocks):
+            name = f"{stage}.{block}"
+            stride = 2 if block == 0 and stage != "res2" else 1
+            identity = conv(x, f"{name}.shortcut", stride) if f"{name}.shortcut.weight" in state else x
+            if is_bottleneck(arch):
+                x = F.relu(conv(x, f"{name}.conv1"))
+                x = F.relu(conv(x, f"{name}.conv2", stride))
+                x = conv(x, f"{name}.conv3")
+            else:
+                x = F.relu(conv(x, f"{name}.conv1", stride))
+                x = conv(x, f"{name}.conv2")
+            x = F.relu(x + identity)
+        stages[stage] = x
+    return stages
+
+
+@torch.no_grad()
+def detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, Tensor]:
+    """res2..res5 of Detectron2's ResNet after Detectron2's checkpointer has read ``path`` (`.pth` or `.pkl`).
+
+    Raises:
+        UserError: the checkpointer left a tensor of the backbone as it was.
+    """
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+
+    depth = int(arch.removeprefix("resnet"))
+    extra: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
+    blocks = ResNet.make_default_stages(depth, norm="BN", **extra)
+    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(STAGES))
+    holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
+    holder.backbone = nn.Module()
+    cast(nn.Module, holder.backbone).bottom_up = resnet
+    unset = torch.full((), float("nan"))
+    for tensor in resnet.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(unset.expand_as(tensor))
+    logger = logging.getLogger("fvcore.common.checkpoint")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns about a good file, too
+    try:
+        DetectionCheckpointer(holder).load(str(path))
+    finally:
+        logger.setLevel(level)
+    left = [name for name, tensor in holder.state_dict().items() if not torch.isfinite(tensor).all()]
+    if left:
+        raise UserError(f"Detectron2 did not load {', '.join(left[:5])} from {path}")
+    return resnet.eval()(image)
+
+
+def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor], what: str) -> dict[str, float]:
+    """Largest difference a stage, relative to the stage's largest absolute value in the source.
+
+    Raises:
+        UserError: a stage differs by more than TOLERANCE, or is not finite.
+    """
+    errors: dict[str, float] = {}
+    for stage in STAGES:
+        scale = source[stage].abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+        errors[stage] = float((source[stage] - target[stage]).abs().max() / scale)
+        if not errors[stage] <= TOLERANCE:  # NaN fails, too
+            raise UserError(
+                f"{what}: {stage} differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; not written"
+            )
+    return errors
+
+
+def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Detectron2's names without `backbone.bottom_up.`"""
+    return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}

@@ -1,0 +1,59 @@
+"""The one table of names: torchvision's ResNet <-> Detectron2's ResNet, for depths 18, 34, 50 and 101.
+
+torchvision                      Detectron2
+conv1.weight                     stem.conv1.weight
+bn1.*                            stem.conv1.norm.*
+layer1.0.conv2.weight            res2.0.conv2.weight
+layer1.0.bn2.*                   res2.0.conv2.norm.*
+layer2.0.downsample.0.weight     res3.0.shortcut.weight
+layer2.0.downsample.1.*          res3.0.shortcut.norm.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TypeVar
+
+from pretrain.backbone_file import DEPTHS
+
+T = TypeVar("T")
+PREFIX = "backbone.bottom_up."  # of the ResNet in a Detectron2 detector with FPN
+_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def is_bottleneck(arch: str) -> bool:
+    return arch in ("resnet50", "resnet101")
+
+
+@cache
+def names(arch: str) -> dict[str, str]:
+    """Every tensor of the backbone: torchvision's name -> Detectron2's (without `backbone.bottom_up.`)."""
+    table: dict[str, str] = {}
+
+    def add(conv: str, norm: str, detectron2: str) -> None:
+        table[f"{conv}.weight"] = f"{detectron2}.weight"
+        table.update({f"{norm}.{part}": f"{detectron2}.norm.{part}" for part in _NORM})
+
+    add("conv1", "bn1", "stem.conv1")
+    convs = 3 if is_bottleneck(arch) else 2
+    for layer, blocks in enumerate(DEPTHS[arch], start=1):
+        for block in range(blocks):
+            ours, theirs = f"layer{layer}.{block}", f"res{layer + 1}.{block}"
+            for i in range(1, convs + 1):
+                add(f"{ours}.conv{i}", f"{ours}.bn{i}", f"{theirs}.conv{i}")
+            if block == 0 and (layer > 1 or is_bottleneck(arch)):  # where the width or the stride changes
+                add(f"{ours}.downsample.0", f"{ours}.downsample.1", f"{theirs}.shortcut")
+    return table
+
+
+def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
+    """A whole backbone in Detectron2's names; a name outside the table raises KeyError."""
+    table = names(arch)
+    return {table[name]: value for name, value in state.items()}
+
+
+def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
+    """Detectron2's names in ``state`` replaced by torchvision's; all others are left for the reader to refuse."""
+    inverse = {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}
+    return {inverse.get(name, name): value for name, value in state.items()}

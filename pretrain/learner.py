@@ -77,7 +77,8 @@ class Learner:
                 keys_MND = self.siamese.encode_keys(images[1:], total, shuffle, self._prepare)
                 q_ND = self._encode_queries(images[0])
             else:
-                q_ND = self._encode_queries(images.flatten(0, 1))
+                # Image by image, not view by view: a BN group then holds all views of its images, as a rank's does.
+                q_ND = self._encode_queries(images.transpose(0, 1).flatten(0, 1))
         if self.method.kind == "queue":
             assert self.siamese.negatives is not None
             objective = self.method.objective(q_ND, keys_MND, self.siamese.negatives.queue, **hyper)
@@ -111,7 +112,7 @@ class Learner:
         many = len(batch.views_VNCHW)
         sizes = [many * size for size in distributed.slice_sizes(self.cfg.SOLVER.IMS_PER_BATCH)]
         labels = batch.index_N if self.cfg.METHOD.LABELS == "index" else batch.label_N
-        labels_A = labels.to(self.device).repeat(many)
+        labels_A = labels.to(self.device).repeat_interleave(many)
         start = sum(sizes[: distributed.rank()])
         candidates_BD, labels_B = (
             distributed.gather(anchors_AD, sizes, with_grad=True),

@@ -1,0 +1,130 @@
+"""Fig. 3 of JCL: how alike the views of one image are to a frozen encoder, an image a point.
+
+Shape letters: B images at once, A augmentations an image, F features.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import datasets, distributed, views
+from ..common.errors import UserError
+from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
+from ..encoder import pooled_features
+from ..loader import Loader
+from .features import load_frozen
+
+
+def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
+    """Similarity and variance of every run's features, as histograms in one picture and numbers in CSV.
+
+    Args:
+        cfg: DATA.TRAIN, VIEWS.KEY (the augmentation), VIEWS.IMAGE_SIZE, SEED, OUTPUT_DIR.
+        runs: name in the legend -> run folder, checkpoint or ``random``.
+        images: points in the histogram (JCL: 32,768); all images where the data set has fewer.
+        augmentations: A views an image (JCL: 32).
+
+    Returns:
+        What results.json holds: mean and standard deviation of both measures for each run.
+    """
+    if augmentations < 2:
+        raise UserError(f"{augmentations} augmentation an image has no variance; ask for at least 2 (JCL uses 32)")
+    output_dir = Path(cfg.OUTPUT_DIR or "runs/distributions")
+    device = distributed.init(cfg.DEVICE)
+    log = setup_logging(output_dir, distributed.rank())
+    data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    count = min(images, len(data))
+    if count < images:
+        log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
+    points: dict[str, np.ndarray] = {}
+    for name, weights in runs.items():
+        backbone, _ = load_frozen(weights, cfg, device)
+        loader = Loader(
+            data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=min(16, count),
+            seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+        )  # fmt: skip
+        rows: list[Tensor] = []
+        with torch.no_grad():
+            for batch in loader.epoch(0):
+                if sum(len(r) for r in rows) >= count:
+                    break
+                x = views.normalize(batch.views_VNCHW.to(device))
+                features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
+                rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
+        points[name] = torch.cat(rows)[:count].double().numpy()
+    count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
+    results = {"stage": "distributions", "images": count, "augmentations": augmentations, "runs": _summary(points)}
+    if distributed.is_main():
+        write_environment(output_dir)
+        atomic_write(output_dir / "distributions.csv", _csv(points))
+        atomic_write(output_dir / "distributions.png", draw(points))
+        write_json(output_dir / "results.json", results)
+        for name, row in results["runs"].items():
+            log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
+    return results
+
+
+def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cosine similarity of all A x A pairs and mean diagonal of the covariance, per image (JCL suppl., Sec. 5).
+
+    With unit vectors u_a and their mean m, the first is |m|^2 (self-pairs included, as in the paper) and the second
+    (1 - |m|^2) / F with the covariance divided by A: the two histograms are mirror images of one another.
+
+    Returns:
+        similarity (B,) and variance (B,).
+    """
+    mean_BF = F.normalize(features_BAF.float(), dim=2).mean(dim=1)
+    similarity = mean_BF.square().sum(dim=1)
+    return similarity, (1 - similarity) / features_BAF.shape[2]
+
+
+def draw(points: Mapping[str, np.ndarray]) -> bytes:
+    """Two histograms as PNG: similarity left, variance right, a colour a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
+    titles = ("mean cosine similarity of an image's views", "mean feature variance of an image's views")
+    for column, (axis, title) in enumerate(zip(axes, titles, strict=True)):
+        values = np.concatenate([p[:, column] for p in points.values()])
+        bins = np.linspace(values.min(), values.max(), 60)
+        for name, p in points.items():
+            axis.hist(p[:, column], bins=bins, alpha=0.55, label=f"{name} (mean {p[:, column].mean():.3g})")
+        axis.set_xlabel(title)
+        axis.set_ylabel("images")
+        axis.legend()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    plt.close(figure)
+    return file.getvalue()
+
+
+def _summary(points: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    return {
+        name: {
+            "similarity_mean": float(p[:, 0].mean()), "similarity_std": float(p[:, 0].std()),
+            "variance_mean": float(p[:, 1].mean()), "variance_std": float(p[:, 1].std()),
+        }
+        for name, p in points.items()
+    }  # fmt: skip
+
+
+def _csv(points: Mapping[str, np.ndarray]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["run", "similarity", "variance"])
+    for name, p in points.items():
+        writer.writerows([name, f"{s:.8g}", f"{v:.8g}"] for s, v in p)
+    return file.getvalue()

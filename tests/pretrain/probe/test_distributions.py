@@ -1,0 +1,34 @@
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.config import load_config
+from pretrain.probe import distributions
+from tests.pretrain.test_train import images  # noqa: F401  (fixture)
+
+
+def test_spread_equals_all_pairs_and_the_explicit_covariance():
+    torch.manual_seed(0)
+    features = torch.randn(3, 7, 5, dtype=torch.float32)
+    similarity, variance = distributions.spread(features)
+    for b in range(3):
+        u = features[b] / features[b].norm(dim=1, keepdim=True)
+        pairs = [float(u[i] @ u[j]) for i in range(7) for j in range(7)]
+        assert similarity[b].item() == pytest.approx(np.mean(pairs), rel=1e-5)
+        assert variance[b].item() == pytest.approx(np.cov(u.T.numpy(), bias=True).diagonal().mean(), rel=1e-5)
+
+
+def test_two_runs_in_one_picture_and_one_table(images, tmp_path):  # noqa: F811
+    cfg = load_config(None, [
+        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path),
+    ])  # fmt: skip
+    results = distributions.main(cfg, {"one": "random", "same": "random"}, images=32, augmentations=4)
+    rows = list(csv.DictReader((tmp_path / "distributions.csv").open()))
+    assert len(rows) == 64 and results["images"] == 32
+    ones, sames = ([r["similarity"] for r in rows if r["run"] == name] for name in ("one", "same"))
+    assert ones == sames
+    assert results["runs"]["one"]["similarity_mean"] == pytest.approx(np.mean([float(s) for s in ones]), rel=1e-5)
+    assert (tmp_path / "distributions.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,64 @@
+"""The linear probe as a stage: learns, resumes, refuses what it must."""
+
+import json
+
+import pytest
+
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.probe import knn, linear
+from tests.pretrain.test_train import images  # noqa: F401  (fixture)
+
+
+def _config(images, output, *more):  # noqa: F811
+    return load_config(None, [
+        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "LINEAR.IMS_PER_BATCH", "16", "LINEAR.EPOCHS", "4", "LINEAR.BASE_LR", "1.0", "LINEAR.STEPS", "[2, 3]",
+        "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_two_colours_are_told_apart(images, tmp_path, augment):  # noqa: F811
+    results = linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", augment), "random")
+    assert results["metrics"]["top1"] > 90
+    assert json.loads((tmp_path / "run/results.json").read_text())["stage"] == "linear"
+
+
+def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):  # noqa: F811
+    def run(name, *more):
+        return linear.main(_config(images, tmp_path / name, "LINEAR.AUGMENT", "none", *more), "random")
+
+    both = run("both", "LINEAR.LRS", "[0.1, 1.0]")["per_learning_rate"]
+    first = run("first", "LINEAR.LRS", "[0.1]")["per_learning_rate"]
+    assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
+
+
+def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):  # noqa: F811
+    whole = linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
+    real = linear.Heads.set_rates
+
+    def die(self, epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+        return real(self, epoch)
+
+    monkeypatch.setattr(linear.Heads, "set_rates", die)
+    with pytest.raises(KeyboardInterrupt):
+        linear.main(_config(images, tmp_path / "killed", "LINEAR.AUGMENT", "none"), "random")
+    monkeypatch.undo()
+    again = linear.main(_config(images, tmp_path / "killed", "LINEAR.AUGMENT", "none"), "random")
+    assert again["per_learning_rate"] == whole["per_learning_rate"]
+    lines = [(tmp_path / n / "metrics.json").read_text() for n in ("whole", "killed")]
+    assert lines[0] == lines[1]
+
+
+def test_unlabelled_data_are_refused_by_name(images, tmp_path):  # noqa: F811
+    flat = images / "train" / "class0"
+    with pytest.raises(UserError, match="labels"):
+        linear.main(_config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{flat}"), "random")
+
+
+def test_knn_of_the_random_encoder(images, tmp_path):  # noqa: F811
+    results = knn.main(_config(images, tmp_path / "run", "PROBE.KNN_K", "5"), "random")
+    assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"

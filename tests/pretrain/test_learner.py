@@ -1,0 +1,114 @@
+"""One step of learning: the same numbers on one process and on two, where BN's groups are the same."""
+
+import pytest
+import torch
+from pretrain.loader import Batch
+
+from pretrain import distributed
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.learner import Learner, local_bn_groups
+from tests.pretrain.ranks import run_ranks
+
+N, V = 8, 4
+
+
+def _config(method: str, *more: str):
+    keys = str(V - 1) if method in ("jcl", "multikey") else "1"
+    return load_config(None, [
+        "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar",
+        "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16", "MODEL.QUEUE_SIZE", "20",
+        "SOLVER.IMS_PER_BATCH", str(N), "SOLVER.BASE_LR", "0.1", "SOLVER.EPOCHS", "2", "MODEL.BN_GROUPS", "2",
+        "MODEL.EMA_MOMENTUM", "0.9", "DEVICE", "cpu", *more,
+    ])  # fmt: skip
+
+
+def _two_steps(method: str) -> dict[str, torch.Tensor]:
+    """Loss of each step, gradients of the last and all state after two steps; the mean over ranks where it is local."""
+    cfg = _config(method)
+    learner = Learner(cfg, torch.device("cpu"), lambda _: None)
+    start, stop = distributed.slice_bounds(N, distributed.rank(), distributed.world_size())
+    views = 1 + cfg.METHOD.NUM_KEYS
+    out = {}
+    for step in range(2):
+        images = torch.randint(0, 256, (views, N, 3, 16, 16), generator=torch.Generator().manual_seed(step))
+        index = torch.arange(N)
+        batch = Batch(images[:, start:stop].to(torch.uint8), index[start:stop], index[start:stop] % 3, None)
+        objective = learner.step(batch, step, step / 4, 0, 0.1, None)
+        out[f"loss{step}"] = distributed.mean_(objective.loss.detach().clone())
+    out |= {f"grad.{name}": p.grad for name, p in learner.encoder.named_parameters()}
+    return out | learner.siamese.moco_state_dict()
+
+
+def _on_two_ranks(method: str, path: str) -> None:
+    got = _two_steps(method)
+    if distributed.is_main():
+        torch.save(got, path)
+
+
+@pytest.mark.parametrize("method", ["mocov2", "multikey", "jcl", "simclr", "supcon"])
+def test_two_processes_equal_one_with_the_same_bn_groups(method, tmp_path):
+    path = tmp_path / "two.pth"
+    run_ranks(_on_two_ranks, 2, method, str(path))
+    one, two = _two_steps(method), torch.load(path)
+    assert one.keys() == two.keys()
+    for name in one:
+        if name.endswith("queue_ptr") or "num_batches" in name:
+            assert torch.equal(one[name], two[name]), name
+        else:
+            scale = one[name].abs().max().clamp(min=1e-3)
+            assert (one[name] - two[name]).abs().max() / scale < 1e-4 if "grad" not in name else 1e-5, name
+    assert abs(one["loss1"] - two["loss1"]) < 1e-5
+
+
+def test_single_process_splits_bn_and_says_so():
+    said = []
+    assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "256"), said.append) == 8
+    assert "split BN with 8 groups stands in for ShuffleBN" in said[0]
+    assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "1")) == 1
+    with pytest.raises(UserError, match="BN_GROUPS is 99"):
+        local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "99"))
+
+
+def test_keys_follow_the_queries_by_the_moving_average():
+    learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
+    with torch.no_grad():
+        for p in learner.encoder.parameters():
+            p.add_(1.0)
+    before = [p.clone() for p in learner.siamese.encoder_k.parameters()]
+    learner.siamese.update_keys(0.9)
+    for old, q, k in zip(before, learner.encoder.parameters(), learner.siamese.encoder_k.parameters(), strict=True):
+        torch.testing.assert_close(k, 0.9 * old + 0.1 * q)
+        assert not k.requires_grad
+
+
+def test_shuffling_hides_the_batch_statistics():
+    """The group of a query and the group of its key differ for some images, else BN leaks the answer."""
+    learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
+    seen = []
+    learner.siamese.encoder_k.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, 0, 0, 0].clone()))
+    images = torch.arange(N, dtype=torch.uint8).view(1, N, 1, 1, 1).expand(1, N, 3, 16, 16) * 10
+    keys = learner.siamese.encode_keys(images, N, torch.Generator().manual_seed(3), lambda x: x.float())
+    order = (seen[0] / 10).long()
+    assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
+    groups_of_keys = {i: position % 2 for position, i in enumerate(order.tolist())}
+    assert any(groups_of_keys[i] != i * 2 // N for i in range(N))
+    assert keys.shape == (1, N, 16)
+
+
+def test_the_state_has_mocos_names():
+    names = set(Learner(_config("mocov2"), torch.device("cpu"), lambda _: None).siamese.moco_state_dict())
+    assert {"module.encoder_q.conv1.weight", "module.encoder_k.fc.2.bias", "module.queue", "module.queue_ptr"} <= names
+    assert all(n.startswith(("module.encoder_q.", "module.encoder_k.", "module.queue")) for n in names)
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_takes_a_step_near_full_precision(amp):
+    def loss(*more: str) -> float:
+        learner = Learner(_config("jcl", *more), torch.device("cpu"), lambda _: None)
+        images = torch.randint(0, 256, (V, N, 3, 16, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+        batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), None)
+        return float(learner.step(batch, 0, 0.0, 0, 0.1, None).loss.detach())
+
+    full, mixed = loss(), loss("SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
+    assert mixed == pytest.approx(full, rel=0.05) and mixed != full

@@ -1,0 +1,187 @@
+"""Whole runs on tiny images: resume bit for bit, a kill at any moment, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from pretrain import checkpoint, distributed
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.train import main
+from tests.pretrain.ranks import run_ranks
+
+STEPS_PER_EPOCH = 6
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """48 + 16 images of 20 px in two classes of different colour."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        for c, colour in enumerate(((200, 60, 60), (60, 60, 200))):
+            folder = root / split / f"class{c}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                image = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
+                cv2.imwrite(str(folder / f"{i:03d}.png"), image)
+    return root
+
+
+def _overrides(images: Path, output: Path, *more: str) -> list[str]:
+    return [
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "2", "SOLVER.CHECKPOINT_PERIOD", "4", "SOLVER.LOG_PERIOD", "1",
+        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+        "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
+    ]  # fmt: skip
+
+
+def _run(images: Path, output: Path, *more: str) -> dict:
+    return main(load_config(None, _overrides(images, output, *more)))
+
+
+def _assert_same_end(a: Path, b: Path) -> None:
+    one, two = checkpoint.read(a / checkpoint.FINAL), checkpoint.read(b / checkpoint.FINAL)
+    assert one["step"] == two["step"] == 2 * STEPS_PER_EPOCH
+    assert one["state_dict"].keys() == two["state_dict"].keys()
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name]), name
+    for one_state, two_state in zip(
+        one["optimizer"]["state"].values(), two["optimizer"]["state"].values(), strict=True
+    ):
+        assert torch.equal(one_state["momentum_buffer"], two_state["momentum_buffer"])
+    losses = [[json.loads(line).get("loss") for line in (f / "metrics.json").read_text().splitlines()] for f in (a, b)]
+    assert losses[0] == losses[1]
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory) -> Path:
+    """The run folder of an uninterrupted run."""
+    output = tmp_path_factory.mktemp("runs") / "whole"
+    results = _run(images, output)
+    assert results["steps"] == 2 * STEPS_PER_EPOCH
+    return output
+
+
+def test_a_run_folder_is_self_contained(whole):
+    names = {p.name for p in whole.iterdir()}
+    assert {
+        "config.yaml",
+        "metrics.json",
+        "log.txt",
+        "checkpoint_final.pth",
+        "results.json",
+        "environment.txt",
+    } <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    lines = [json.loads(line) for line in (whole / "metrics.json").read_text().splitlines()]
+    steps = [line["iteration"] for line in lines if "loss" in line]
+    assert steps == list(range(2 * STEPS_PER_EPOCH))
+    assert {"lr", "queue_accuracy", "positive_similarity", "feature_spread", "images_per_second"} <= lines[0].keys()
+    results = json.loads((whole / "results.json").read_text())
+    assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
+    assert "split BN with 4 groups" in (whole / "log.txt").read_text()
+
+
+def test_a_second_run_does_nothing_again(images, whole):
+    before = (whole / checkpoint.FINAL).stat().st_mtime_ns
+    assert _run(images, whole)["steps"] == 2 * STEPS_PER_EPOCH
+    assert (whole / checkpoint.FINAL).stat().st_mtime_ns == before
+
+
+def test_another_config_in_the_same_folder_is_refused(images, whole):
+    with pytest.raises(UserError, match=r"another config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR"):
+        _run(images, whole, "SOLVER.BASE_LR", "0.06")
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path, workers, monkeypatch):
+    calls = iter([""] * 4 + ["preempted"] * 99)
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
+    with pytest.raises(interrupt.Stopped, match="preempted"):
+        _run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    monkeypatch.undo()
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
+    _run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    _assert_same_end(whole, tmp_path / "run")
+
+
+def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
+    output = tmp_path / "killed"
+    code = "import sys; from pretrain.train import main; from pretrain.config import load_config; " \
+           "main(load_config(None, sys.argv[1:]))"  # fmt: skip
+    command = [sys.executable, "-c", code, *_overrides(images, output)]
+    for wanted in (2, 7):  # kill when so many steps are on record: before the first checkpoint, then after it
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+        deadline = time.monotonic() + 120
+        while _steps_on_record(output) < wanted and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    _run(images, output)
+    _assert_same_end(whole, output)
+
+
+def _steps_on_record(output: Path) -> int:
+    path = output / "metrics.json"
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+def _two_ranks(overrides: list[str], stop_after: int) -> None:
+    calls = [0]
+
+    def stop() -> str:
+        calls[0] += 1  # only rank 1 is asked to stop: both must agree
+        return "preempted" if stop_after and distributed.rank() == 1 and calls[0] > stop_after else ""
+
+    interrupt.stop_requested = stop
+    try:
+        main(load_config(None, overrides))
+    except interrupt.Stopped:
+        assert stop_after
+    else:
+        assert not stop_after
+
+
+def test_two_processes_resume_to_the_same_bits(images, tmp_path):
+    for name, stops in (("whole", [0]), ("stopped", [4, 0])):
+        for stop_after in stops:
+            run_ranks(_two_ranks, 2, _overrides(images, tmp_path / name), stop_after)
+    _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
+    with pytest.raises(UserError, match=r"not finite at step \d+ \(learning rate 1e\+30; images: .*\.png"):
+        _run(images, tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+    assert not list((tmp_path / "run").glob("checkpoint_final.pth"))
+
+
+@pytest.mark.parametrize(
+    "key, value, says",
+    [
+        ("MODEL.QUEUE_SIZE", "0", "MODEL.QUEUE_SIZE is 0; it must be at least 1"),
+        ("METHOD.NUM_KEYS", "0", "METHOD.NUM_KEYS is 0; it must be at least 1"),
+        ("METHOD.TEMPERATURE", "0.0", "METHOD.TEMPERATURE is 0.0; it must be above 0"),
+        ("METHOD.NAME", "jlc", "did you mean 'jcl'"),
+        ("SOLVER.BASE_LRR", "1", "unknown config key SOLVER.BASE_LRR; did you mean 'SOLVER.BASE_LR'"),
+        ("DATA.TRAIN", "folder:/nowhere", "/nowhere"),
+        ("SOLVER.IMS_PER_BATCH", "4096", "4096"),
+    ],
+)
+def test_bad_input_is_one_line(images, tmp_path, key, value, says):
+    with pytest.raises(UserError) as caught:
+        _run(images, tmp_path / "run", key, value)
+    assert says in str(caught.value) and "\n" not in str(caught.value)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_SLICE = 16384  # negatives a slice: as fast as the whole queue at once, with a fraction of its memory
+_SLICE = 8192  # negatives a slice: as fast as the whole queue at once, with a fraction of its memory
 
 
 class Objective(NamedTuple):

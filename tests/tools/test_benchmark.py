@@ -1,0 +1,38 @@
+"""The benchmark's naive forms are the same losses, and its command line prints a row for each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pretrain.common.errors import UserError
+from tools import benchmark
+
+SMALL = ["objectives", "--queries", "3", "--keys", "2", "--dims", "4", "--negatives", "9", "--rounds", "1"]
+
+
+def test_objectives_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]):
+    assert benchmark.main([*SMALL, "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("N 3, M' 2, D 4, K 9, cpu")
+    assert [line.split()[0] for line in lines[2:]] == list(benchmark.NAIVE)
+    assert all(float(line.split()[1]) > 0 and line.split()[3].endswith("x") for line in lines[2:])
+
+
+def test_forms_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch):
+    doubled = benchmark.naive_moco
+    monkeypatch.setitem(benchmark.NAIVE, "mocov2", lambda *a, **k: 2 * doubled(*a, **k))
+    with pytest.raises(RuntimeError, match="mocov2: the fast and the naive form differ"):
+        benchmark.main([*SMALL, "--device", "cpu"])
+
+
+def test_a_size_of_0_is_refused():
+    with pytest.raises(UserError, match="--negatives is 0; it must be at least 1"):
+        benchmark.main([*SMALL, "--negatives", "0", "--device", "cpu"])
+
+
+def test_peak_memory_sees_a_large_tensor():
+    peak = benchmark.peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu"))
+    if peak is None:
+        pytest.skip("this system does not tell a process its peak memory")
+    assert 30 < peak < 64  # 32 MiB

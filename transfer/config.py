@@ -107,7 +107,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some valu
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
     "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
-    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
+    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101),
     "MODEL.RESNETS.OUT_FEATURES": (["res2", "res3", "res4", "res5"],),
     "MODEL.RESNETS.NORM": _NORMS[1:],
     "MODEL.FPN.IN_FEATURES": (["res2", "res3", "res4", "res5"],),

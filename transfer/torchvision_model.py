@@ -3,13 +3,12 @@ r"""Faster, Mask and Keypoint R-CNN with FPN, composed of torchvision's pieces s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import torchvision
 from fvcore.common.config import CfgNode
 from fvcore.nn.distributed import differentiable_all_reduce
@@ -23,6 +22,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from . import resnet_names
 from .torchvision_roi_heads import BoxPredictor, RoIHeads
 from .torchvision_rpn import Anchors, RegionProposals, RoIPooler
 
@@ -33,15 +33,24 @@ class Detector(nn.Module):
     """Images to losses (with targets, in training) or to detections.
 
     Args:
+        arch: torchvision's name of the ResNet in ``body``.
         body: images to the maps of res2 .. res5.
         fpn: these to p2 .. p6.
         mean, std: of the pixels, in the order of the image's channels.
     """
 
     def __init__(
-        self, body: nn.Module, fpn: nn.Module, rpn: RegionProposals, roi_heads: RoIHeads, mean: list[float], std: list[float]
+        self,
+        arch: str,
+        body: nn.Module,
+        fpn: nn.Module,
+        rpn: RegionProposals,
+        roi_heads: RoIHeads,
+        mean: list[float],
+        std: list[float],
     ) -> None:
         super().__init__()
+        self.arch = arch
         self.body, self.fpn, self.rpn, self.roi_heads = body, fpn, rpn, roi_heads
         self.mean: Tensor
         self.std: Tensor
@@ -122,7 +131,8 @@ def build_model(cfg: CfgNode, device: torch.device) -> Detector:
     body, channels = _body(model, on_cuda)
     fpn = FeaturePyramidNetwork(channels, model.FPN.OUT_CHANNELS, LastLevelMaxPool(), _norm(model.FPN.NORM, on_cuda))
     roi_heads = _roi_heads(model, cfg.TEST.DETECTIONS_PER_IMAGE, on_cuda)
-    return Detector(body, fpn, _rpn(model), roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
+    arch = f"resnet{model.RESNETS.DEPTH}"
+    return Detector(arch, body, fpn, _rpn(model), roi_heads, model.PIXEL_MEAN, model.PIXEL_STD).to(device)
 
 
 def _body(model: CfgNode, on_cuda: bool) -> tuple[nn.Module, list[int]]:
@@ -176,9 +186,7 @@ def _rpn(model: CfgNode) -> RegionProposals:
 def _roi_heads(model: CfgNode, detections_per_image: int, on_cuda: bool) -> RoIHeads:
     heads, box, keypoint = model.ROI_HEADS, model.ROI_BOX_HEAD, model.ROI_KEYPOINT_HEAD
     shape = (model.FPN.OUT_CHANNELS, box.POOLER_RESOLUTION, box.POOLER_RESOLUTION)
-    head = FastRCNNConvFCHead(
-        shape, [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC, _norm(box.NORM, on_cuda)
-    )
+    head = FastRCNNConvFCHead(shape, [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC, _norm(box.NORM, on_cuda))
     for layer in head:
         if isinstance(layer, nn.Linear):
             nn.init.kaiming_uniform_(layer.weight, a=1)
@@ -229,14 +237,8 @@ def _keypoint_head(model: CfgNode) -> tuple[RoIPooler, nn.Module]:
     return RoIPooler(keypoint.POOLER_RESOLUTION, keypoint.POOLER_SAMPLING_RATIO), layers
 
 
-# This model's names -> Detectron2's; the first pattern that matches counts. A norm is `.1` beside its convolution `.0`.
+# This model's names -> Detectron2's outside the backbone (its table is resnet_names). A norm is `.1` beside its conv `.0`.
 _NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
-    (r"body\.conv1\.", "backbone.bottom_up.stem.conv1."),
-    (r"body\.bn1\.", "backbone.bottom_up.stem.conv1.norm."),
-    (r"body\.layer(\d)\.(\d+)\.conv(\d)\.", lambda m: f"backbone.bottom_up.res{int(m[1]) + 1}.{m[2]}.conv{m[3]}."),
-    (r"body\.layer(\d)\.(\d+)\.bn(\d)\.", lambda m: f"backbone.bottom_up.res{int(m[1]) + 1}.{m[2]}.conv{m[3]}.norm."),
-    (r"body\.layer(\d)\.(\d+)\.downsample\.0\.", lambda m: f"backbone.bottom_up.res{int(m[1]) + 1}.{m[2]}.shortcut."),
-    (r"body\.layer(\d)\.(\d+)\.downsample\.1\.", lambda m: f"backbone.bottom_up.res{int(m[1]) + 1}.{m[2]}.shortcut.norm."),
     (r"fpn\.inner_blocks\.(\d)\.0\.", lambda m: f"backbone.fpn_lateral{int(m[1]) + 2}."),
     (r"fpn\.inner_blocks\.(\d)\.1\.", lambda m: f"backbone.fpn_lateral{int(m[1]) + 2}.norm."),
     (r"fpn\.layer_blocks\.(\d)\.0\.", lambda m: f"backbone.fpn_output{int(m[1]) + 2}."),
@@ -258,54 +260,21 @@ _NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
 
 def detectron2_names(model: Detector) -> dict[str, str]:
     """``{name here: Detectron2's name}`` of every tensor of the model's state; one to one."""
+    backbone = resnet_names.names(model.arch)
     linears = [name for name, layer in model.roi_heads.box_head.named_children() if isinstance(layer, nn.Linear)]
     names = {}
     for name in model.state_dict():
-        own = re.match(r"roi_heads\.box_head\.(\d+)\.(weight|bias)$", name)
-        if own:
-            names[name] = f"roi_heads.box_head.fc{linears.index(own[1]) + 1}.{own[2]}"
-            continue
-        names[name] = next(re.sub(f"^{old}", new, name) for old, new in _NAMES if re.match(old, name))
-    assert len(set(names.values())) == len(names)
+        fully_connected = re.match(r"roi_heads\.box_head\.(\d+)\.(weight|bias)$", name)
+        if name.startswith("body."):
+            names[name] = f"backbone.bottom_up.{backbone[name.removeprefix('body.')]}"
+        elif fully_connected:
+            names[name] = f"roi_heads.box_head.fc{linears.index(fully_connected[1]) + 1}.{fully_connected[2]}"
+        else:
+            names[name] = next(re.sub(f"^{old}", new, name) for old, new in _NAMES if re.match(old, name))
     return names
 
 
-def state_dict_for_detectron2(model: Detector) -> dict[str, Tensor]:
-    """The model's tensors under Detectron2's names."""
+def detectron2_state(model: Detector) -> dict[str, Tensor]:
+    """The model's tensors under Detectron2's names; they share the model's storage."""
     state = model.state_dict()
     return {theirs: state[ours] for ours, theirs in detectron2_names(model).items()}
-
-
-def load_detectron2_state(model: Detector, state: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
-    """Copies tensors under Detectron2's names into the model.
-
-    Returns:
-        Detectron2 names of the model's tensors that ``state`` lacks, and names of ``state`` that the model lacks. A frozen
-        norm has no ``num_batches_tracked``; that name alone is not reported.
-
-    Raises:
-        RuntimeError: a tensor's shape does not fit.
-    """
-    names = {theirs: ours for ours, theirs in detectron2_names(model).items()}
-    own = {names[name]: tensor for name, tensor in state.items() if name in names}
-    model.load_state_dict(own, strict=False)
-    missing, extra = sorted(set(names) - set(state)), sorted(set(state) - set(names))
-    counters = ".num_batches_tracked"
-    return [n for n in missing if not n.endswith(counters)], [n for n in extra if not n.endswith(counters)]
-
-
-def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Binary masks (D, H, W), bool, from mask probabilities (D, M, M) and their boxes (D, 4) in an image of ``size`` (H, W).
-
-    Each pixel's centre is looked up bilinearly in the mask; at least 0.5 is inside.
-    """
-    height, width = size
-    pasted = torch.zeros(len(masks), height, width, dtype=torch.bool)
-    for out, mask, box in zip(pasted, masks.cpu().float(), boxes.cpu(), strict=True):
-        x0, y0 = (box[:2].floor() - 1).clamp(min=0).int().tolist()
-        x1, y1 = min(int(box[2].ceil()) + 1, width), min(int(box[3].ceil()) + 1, height)
-        x = (torch.arange(x0, x1) + 0.5 - box[0]) / (box[2] - box[0]) * 2 - 1
-        y = (torch.arange(y0, y1) + 0.5 - box[1]) / (box[3] - box[1]) * 2 - 1
-        grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
-        out[y0:y1, x0:x1] = F.grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0] >= 0.5
-    return pasted

@@ -100,9 +100,7 @@ class RoIHeads(nn.Module):
         return losses
 
     @torch.no_grad()
-    def sample(
-        self, proposals: list[Tensor], targets: list[Target]
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def sample(self, proposals: list[Tensor], targets: list[Target]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Boxes (R_i, 4), classes (R_i,) and ground-truth indices (R_i,) of the proposals to train on, an image each."""
         boxes, labels, matched = [], [], []
         for proposal, target in zip(proposals, targets, strict=True):

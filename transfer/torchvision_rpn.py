@@ -98,10 +98,14 @@ class RegionProposals(RegionProposalNetwork):
         logits_NA, deltas_NA4 = logits.reshape(len(image_sizes), -1), deltas.reshape(len(image_sizes), -1, 4)
         losses = self.losses(torch.cat(anchors), logits_NA, deltas_NA4, targets) if targets is not None else {}
         with torch.no_grad():
-            proposals = self.select(anchors, logits_NA.float().split(counts, 1), deltas_NA4.split(counts, 1), image_sizes)
+            proposals = self.select(
+                anchors, logits_NA.float().split(counts, 1), deltas_NA4.split(counts, 1), image_sizes
+            )
         return proposals, losses
 
-    def losses(self, anchors: Tensor, logits: Tensor, deltas: Tensor, targets: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def losses(
+        self, anchors: Tensor, logits: Tensor, deltas: Tensor, targets: list[dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
         """Losses of the sampled anchors; logits (N, A), deltas (N, A, 4)."""
         images = len(targets)
         labels, matched = self.assign_targets_to_anchors([anchors] * images, targets)
@@ -123,7 +127,11 @@ class RegionProposals(RegionProposalNetwork):
         }
 
     def select(
-        self, anchors: list[Tensor], logits: Sequence[Tensor], deltas: Sequence[Tensor], image_sizes: list[tuple[int, int]]
+        self,
+        anchors: list[Tensor],
+        logits: Sequence[Tensor],
+        deltas: Sequence[Tensor],
+        image_sizes: list[tuple[int, int]],
     ) -> list[Tensor]:
         """Proposals (R, 4) of every image, best first; one entry a level in the other lists.
 
@@ -135,7 +143,9 @@ class RegionProposals(RegionProposalNetwork):
             best, index = logit.topk(min(self.pre_nms_top_n(), logit.shape[1]), dim=1)
             picked = delta.gather(1, index[..., None].expand(-1, -1, 4)).float()
             scores.append(best)
-            boxes.append(self.box_coder.decode_single(picked.reshape(-1, 4), anchor[index.reshape(-1)]).reshape(picked.shape))
+            boxes.append(
+                self.box_coder.decode_single(picked.reshape(-1, 4), anchor[index.reshape(-1)]).reshape(picked.shape)
+            )
             levels.append(torch.full_like(index[0], level))
         all_levels, results = torch.cat(levels), []
         for box, score, size in zip(torch.cat(boxes, 1), torch.cat(scores, 1), image_sizes, strict=True):

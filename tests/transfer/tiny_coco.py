@@ -1,0 +1,127 @@
+"""Six drawn images with boxes, polygons and keypoints in COCO's format, and the config of a tiny detector on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from PIL import Image, ImageDraw
+
+from transfer.config import load_config
+
+NAMES = [
+    "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
+    "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip", "left_knee", "right_knee", "left_ankle",
+    "right_ankle",
+]  # fmt: skip
+SIZES = [(96, 64), (64, 96), (96, 64), (80, 70), (64, 96), (96, 64)]  # width, height
+
+
+def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
+    """Writes the data set (the last image empty, one crowd); returns its name, `coco:<json>:<images>`."""
+    rng = np.random.default_rng(3)
+    folder.mkdir(parents=True, exist_ok=True)
+    images, annotations = [], []
+    for number, (width, height) in enumerate(SIZES, start=1):
+        picture = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
+        for slot in range(0 if number == len(SIZES) else 2):
+            x, y = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1, rng.uniform(2, height - 46)
+            w, h = rng.uniform(14, width / 2 - 12), rng.uniform(20, 40)
+            category = 1 if keypoints else 1 + (number + slot) % 3
+            polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
+            ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": category * 7,  # ids with gaps
+                    "bbox": [x, y, w, h],
+                    "area": w * h * 0.8,
+                    "iscrowd": int(number == 2 and slot == 1),
+                    "segmentation": _rle(polygon, height, width) if rle or (number == 2 and slot == 1) else [polygon],
+                }
+            )
+            if keypoints:
+                points = np.stack([rng.uniform(x, x + w, 17), rng.uniform(y, y + h, 17), rng.integers(0, 3, 17)], 1)
+                points[:, :2] = points[:, :2].round()
+                points[points[:, 2] == 0] = 0
+                annotations[-1] |= {
+                    "keypoints": points.flatten().tolist(),
+                    "num_keypoints": int((points[:, 2] > 0).sum()),
+                }
+        picture.save(folder / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": height, "width": width})
+    categories = [{"id": 7, "name": "person"}] if keypoints else [{"id": 7 * i, "name": f"c{i}"} for i in (1, 2, 3)]
+    if keypoints:
+        categories[0] |= {"keypoints": NAMES, "skeleton": [[1, 2]]}
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "annotations.json").write_text(json.dumps(content))
+    return f"coco:{folder / 'annotations.json'}:{folder}"
+
+
+def _rle(polygon: list[float], height: int, width: int) -> dict:
+    from pycocotools import mask as coco_mask
+
+    rle = coco_mask.merge(coco_mask.frPyObjects([polygon], height, width))
+    return {"size": [height, width], "counts": rle["counts"].decode()}
+
+
+MODEL_KEYS = {  # Detectron2's Base-RCNN-FPN, small
+    "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+    "MODEL.BACKBONE.FREEZE_AT": 0,
+    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.DEPTH": 18,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
+    "MODEL.RESNETS.NORM": "SyncBN",
+    "MODEL.FPN.NORM": "SyncBN",
+    "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.FPN.OUT_CHANNELS": 32,
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[32], [64], [128], [256], [512]],
+    "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 200,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 100,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 50,
+    "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+    "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+    "MODEL.ROI_HEADS.NUM_CLASSES": 3,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 64,
+    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+    "MODEL.ROI_BOX_HEAD.FC_DIM": 64,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 2,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 32,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": [32, 32],
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.DEVICE": "cpu",
+    "INPUT.FORMAT": "RGB",
+    "INPUT.MIN_SIZE_TRAIN": [64, 80],
+    "INPUT.MAX_SIZE_TRAIN": 128,
+    "INPUT.MIN_SIZE_TEST": 80,
+    "INPUT.MAX_SIZE_TEST": 128,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.BASE_LR": 0.01,
+    "SOLVER.MAX_ITER": 4,
+    "SOLVER.STEPS": [3],
+    "SOLVER.WARMUP_ITERS": 2,
+    "SOLVER.CHECKPOINT_PERIOD": 2,
+    "SEED": 5,
+}
+
+
+def words(keys: dict) -> list[str]:
+    """`KEY VALUE` overrides."""
+    return [word for key, value in keys.items() for word in (key, repr(value) if not isinstance(value, str) else value)]
+
+
+def config(folder: Path, name: str, **keys) -> CfgNode:
+    """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
+    return load_config(None, words(MODEL_KEYS | data | given))

@@ -1,0 +1,328 @@
+"""The embedded engine: trains and evaluates torchvision's detectors under Detectron2's config, names and files."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
+from torch.nn.parallel import DistributedDataParallel
+from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from pretrain import checkpoint as checkpoints
+from pretrain.common.config_io import dump, flatten
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
+
+from .config import check_supported
+from .torchvision_data import training_loader, training_records
+from .torchvision_evaluation import evaluate
+from .torchvision_model import Detector, build_model, detectron2_state
+from .torchvision_solver import build_optimizer, clip_gradients, learning_rate, scale_to_world, set_learning_rate
+from .weights import Weights, check_config, load_weights, read_weights
+
+LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those a line's medians are taken over
+
+
+def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualize: int = 0) -> dict[str, Any]:
+    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
+
+    Args:
+        cfg: of config.load_config.
+        resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
+        visualize: draw the predictions on that many test images.
+
+    Returns:
+        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0; {} elsewhere or without DATASETS.TEST.
+
+    Raises:
+        UserError: a key that cannot be honoured, a used OUTPUT_DIR without ``resume``, weights or data that do not fit,
+            a loss that is not finite.
+        Stopped: a stop was requested; the checkpoint is written.
+    """
+    check_supported(cfg)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    device = _join(cfg.MODEL.DEVICE, world)
+    cfg = scale_to_world(cfg, world)
+    out = Path(cfg.OUTPUT_DIR)
+    if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):
+        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+    logger = setup_logging(out, rank, "transfer")
+    if rank == 0:
+        atomic_write(out / "config.yaml", dump(cfg))
+        write_environment(out)
+    if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
+        logger.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
+    if cfg.FLOAT32_PRECISION:
+        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+    state = _newest(out, logger) if resume else None
+    seed = state["seed"] if state else _seed(cfg.SEED, world)
+    torch.manual_seed(seed)
+    model = build_model(cfg, device)
+    if state:
+        source = Weights(str(out), "", state["model"], {})
+    else:
+        source = read_weights(cfg.MODEL.WEIGHTS)
+        check_config(source, cfg, logger.info)
+    load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
+    if eval_only:
+        return evaluate(cfg, model, rank, world, visualize)
+    return _Training(cfg, model, device, rank, world, seed, logger).run(state, visualize)
+
+
+class _Training:
+    """What the iterations of one run share; `run` is the loop."""
+
+    def __init__(
+        self, cfg: CfgNode, model: Detector, device: torch.device, rank: int, world: int, seed: int, logger: Logger
+    ) -> None:
+        if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
+            raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+        self.cfg, self.model, self.device, self.logger = cfg, model, device, logger
+        self.rank, self.world, self.seed = rank, world, seed
+        self.records, self.info = training_records(cfg)
+        self.optimizer = build_optimizer(cfg.SOLVER, model)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
+        self.wrapped: torch.nn.Module = model
+        if world > 1:
+            ids = [device.index] if device.type == "cuda" else None
+            self.wrapped = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.reason = ""
+
+    def run(self, state: dict[str, Any] | None, visualize: int) -> dict[str, Any]:
+        solver, period = self.cfg.SOLVER, self.cfg.TEST.EVAL_PERIOD
+        start = self._restore(state) if state else 0
+        rate, writer = learning_rate(solver), MetricsWriter(self.cfg.OUTPUT_DIR, start) if self.rank == 0 else None
+        self.logger.info(
+            f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} process(es), "
+            f"{solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
+        )
+        batches = self._batches(start, self.seed, self.cfg.DATALOADER.NUM_WORKERS)
+        self.model.train()
+        results: dict[str, Any] = {}
+        with self._bar(start) as bar:
+            for iteration in range(start, solver.MAX_ITER):
+                set_learning_rate(self.optimizer, rate(iteration))
+                self.window.append(self._step(iteration, batches))
+                done, final = iteration + 1, iteration + 1 == solver.MAX_ITER
+                evaluating = final or (period > 0 and done % period == 0)
+                if evaluating and self.cfg.TEST.PRECISE_BN.ENABLED:
+                    self._precise_bn(iteration)
+                if (solver.CHECKPOINT_PERIOD > 0 and done % solver.CHECKPOINT_PERIOD == 0) or (
+                    self.reason and not final
+                ):
+                    self._save(f"model_{iteration:07d}", iteration)
+                if final:
+                    self._save("model_final", iteration)
+                line: dict[str, Any] = {}
+                if evaluating:
+                    results = evaluate(self.cfg, self.model, self.rank, self.world, visualize if final else 0)
+                    line = flatten_results(results)
+                if done % LOG_PERIOD == 0 or final:
+                    line |= self._summary(iteration, rate(iteration))
+                if writer and line:
+                    writer.write(iteration, line)
+                bar.update()
+                if self.reason and not final:
+                    raise Stopped(self.reason)
+        if start >= solver.MAX_ITER:
+            self.logger.info(f"all {solver.MAX_ITER} iterations are done; evaluating the last checkpoint")
+            results = evaluate(self.cfg, self.model, self.rank, self.world, visualize)
+        if writer:
+            writer.close()
+        return results
+
+    def _step(self, iteration: int, batches: Iterator[list[Any]]) -> dict[str, float]:
+        """One optimiser step; the mean over processes of its losses, and its times in seconds."""
+        began = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - began
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
+        torch.manual_seed(_mix(self.seed, iteration, self.rank))
+        with torch.autocast(self.device.type, enabled=self.cfg.SOLVER.AMP.ENABLED, dtype=torch.float16):
+            losses = self._forward(batch, iteration)
+            total = torch.stack(list(losses.values())).sum()
+        self.optimizer.zero_grad()
+        self.scaler.scale(total).backward()
+        values = self._agree(torch.stack([loss.detach().float() for loss in losses.values()]))
+        if not all(map(math.isfinite, values)):
+            shown = ", ".join(f"{k} {v:.3g}" for k, v in zip(losses, values, strict=True))
+            self._not_finite(iteration, shown, batch)
+        if self.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
+            self.scaler.unscale_(self.optimizer)
+            clip_gradients(self.cfg.SOLVER.CLIP_GRADIENTS, (p for p in self.model.parameters() if p.grad is not None))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        out = {"total_loss": sum(values), **dict(zip(losses, values, strict=True))}
+        return out | {"time": time.perf_counter() - began, "data_time": waited}
+
+    def _forward(self, batch: list[Any], iteration: int) -> dict[str, torch.Tensor]:
+        try:
+            return self.wrapped(batch)
+        except FloatingPointError as error:
+            self._not_finite(iteration, str(error), batch)
+            raise AssertionError from error  # not reached
+
+    def _not_finite(self, iteration: int, what: str, batch: list[Any]) -> None:
+        rate, names = self.optimizer.param_groups[0]["lr"], ", ".join(record["file_name"] for record in batch)
+        raise UserError(
+            f"training diverged at iteration {iteration} (learning rate {rate:.3g}): {what}; images: {names}; lower "
+            "SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
+        )
+
+    def _agree(self, losses: torch.Tensor) -> list[float]:
+        """The losses' mean over processes; all processes learn of a request to stop in the same iteration."""
+        reason = stop_requested()
+        if self.world == 1:
+            self.reason = reason
+            return losses.tolist()
+        both = torch.cat([losses, losses.new_tensor([float(bool(reason))])])
+        dist.all_reduce(both)
+        *sums, stopping = both.tolist()
+        self.reason = (reason or "another process was asked to stop") if stopping else ""
+        return [value / self.world for value in sums]
+
+    def _batches(self, start: int, seed: int, workers: int) -> Iterator[list[Any]]:
+        loader = training_loader(
+            self.cfg, self.records, self.info, seed=seed, rank=self.rank, world=self.world, start=start, workers=workers
+        )
+        return iter(loader)
+
+    def _precise_bn(self, iteration: int) -> None:
+        """Replaces the running statistics by the true averages over NUM_ITER batches, the same in every process."""
+        if not get_bn_modules(self.model):
+            return
+        count = self.cfg.TEST.PRECISE_BN.NUM_ITER
+        self.logger.info(f"precise BN over {count} batches")
+        torch.manual_seed(_mix(self.seed, iteration, self.rank))
+        update_bn_stats(self.model, self._batches(0, _mix(self.seed, iteration, 0), 0), count)
+        if self.world > 1:
+            for norm in get_bn_modules(self.model):
+                dist.broadcast(norm.running_mean, 0)
+                dist.broadcast(norm.running_var, 0)
+
+    def _summary(self, iteration: int, rate: float) -> dict[str, float]:
+        """Medians of the window, for metrics.json; logs them with the time left and the share spent waiting for data."""
+        line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
+        line |= {"lr": rate, "eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
+        share = sum(step["data_time"] for step in self.window) / sum(step["time"] for step in self.window)
+        verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.2 else "compute-bound"
+        losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
+        memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
+        self.logger.info(
+            f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
+            f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {rate:.5g}{memory}  "
+            f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {share:.0%} waiting for data ({verdict})"
+        )
+        return line
+
+    @contextlib.contextmanager
+    def _bar(self, start: int) -> Iterator[Any]:
+        shown = self.rank == 0 and sys.stderr.isatty()
+        with tqdm(total=self.cfg.SOLVER.MAX_ITER, initial=start, unit="it", disable=not shown) as bar:
+            with logging_redirect_tqdm([self.logger]) if shown else contextlib.nullcontext():
+                yield bar
+
+    def _save(self, name: str, iteration: int) -> None:
+        if self.rank > 0:
+            return
+        out = Path(self.cfg.OUTPUT_DIR)
+        content = {
+            "model": detectron2_state(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "iteration": iteration,
+            "seed": self.seed,
+            "window": list(self.window),
+            "engine": "torchvision",
+            "config": dump(self.cfg),
+        }
+        checkpoints.save(out / f"{name}.pth", content)
+        atomic_write(out / "last_checkpoint", f"{name}.pth")
+        self.logger.info(f"saved {out / name}.pth")
+
+    def _restore(self, state: dict[str, Any]) -> int:
+        """Takes up optimiser, scaler and window; returns the iteration to go on with."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.window.extend(state["window"])
+        return state["iteration"] + 1
+
+
+def flatten_results(results: dict[str, Any]) -> dict[str, float]:
+    """``{"bbox": {"AP": 1.0}}`` to ``{"bbox/AP": 1.0}``; values that are not numbers are left out."""
+    return {k.replace(".", "/"): v for k, v in flatten(results) if isinstance(v, (int, float))}
+
+
+def _join(device_name: str, world: int) -> torch.device:
+    """This process's device; joins the process group of the environment."""
+    cuda = device_name.startswith("cuda") and torch.cuda.is_available()
+    device = torch.device("cpu")
+    if cuda:
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= count > 1:
+            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
+        device = torch.device("cuda", local if local < count else 0)
+        torch.cuda.set_device(device)
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
+    return device
+
+
+def _seed(configured: int, world: int) -> int:
+    """SEED, or a random one that all processes share where it is negative."""
+    seed = configured if configured >= 0 else int.from_bytes(os.urandom(4), "little")
+    if world == 1:
+        return seed
+    box = [seed]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def _mix(seed: int, iteration: int, rank: int) -> int:
+    """One 63-bit seed of the three, by a multiplicative hash: neighbours get unrelated streams."""
+    value = (seed * 0x9E3779B97F4A7C15 + iteration * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 29)) & (2**63 - 1)
+
+
+def _newest(out: Path, logger: Logger) -> dict[str, Any] | None:
+    """The newest checkpoint in ``out`` that reads whole; a damaged one is passed over, with a warning.
+
+    Raises:
+        UserError: it is another engine's, or all are damaged.
+    """
+    found = sorted(out.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found:
+        try:
+            state = checkpoints.read(path)
+        except UserError as error:
+            logger.warning(f"{error}; trying the checkpoint before it")
+            continue
+        if state.get("engine") != "torchvision":
+            raise UserError(f"{path} was not written by the torchvision engine; resume with the engine that wrote it")
+        logger.info(f"resuming from {path}")
+        return state
+    if found:
+        raise UserError(f"every checkpoint in {out} is damaged; name another OUTPUT_DIR")
+    return None

@@ -1,0 +1,115 @@
+"""SGD, learning rate and gradient clipping as Detectron2's SOLVER keys mean them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from fvcore.common.param_scheduler import (
+    CompositeParamScheduler,
+    ConstantParamScheduler,
+    CosineParamScheduler,
+    LinearParamScheduler,
+    MultiStepParamScheduler,
+    ParamScheduler,
+    StepWithFixedGammaParamScheduler,
+)
+from torch import nn
+
+from pretrain.common.errors import UserError
+
+_NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
+    """SGD over the trainable parameters, one group for each pair of weight decay and learning-rate factor.
+
+    A norm's parameters decay by WEIGHT_DECAY_NORM, biases by WEIGHT_DECAY_BIAS (None: as the rest) and learn at
+    BIAS_LR_FACTOR; for a norm's bias the bias's keys count. Each group keeps its ``factor`` for `set_learning_rate`.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                continue
+            decay = solver.WEIGHT_DECAY_NORM if isinstance(module, _NORMS) else solver.WEIGHT_DECAY
+            factor = 1.0
+            if name == "bias":
+                factor = solver.BIAS_LR_FACTOR
+                decay = decay if solver.WEIGHT_DECAY_BIAS is None else solver.WEIGHT_DECAY_BIAS
+            groups.setdefault((decay, factor), []).append(parameter)
+    described: list[dict[str, Any]] = [
+        {"params": parameters, "weight_decay": decay, "factor": factor}
+        for (decay, factor), parameters in groups.items()
+    ]
+    return torch.optim.SGD(
+        described, lr=solver.BASE_LR, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV, foreach=True
+    )
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Gives every group ``rate`` x its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["factor"]
+
+
+def learning_rate(solver: CfgNode) -> Callable[[int], float]:
+    """Iteration (from 0) -> learning rate: warm-up to the schedule's value where it ends, then the schedule."""
+    end = solver.MAX_ITER
+    schedule: ParamScheduler
+    if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
+        schedule = CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
+    elif solver.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
+        schedule = StepWithFixedGammaParamScheduler(1.0, solver.NUM_DECAYS, solver.GAMMA, end)
+    else:
+        steps = [step for step in solver.STEPS if step <= end]
+        schedule = MultiStepParamScheduler([solver.GAMMA**k for k in range(len(steps) + 1)], end, milestones=steps)
+    length = min(solver.WARMUP_ITERS / end, 1.0)
+    start = solver.WARMUP_FACTOR * schedule(0.0)
+    reached = schedule(0.0) if solver.RESCALE_INTERVAL else schedule(length)
+    warmup = (
+        ConstantParamScheduler(start) if solver.WARMUP_METHOD == "constant" else LinearParamScheduler(start, reached)
+    )
+    scaling = ["rescaled", "rescaled" if solver.RESCALE_INTERVAL else "fixed"]
+    whole = CompositeParamScheduler([warmup, schedule], [length, 1 - length], scaling)
+    return lambda iteration: solver.BASE_LR * whole(iteration / end)
+
+
+def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:
+    """Clips each parameter's gradient by value or by its own norm, if CLIP_GRADIENTS.ENABLED."""
+    if not clip.ENABLED:
+        return
+    for parameter in parameters:
+        if clip.CLIP_TYPE == "norm":
+            nn.utils.clip_grad_norm_(parameter, clip.CLIP_VALUE, clip.NORM_TYPE)
+        else:
+            nn.utils.clip_grad_value_(parameter, clip.CLIP_VALUE)
+
+
+def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
+    """The config for ``world`` processes where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: it is for any number).
+
+    Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
+
+    Raises:
+        UserError: the batch is no multiple of the reference.
+    """
+    cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if reference in (0, world):
+        return cfg
+    solver = cfg.SOLVER
+    if solver.IMS_PER_BATCH % reference:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is no multiple of REFERENCE_WORLD_SIZE {reference}"
+        )
+    scale = world / reference
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR *= scale
+    for key in ("MAX_ITER", "WARMUP_ITERS", "CHECKPOINT_PERIOD"):
+        solver[key] = round(solver[key] / scale)
+    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
+    cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
+    solver.REFERENCE_WORLD_SIZE = world
+    return cfg

@@ -1,0 +1,65 @@
+"""Stages that do next to nothing, for tests of the launcher: importable by a job, as real ones are."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import atomic_write, write_json
+
+
+def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "") -> dict[str, Any]:
+    """Counts to ``steps``; the count is its checkpoint. Every step is written down with the attempt that made it."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    place = Path(folder) / f"count.{os.environ.get('RANK', '0')}"
+    done = int(place.read_text()) if place.exists() else 0
+    print(f"counting from {done}", flush=True)
+    with open(Path(folder) / f"steps.{os.environ.get('RANK', '0')}", "a") as log:
+        for step in range(done, steps):
+            time.sleep(seconds)
+            log.write(f"{step}\n")
+            log.flush()
+            atomic_write(place, str(step + 1))
+            if interrupt.stop_requested() and step + 1 < steps:
+                raise interrupt.Stopped(f"{interrupt.stop_requested()}: counted to {step + 1}")
+    results = {"stage": "fake", "metrics": {"count": steps}, "extra": extra, "ranks": _ranks()}
+    write_json(Path(folder) / "results.json", results)
+    return results
+
+
+def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
+    """One rank fails at once; the others would wait for an hour."""
+    if int(os.environ.get("RANK", "0")) == rank:
+        if user_error:
+            raise UserError("the value is 3; it must be 2")
+        raise RuntimeError(f"rank {rank} cannot go on")
+    time.sleep(3600)
+
+
+def hang(folder: str) -> None:
+    """Waits for an hour; its process ids are in the run folder."""
+    atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))
+    time.sleep(3600)
+
+
+def all_reduce(folder: str) -> dict[str, Any]:
+    """The sum of all ranks, by a real process group."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(os.environ["RANK"]) + 1])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    results = {"stage": "fake", "metrics": {"sum": total.item()}, "ranks": _ranks()}
+    if os.environ["RANK"] == "0":
+        write_json(Path(folder) / "results.json", results)
+    return results
+
+
+def _ranks() -> dict[str, str]:
+    return {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}

@@ -1,0 +1,1 @@
+"""Starting stages on this machine or on a SLURM cluster; the only importer of submitit."""

@@ -1,0 +1,135 @@
+"""The one job class: a rank's environment, requests to stop, and the way back into the queue.
+
+A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage ends the step in hand,
+writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and any
+collective, does rank 0 send the job back to the queue, through submitit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import submitit
+
+from pretrain.common import interrupt
+
+from .ranks import RankRecord
+from .spec import StageSpec
+
+_REQUEUE = signal.SIGUSR2  # submitit's default; time-out, and preemption where the site sends the user's signal
+_WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to hear a signal
+_WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
+
+
+@dataclass
+class StageJob:
+    """What submitit calls in every process of a job.
+
+    Attributes:
+        spec: the stage.
+        fingerprint: written to the run folder when the stage is done.
+        cuda_devices: CUDA_VISIBLE_DEVICES of a local job (submitit numbers devices from 0, whatever the caller's own
+            value); None leaves what is there.
+    """
+
+    spec: StageSpec
+    fingerprint: str = ""
+    cuda_devices: str | None = None
+
+    def __call__(self) -> Any:
+        env = submitit.JobEnvironment()
+        set_rank_environment(env)
+        if self.cuda_devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = self.cuda_devices
+        record = RankRecord(self.spec.folder, env.job_id, env.global_rank, env.num_tasks)
+        requeue = signal.getsignal(_REQUEUE)  # submitit's handler; it counts time-outs and knows the cluster
+        heard = _listen()
+        try:
+            result = self.run()
+        except interrupt.Stopped as stop:
+            self._leave(env, record, heard, requeue, str(stop))
+        except BaseException as error:
+            record.fail(error)
+            raise
+        record.end("done")
+        return result if env.global_rank == 0 else None
+
+    def run(self) -> Any:
+        """The stage in this process; rank 0 says when it is complete."""
+        result = self.spec.run()
+        if os.environ.get("RANK", "0") == "0":
+            self.spec.mark_complete(self.fingerprint or self.spec.fingerprint())
+        return result
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """What runs after a requeue: the same; the stage finds its own place from the run folder."""
+        return submitit.helpers.DelayedSubmission(self)
+
+    def _leave(self, env: Any, record: RankRecord, heard: set[str], requeue: Any, reason: str) -> None:
+        """Ends this process after a checkpoint; it does not return, and leaves no result that could pass for one."""
+        deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
+        while not heard and time.monotonic() < deadline:  # this rank was told by another one
+            time.sleep(0.1)
+        if heard and _REQUEUE.name not in heard and _is_ended(env):
+            record.end("stopped", reason)
+            sys.exit(128 + signal.SIGTERM)
+        record.end("requeued", reason)
+        if env.global_rank == 0:
+            try:
+                requeue(_REQUEUE, None)  # exits; raises when the job has timed out too often
+            except Exception as error:
+                record.fail(error)
+                raise
+        if env.cluster == "slurm":  # to exit now would end the step, and with it rank 0 before its requeue
+            time.sleep(_WAIT_FOR_END_S)
+        sys.exit(0)
+
+
+def set_rank_environment(env: Any) -> None:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun names them."""
+    local_world_size = env.num_tasks // env.num_nodes
+    values = {
+        "RANK": env.global_rank, "WORLD_SIZE": env.num_tasks, "LOCAL_RANK": env.local_rank,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "MASTER_ADDR": "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0],
+        # From the job's id, so that every rank has it; below the ports that systems hand out by themselves.
+        "MASTER_PORT": 20000 + zlib.crc32(env.job_id.encode()) % 12000,
+    }  # fmt: skip
+    os.environ.update({name: str(value) for name, value in values.items()})
+    if "OMP_NUM_THREADS" not in os.environ and local_world_size > 1:
+        cores = len(os.sched_getaffinity(0))
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size if env.cluster == "local" else cores))
+
+
+def _is_ended(env: Any) -> bool:
+    """Was this SIGTERM the end of the job (cancelled, ended by its site), rather than a preemption with time to leave?
+
+    Only rank 0 decides: another rank that exits first would end the step, and rank 0 with it.
+    """
+    if env.cluster != "slurm":
+        return True
+    if env.global_rank != 0:
+        return False
+    asked = subprocess.run(["squeue", "-h", "-j", env.job_id, "-o", "%T"], capture_output=True, text=True, timeout=60)
+    return asked.stdout.strip() != "RUNNING"
+
+
+def _listen() -> set[str]:
+    """Turns the job's signals into requests to stop; returns the set of those heard, which grows."""
+    heard: set[str] = set()
+
+    def hear(number: int, _frame: Any) -> None:
+        heard.add(signal.Signals(number).name)
+        interrupt.request_stop(signal.Signals(number).name)
+
+    interrupt.clear()
+    for number in (_REQUEUE, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, hear)
+    return heard

@@ -1,0 +1,112 @@
+"""One stage from the command line to its end: shown, run here with its output on the terminal, or left to SLURM."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from pretrain.common.errors import UserError
+
+from . import attach, control
+from .job import StageJob
+from .options import Options
+from .spec import StageSpec
+from .submit import preview, submit
+
+# Parameters in millions; a checkpoint holds weights, momentum weights and the optimiser's momentum, 4 bytes each.
+_MILLIONS = {"resnet18": 11.7, "resnet34": 21.8, "resnet50": 27.9, "resnet101": 46.9}
+_DETECTOR_MILLIONS = 44.0  # Mask R-CNN R50-FPN; weights and momentum in each checkpoint
+
+
+class StageFailed(Exception):
+    """A stage ended with an error; the text is the first failing rank's, ``status`` the command line's exit status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def run_stage(spec: StageSpec, options: Options) -> int:
+    """Runs a stage as a command line does; returns the exit status."""
+    try:
+        execute(spec, options)
+    except StageFailed as failure:
+        print(str(failure), file=sys.stderr)
+        return failure.status
+    except attach.Interrupted as stop:
+        print(f"{stop}\nto go on: the same command again", file=sys.stderr)
+        return 130
+    return 0
+
+
+def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None:
+    """Starts a stage; on this machine waits for its end.
+
+    Raises:
+        StageFailed: it ended with an error. attach.Interrupted: the user ended it.
+    """
+    if spec.one_process:
+        options = options.one_process()
+    folder = Path(spec.folder)
+    if options.cluster == "debug":
+        StageJob(spec, fingerprint).run()
+        return
+    (job,) = submit([spec], options, fingerprints=[fingerprint] if fingerprint else [])
+    if options.cluster == "slurm":
+        print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
+        print(f"to follow it: {control.follow_command(folder)}")
+        return
+    last = attach.follow(folder, job)
+    if last["state"] == "done":
+        return
+    failure = last.get("failure", {})
+    if not failure:
+        reason = last.get("reason") or "it ended without a word"
+        raise StageFailed(
+            f"{spec.stage} in {folder} {last['state']}: {reason}; run the same command again to resume", 1
+        )
+    if failure["user_error"]:
+        raise StageFailed(f"error: {failure['error']}", 2)
+    text = failure["traceback"] or failure["error"]
+    raise StageFailed(
+        f"{text.rstrip()}\n{spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})", 1
+    )
+
+
+def show(spec: StageSpec, options: Options) -> None:
+    """What would be submitted: the script or command, its time and its disk."""
+    print(f"# {spec.stage} -> {spec.folder}")
+    print(preview(spec, options.one_process() if spec.one_process else options))
+    print(f"# {time_and_disk(spec, options)}")
+
+
+def time_and_disk(spec: StageSpec, options: Options) -> str:
+    """The time limit, the most the checkpoints will hold, and the space there is."""
+    limit = f"at most {options.minutes} minutes a job, then back in the queue" if options.minutes else "no time limit"
+    place = next(parent for parent in (Path(spec.folder), *Path(spec.folder).parents) if parent.exists())
+    free = shutil.disk_usage(place).free / 2**30
+    return f"time: {limit}; disk: about {disk_gib(spec):.2f} GiB in checkpoints, {free:.0f} GiB free"
+
+
+def disk_gib(spec: StageSpec) -> float:
+    """GiB of checkpoints a stage keeps at its fullest."""
+    if spec.stage == "transfer":
+        return _DETECTOR_MILLIONS * 1e6 * 4 * 2 * 3 / 2**30
+    if spec.stage != "pretrain":
+        return 0.0
+    from pretrain.config import from_yaml_text
+
+    cfg = from_yaml_text(spec.config)
+    weights = 3 * _MILLIONS[cfg.MODEL.ARCH] * 1e6 + cfg.MODEL.QUEUE_SIZE * cfg.MODEL.EMBEDDING_DIM
+    return weights * 4 * (cfg.SOLVER.CHECKPOINT_KEEP + 1) / 2**30
+
+
+def require_same_work(spec: StageSpec, fingerprint: str, earlier: str) -> None:
+    """A folder must not be continued with other work than it was begun with.
+
+    Raises:
+        UserError: it was begun with another config, other arguments or other stages before it.
+    """
+    if earlier and earlier != fingerprint:
+        raise UserError(f"{spec.folder} holds other work (its config or what it builds on changed); move it away")

@@ -6,8 +6,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from pretrain.common.errors import UserError
-
 from . import attach, control
 from .job import StageJob
 from .options import Options
@@ -100,13 +98,3 @@ def disk_gib(spec: StageSpec) -> float:
     cfg = from_yaml_text(spec.config)
     weights = 3 * _MILLIONS[cfg.MODEL.ARCH] * 1e6 + cfg.MODEL.QUEUE_SIZE * cfg.MODEL.EMBEDDING_DIM
     return weights * 4 * (cfg.SOLVER.CHECKPOINT_KEEP + 1) / 2**30
-
-
-def require_same_work(spec: StageSpec, fingerprint: str, earlier: str) -> None:
-    """A folder must not be continued with other work than it was begun with.
-
-    Raises:
-        UserError: it was begun with another config, other arguments or other stages before it.
-    """
-    if earlier and earlier != fingerprint:
-        raise UserError(f"{spec.folder} holds other work (its config or what it builds on changed); move it away")

@@ -37,14 +37,30 @@ def pretrain(config_file: str | Path, overrides: Sequence[str] = (), folder: str
     return _spec("pretrain", "pretrain.train:main", cfg, output, ())
 
 
-def linear(weights: str, config_file: str = "", overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
-    """The linear probe of a run folder or checkpoint."""
-    return _probe("linear", "pretrain.probe.linear:main", weights, config_file, overrides, folder)
+def probe(
+    stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), folder: str = "", base: str = ""
+) -> StageSpec:
+    """The ``linear`` or ``knn`` probe of a run folder or checkpoint (kNN also of ``random``).
+
+    Args:
+        base: config as YAML text that stands under ``config_file``; empty: that of the run ``weights``, where it is one.
+    """
+    cfg = _load(config_file, overrides, base or pretrain_config(weights))
+    run = Path(weights)
+    default = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
+    output = folder or _override(overrides, "OUTPUT_DIR") or default
+    target = weights if weights == "random" else _absolute(weights)
+    return _spec(stage, f"pretrain.probe.{stage}:main", cfg, output, (target,))
 
 
-def knn(weights: str, config_file: str = "", overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
-    """The kNN probe of a run folder or checkpoint, or of ``random``."""
-    return _probe("knn", "pretrain.probe.knn:main", weights, config_file, overrides, folder)
+def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
+    """Fig. 3 of JCL for several runs; data and views are the first one's."""
+    cfg = _load("", overrides, pretrain_config(runs[0]))
+    names = {_label(run): _absolute(run) for run in runs}
+    if len(names) < len(runs):
+        names = {str(run): _absolute(run) for run in runs}
+    output = _override(overrides, "OUTPUT_DIR") or folder
+    return _spec("distributions", "pretrain.probe.distributions:main", cfg, output, (names,))
 
 
 def convert(source: str, output: str, words: Sequence[str] = (), folder: str = "") -> StageSpec:
@@ -86,23 +102,6 @@ def pretrain_config(run: str) -> str:
     return launched.get("config", "")
 
 
-def _probe(
-    stage: str, entry: str, weights: str, config_file: str, overrides: Sequence[str], folder: str, base: str = ""
-) -> StageSpec:
-    cfg = _load(config_file, overrides, base or pretrain_config(weights))
-    run = Path(weights)
-    default = f"runs/{stage}_{run.name}" if weights == "random" or run.is_file() else str(run / stage)
-    output = folder or _override(overrides, "OUTPUT_DIR") or default
-    target = weights if weights == "random" else _absolute(weights)
-    return _spec(stage, entry, cfg, output, (target,))
-
-
-def probe_of(stage: str, pretrained: StageSpec, config_file: str, overrides: Sequence[str], folder: str) -> StageSpec:
-    """A probe of a pretraining that need not have run yet."""
-    entry = f"pretrain.probe.{stage}:main"
-    return _probe(stage, entry, pretrained.folder, config_file, overrides, folder, base=pretrained.config)
-
-
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
     from pretrain.common.config_io import merge_file, merge_overrides
     from pretrain.config import default_config, from_yaml_text, validate
@@ -121,6 +120,12 @@ def _spec(stage: str, entry: str, cfg: Any, output: str, args: tuple[Any, ...]) 
 
     cfg.OUTPUT_DIR = _absolute(output)
     return StageSpec(stage, cfg.OUTPUT_DIR, entry, config=dump(cfg), args=args)
+
+
+def _label(run: str) -> str:
+    """A run's name in a legend: its folder's; the branch's where it is a pipeline's pretraining."""
+    path = Path(run).absolute()
+    return path.parent.name if path.name == "pretrain" else path.stem
 
 
 def _absolute(path: str) -> str:

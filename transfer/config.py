@@ -1,7 +1,7 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine makes of each.
 
-Every key of Detectron2 0.6 stands here once, in one of three tables: what the torchvision engine honours, what it refuses
-unless it keeps its default, and what has no effect on these detectors (with the reason).
+Every key of Detectron2 0.6 stands here once, in one of three tables: what the torchvision engine honours, what it
+refuses unless it keeps its default, and what has no effect on these detectors (with the reason).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SOLVER: {LR_SCHEDULER_NAME: WarmupMultiStepLR, MAX_ITER: 40000, BASE_LR: 0.001, 
   IMS_PER_BATCH: 16, REFERENCE_WORLD_SIZE: 0, BIAS_LR_FACTOR: 1.0, WEIGHT_DECAY_BIAS: null}
 SOLVER.CLIP_GRADIENTS: {ENABLED: false, CLIP_TYPE: value, CLIP_VALUE: 1.0, NORM_TYPE: 2.0}
 SOLVER.AMP: {ENABLED: false}
-TEST: {EVAL_PERIOD: 0, DETECTIONS_PER_IMAGE: 100}
+TEST: {EVAL_PERIOD: 0, DETECTIONS_PER_IMAGE: 100, KEYPOINT_OKS_SIGMAS: []}
 TEST.PRECISE_BN: {ENABLED: false, NUM_ITER: 200}
 OUTPUT_DIR: ./output
 SEED: -1
@@ -72,7 +72,7 @@ MODEL.ROI_BOX_HEAD: {BBOX_REG_LOSS_TYPE: smooth_l1, CLS_AGNOSTIC_BBOX_REG: false
 MODEL.ROI_MASK_HEAD: {CLS_AGNOSTIC_MASK: false}
 INPUT.CROP: {ENABLED: false}
 DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: []}
-TEST: {EXPECTED_RESULTS: [], KEYPOINT_OKS_SIGMAS: []}
+TEST: {EXPECTED_RESULTS: []}
 TEST.AUG: {ENABLED: false}
 VIS_PERIOD: 0
 """

@@ -1,17 +1,16 @@
 r"""COCO annotations and images to training and test records, with the same arithmetic as Detectron2's DatasetMapper.
 
-Every random choice is a function of (seed, position), the position being a record's place in the infinite training stream:
-the same whatever the number of processes, of workers, or where a resumed run begins.
+Every random choice is a function of (seed, position), the position being a record's place in the infinite training
+stream: the same whatever the number of processes, of workers, or where a resumed run begins.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ COCO_FLIP = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]  # COCO's
 
 @dataclass(frozen=True)
 class CocoInfo:
-    """What evaluation and flipping need of a data set: its file, category ids in class order, keypoints' mirror order."""
+    """What evaluation and flipping need: the files, category ids in class order, every keypoint's mirror image."""
 
     annotations: Path
     image_dir: Path
@@ -41,29 +40,35 @@ class CocoInfo:
     flip: list[int]
 
 
-def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
-    """Reads a data set of `coco_data.resolve` into records ordered by image id.
+def load_coco(cfg: CfgNode, name: str, log: Callable[[str], None] = print) -> tuple[list[dict[str, Any]], CocoInfo]:
+    """Checks a data set (`coco_data.prepare`) and reads it into records ordered by image id.
 
     Returns:
-        Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1), ``label``
-        in [0, K), ``crowd``, ``segmentation`` (polygons or compressed RLE) and ``keypoints`` (P, 3; + 0.5: pixel centres).
+        Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
+        ``label`` in [0, K), ``crowd``, ``segmentation`` (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by
+        half a pixel to the pixels' centres.
 
     Raises:
-        UserError: missing or unreadable file, unknown category.
+        UserError: what `coco_data.prepare` finds wrong, or an annotation of an unknown category.
     """
-    annotations, image_dir = map(Path, coco_data.resolve(name))
-    try:
-        data = json.loads(annotations.read_text())
-        categories = sorted(data["categories"], key=lambda c: c["id"])
-        images = sorted(data["images"], key=lambda i: i["id"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read COCO annotations {annotations} of data set {name!r}: {error}") from error
+    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
+    found = coco_data.prepare(
+        name,
+        masks=cfg.MODEL.MASK_ON,
+        keypoints=points,
+        num_classes=cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+        folder=cfg.OUTPUT_DIR,
+        log=log,
+    )
+    annotations, image_dir, data = found.annotations, found.images, coco_data.read(found.annotations)
+    categories = sorted(data["categories"], key=lambda c: c["id"])
+    images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
-    for annotation in data.get("annotations", []):
+    for annotation in data["annotations"]:
         if annotation["category_id"] not in labels:
             raise UserError(
-                f"annotation {annotation['id']} in {annotations} has unknown category {annotation['category_id']}"
+                f"{annotations}: annotation {annotation['id']} has category {annotation['category_id']}, unknown"
             )
         kept = _annotation(annotation, labels)
         if kept is not None and annotation["image_id"] in by_image:
@@ -92,7 +97,8 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
     segmentation = annotation.get("segmentation")
     if isinstance(segmentation, dict):
         if isinstance(segmentation["counts"], list):
-            segmentation = coco_mask.frPyObjects(segmentation, *segmentation["size"])
+            uncompressed: Any = segmentation  # pycocotools' stubs know no uncompressed RLE
+            segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         kept["segmentation"] = segmentation
     elif segmentation:
         polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
@@ -111,17 +117,16 @@ def _mirror(names: list[str]) -> list[int]:
     return [names.index(s) if s in names else i for i, s in enumerate(swapped)] or COCO_FLIP
 
 
-def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
+def training_records(cfg: CfgNode, log: Callable[[str], None] = print) -> tuple[list[dict[str, Any]], CocoInfo]:
     """The records of all data sets in DATASETS.TRAIN that training uses, and the first one's description.
 
     Raises:
-        UserError: more classes than MODEL.ROI_HEADS.NUM_CLASSES, data sets that disagree, nothing left, missing masks.
+        UserError: bad records, data sets that disagree, or no image left.
     """
-    loaded = [load_coco(name) for name in cfg.DATASETS.TRAIN]
+    loaded = [load_coco(cfg, name, log) for name in cfg.DATASETS.TRAIN]
     if not loaded:
         raise UserError("DATASETS.TRAIN is empty; name a data set, as in DATASETS.TRAIN \"('coco_2017_train',)\"")
     infos = [info for _, info in loaded]
-    check_classes(cfg, infos[0], cfg.DATASETS.TRAIN[0])
     if any((i.category_ids, i.flip) != (infos[0].category_ids, infos[0].flip) for i in infos):
         raise UserError(f"the data sets of DATASETS.TRAIN {cfg.DATASETS.TRAIN} have different categories or keypoints")
     records = list(itertools.chain.from_iterable(r for r, _ in loaded))
@@ -133,24 +138,6 @@ def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
     if not records:
         raise UserError(f"no image of DATASETS.TRAIN {cfg.DATASETS.TRAIN} has annotations to train on")
     return records, infos[0]
-
-
-def check_classes(cfg: CfgNode, info: CocoInfo, name: str) -> None:
-    """Refuses a data set with more categories than the detector has classes, or other keypoints.
-
-    Raises:
-        UserError: names both numbers.
-    """
-    classes, categories = cfg.MODEL.ROI_HEADS.NUM_CLASSES, len(info.category_ids)
-    if categories > classes:
-        raise UserError(
-            f"{name} has {categories} categories, MODEL.ROI_HEADS.NUM_CLASSES is {classes}; set it to {categories}"
-        )
-    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
-    if cfg.MODEL.KEYPOINT_ON and len(info.flip) != points:
-        raise UserError(
-            f"{name} has {len(info.flip)} keypoints, MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}; make them equal"
-        )
 
 
 def _visible(record: dict[str, Any]) -> int:
@@ -173,7 +160,7 @@ class Mapper:
         """``image`` (3, H, W) uint8 and, with ``rng`` (training), ``target``; see torchvision_roi_heads.
 
         Raises:
-            UserError: unreadable image, a size other than the annotations say, a mask that is missing or of the wrong kind.
+            UserError: unreadable image, a size other than annotated, a mask that is missing or of the wrong kind.
         """
         image = self.read(record)
         height, width = image.shape[:2]
@@ -350,8 +337,8 @@ def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root:
 class Batches(Sampler):
     """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
 
-    A batch holds images all wider than high or all not, if ``wide`` is given, as Detectron2 groups them. ``start`` batches
-    are passed over without reading an image.
+    A batch holds images all wider than high or all not, if ``wide`` is given, as Detectron2 groups them. ``start``
+    batches are passed over without reading an image.
     """
 
     def __init__(

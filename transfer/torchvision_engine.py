@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchvision
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch.nn.parallel import DistributedDataParallel
@@ -24,11 +25,12 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain import checkpoint as checkpoints
-from pretrain.common.config_io import dump, flatten
+from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
 
+from . import coco_results
 from .config import check_supported
 from .torchvision_data import training_loader, training_records
 from .torchvision_evaluation import evaluate
@@ -48,7 +50,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         visualize: draw the predictions on that many test images.
 
     Returns:
-        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0; {} elsewhere or without DATASETS.TEST.
+        The content of results.json (`coco_results.write_results`), which rank 0 writes; {} on the other ranks.
 
     Raises:
         UserError: a key that cannot be honoured, a used OUTPUT_DIR without ``resume``, weights or data that do not fit,
@@ -77,27 +79,50 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     torch.manual_seed(seed)
     model = build_model(cfg, device)
     if state:
-        source = Weights(str(out), "", state["model"], {})
+        source, weights = Weights(str(out), "", state["model"], {}), state["weights"]
     else:
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
+        weights = source.summary()
     load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
     if eval_only:
-        return evaluate(cfg, model, rank, world, visualize)
-    return _Training(cfg, model, device, rank, world, seed, logger).run(state, visualize)
+        metrics, iterations = evaluate(cfg, model, rank, world, visualize), state["iteration"] + 1 if state else 0
+    else:
+        training = _Training(cfg, model, device, rank, world, seed, weights, logger)
+        metrics, iterations = training.run(state, visualize), cfg.SOLVER.MAX_ITER
+    if rank > 0:
+        return {}
+    version = f"{torchvision.__version__} (torch {torch.__version__})"
+    return coco_results.write_results(
+        out,
+        engine="torchvision",
+        engine_version=version,
+        cfg=cfg,
+        metrics=metrics,
+        weights=weights,
+        iteration=iterations,
+    )
 
 
 class _Training:
     """What the iterations of one run share; `run` is the loop."""
 
     def __init__(
-        self, cfg: CfgNode, model: Detector, device: torch.device, rank: int, world: int, seed: int, logger: Logger
+        self,
+        cfg: CfgNode,
+        model: Detector,
+        device: torch.device,
+        rank: int,
+        world: int,
+        seed: int,
+        weights: dict[str, Any],
+        logger: Logger,
     ) -> None:
         if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
             raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
         self.cfg, self.model, self.device, self.logger = cfg, model, device, logger
-        self.rank, self.world, self.seed = rank, world, seed
-        self.records, self.info = training_records(cfg)
+        self.rank, self.world, self.seed, self.weights = rank, world, seed, weights
+        self.records, self.info = training_records(cfg, logger.info)
         self.optimizer = build_optimizer(cfg.SOLVER, model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
         self.wrapped: torch.nn.Module = model
@@ -112,8 +137,8 @@ class _Training:
         start = self._restore(state) if state else 0
         rate, writer = learning_rate(solver), MetricsWriter(self.cfg.OUTPUT_DIR, start) if self.rank == 0 else None
         self.logger.info(
-            f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} process(es), "
-            f"{solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
+            f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
+            f"process(es), {solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
         )
         batches = self._batches(start, self.seed, self.cfg.DATALOADER.NUM_WORKERS)
         self.model.train()
@@ -135,7 +160,7 @@ class _Training:
                 line: dict[str, Any] = {}
                 if evaluating:
                     results = evaluate(self.cfg, self.model, self.rank, self.world, visualize if final else 0)
-                    line = flatten_results(results)
+                    line = dict(coco_results.flat(next(iter(results.values()), {})))
                 if done % LOG_PERIOD == 0 or final:
                     line |= self._summary(iteration, rate(iteration))
                 if writer and line:
@@ -219,11 +244,11 @@ class _Training:
         update_bn_stats(self.model, self._batches(0, _mix(self.seed, iteration, 0), 0), count)
         if self.world > 1:
             for norm in get_bn_modules(self.model):
-                dist.broadcast(norm.running_mean, 0)
-                dist.broadcast(norm.running_var, 0)
+                dist.broadcast(norm.get_buffer("running_mean"), 0)
+                dist.broadcast(norm.get_buffer("running_var"), 0)
 
     def _summary(self, iteration: int, rate: float) -> dict[str, float]:
-        """Medians of the window, for metrics.json; logs them with the time left and the share spent waiting for data."""
+        """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data."""
         line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
         line |= {"lr": rate, "eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
         share = sum(step["data_time"] for step in self.window) / sum(step["time"] for step in self.window)
@@ -240,9 +265,9 @@ class _Training:
     @contextlib.contextmanager
     def _bar(self, start: int) -> Iterator[Any]:
         shown = self.rank == 0 and sys.stderr.isatty()
-        with tqdm(total=self.cfg.SOLVER.MAX_ITER, initial=start, unit="it", disable=not shown) as bar:
-            with logging_redirect_tqdm([self.logger]) if shown else contextlib.nullcontext():
-                yield bar
+        redirect = logging_redirect_tqdm([self.logger]) if shown else contextlib.nullcontext()
+        with tqdm(total=self.cfg.SOLVER.MAX_ITER, initial=start, unit="it", disable=not shown) as bar, redirect:
+            yield bar
 
     def _save(self, name: str, iteration: int) -> None:
         if self.rank > 0:
@@ -255,6 +280,7 @@ class _Training:
             "iteration": iteration,
             "seed": self.seed,
             "window": list(self.window),
+            "weights": self.weights,
             "engine": "torchvision",
             "config": dump(self.cfg),
         }
@@ -268,11 +294,6 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
         return state["iteration"] + 1
-
-
-def flatten_results(results: dict[str, Any]) -> dict[str, float]:
-    """``{"bbox": {"AP": 1.0}}`` to ``{"bbox/AP": 1.0}``; values that are not numbers are left out."""
-    return {k.replace(".", "/"): v for k, v in flatten(results) if isinstance(v, (int, float))}
 
 
 def _join(device_name: str, world: int) -> torch.device:

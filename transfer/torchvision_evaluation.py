@@ -16,10 +16,9 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import json_text
 
 from . import coco_results, visualize
-from .torchvision_data import check_classes, evaluation_loader, load_coco
+from .torchvision_data import evaluation_loader, load_coco
 from .torchvision_model import Detector
 
 log = logging.getLogger("transfer")
@@ -28,28 +27,27 @@ log = logging.getLogger("transfer")
 def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Any]:
     """Metrics of every data set in DATASETS.TEST; all processes take part, the first one returns them (others: {}).
 
-    Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions and
-    ground truth to OUTPUT_DIR/visualizations.
+    Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
+    and ground truth to OUTPUT_DIR/visualizations.
 
     Returns:
-        ``{"bbox": {"AP": ..., ...}, ...}``, under the data set's name if there are several.
+        ``{data set: {"bbox": {"AP": ..., ...}, ...}}``.
     """
-    tasks = ["bbox"] + ["segm"] * cfg.MODEL.MASK_ON + ["keypoints"] * cfg.MODEL.KEYPOINT_ON
     results = {}
     for name in cfg.DATASETS.TEST:
-        records, info = load_coco(name)
-        check_classes(cfg, info, name)
+        records, info = load_coco(cfg, name, log.info)
         predictions = predict(cfg, model, records, info.category_ids, rank, world)
         if rank > 0:
             continue
         folder = Path(cfg.OUTPUT_DIR) / "inference" / name.replace("/", "_").replace(":", "_")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "coco_instances_results.json").write_text(json_text(predictions))
-        results[name] = coco_results.evaluate(info.annotations, predictions, tasks)
+        coco_results.write_predictions(folder, predictions)
+        tasks, sigmas = coco_results.tasks_of(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS
+        results[name] = coco_results.evaluate(info.annotations, predictions, tasks, sigmas)
+        log.info(f"{name}:\n{coco_results.table(results[name])}")
         if pictures:
             out = Path(cfg.OUTPUT_DIR) / "visualizations"
             visualize.draw(info.annotations, info.image_dir, predictions, out, count=pictures)
-    return results[cfg.DATASETS.TEST[0]] if len(results) == 1 else results
+    return results
 
 
 @torch.no_grad()
@@ -69,9 +67,8 @@ def predict(
         if time.perf_counter() - shown > 30:
             shown = time.perf_counter()
             rate = done / (shown - start)
-            log.info(
-                f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {(len(loader) - done) / rate:.0f} s left"
-            )
+            left = (len(loader) - done) / rate
+            log.info(f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     if world > 1:
         gathered: list[Any] = [None] * world
@@ -101,7 +98,8 @@ def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids:
         if "masks" in kept:
             mask = paste_mask(kept["masks"][index], boxes[index], size)
             rle = coco_mask.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
-            result["segmentation"] = {"size": list(rle["size"]), "counts": rle["counts"].decode()}
+            counts: Any = rle["counts"]  # bytes, whatever pycocotools' stubs say
+            result["segmentation"] = {"size": list(rle["size"]), "counts": counts.decode()}
         if "keypoints" in kept:
             points = kept["keypoints"][index] * torch.tensor([scale_x, scale_y, 1.0])
             result["keypoints"] = (points - torch.tensor([0.5, 0.5, 0.0])).flatten().tolist()

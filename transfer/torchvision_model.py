@@ -1,4 +1,4 @@
-r"""Faster, Mask and Keypoint R-CNN with FPN, composed of torchvision's pieces so that equal weights give Detectron2's numbers."""
+r"""Faster, Mask and Keypoint R-CNN with FPN of torchvision's pieces; equal weights give Detectron2's numbers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
 
 def _frozen(channels: int) -> FrozenBatchNorm2d:
     norm = FrozenBatchNorm2d(channels)
-    norm.running_var -= norm.eps  # the identity until weights are loaded
+    norm.get_buffer("running_var").sub_(norm.eps)  # the identity until weights are loaded
     return norm
 
 
@@ -126,7 +126,7 @@ def _norm(name: str, on_cuda: bool) -> Callable[[int], nn.Module] | None:
 
 
 def build_model(cfg: CfgNode, device: torch.device) -> Detector:
-    """The detector that ``cfg`` (checked by config.check_supported) describes, randomly initialised as in Detectron2."""
+    """The detector of ``cfg`` (checked by config.check_supported), randomly initialised as in Detectron2."""
     model, on_cuda = cfg.MODEL, device.type == "cuda"
     body, channels = _body(model, on_cuda)
     fpn = FeaturePyramidNetwork(channels, model.FPN.OUT_CHANNELS, LastLevelMaxPool(), _norm(model.FPN.NORM, on_cuda))
@@ -168,7 +168,7 @@ def _rpn(model: CfgNode) -> RegionProposals:
     return RegionProposals(
         anchors,
         RPNHead(model.FPN.OUT_CHANNELS, anchors.num_anchors_per_location()[0]),
-        box_weights=rpn.BBOX_REG_WEIGHTS,
+        box_weights=tuple(rpn.BBOX_REG_WEIGHTS),
         min_size=model.PROPOSAL_GENERATOR.MIN_SIZE,
         beta=rpn.SMOOTH_L1_BETA,
         loss_weight=rpn.LOSS_WEIGHT,
@@ -204,7 +204,7 @@ def _roi_heads(model: CfgNode, detections_per_image: int, on_cuda: bool) -> RoIH
         batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE,
         positive_fraction=heads.POSITIVE_FRACTION,
         append_gt=heads.PROPOSAL_APPEND_GT,
-        box_weights=box.BBOX_REG_WEIGHTS,
+        box_weights=tuple(box.BBOX_REG_WEIGHTS),
         beta=box.SMOOTH_L1_BETA,
         box_loss_weight=box.BBOX_REG_LOSS_WEIGHT,
         keypoint_loss_weight=keypoint.LOSS_WEIGHT,
@@ -222,7 +222,7 @@ def _mask_head(model: CfgNode, on_cuda: bool) -> tuple[RoIPooler, nn.Module]:
     )
     last = mask.CONV_DIM if mask.NUM_CONV else model.FPN.OUT_CHANNELS
     predictor = MaskRCNNPredictor(last, mask.CONV_DIM, model.ROI_HEADS.NUM_CLASSES)
-    nn.init.normal_(predictor.mask_fcn_logits.weight, std=0.001)
+    nn.init.normal_(predictor.get_parameter("mask_fcn_logits.weight"), std=0.001)
     layers = nn.Sequential()
     layers.add_module("convs", convs)
     layers.add_module("predictor", predictor)
@@ -237,7 +237,7 @@ def _keypoint_head(model: CfgNode) -> tuple[RoIPooler, nn.Module]:
     return RoIPooler(keypoint.POOLER_RESOLUTION, keypoint.POOLER_SAMPLING_RATIO), layers
 
 
-# This model's names -> Detectron2's outside the backbone (its table is resnet_names). A norm is `.1` beside its conv `.0`.
+# This model's names -> Detectron2's outside the backbone (see resnet_names). A norm is `.1` beside its conv `.0`.
 _NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"fpn\.inner_blocks\.(\d)\.0\.", lambda m: f"backbone.fpn_lateral{int(m[1]) + 2}."),
     (r"fpn\.inner_blocks\.(\d)\.1\.", lambda m: f"backbone.fpn_lateral{int(m[1]) + 2}.norm."),

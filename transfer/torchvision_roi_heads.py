@@ -1,13 +1,12 @@
 r"""Box, mask and keypoint heads made of torchvision's layers, with Detectron2's targets, losses and outputs.
 
-Shapes: R RoIs of the batch, K classes, M the side of a mask, P keypoints, S the side of a heat map. The background is class
-K, the last one, as in Detectron2. Targets of an image: ``boxes`` (G, 4), ``labels`` (G,) in [0, K), ``masks`` (a list of G
-lists of polygons, or a bool tensor (G, H, W)), ``keypoints`` (G, P, 3).
+Shapes: R RoIs of the batch, K classes, M the side of a mask, P keypoints, S the side of a heat map, D detections. The
+background is class K, the last one, as in Detectron2. Targets of an image: ``boxes`` (G, 4), ``labels`` (G,) in [0, K),
+``masks`` (a list of G lists of polygons, or a bool tensor (G, H, W)), ``keypoints`` (G, P, 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ class RoIHeads(nn.Module):
         batch_size_per_image: int,
         positive_fraction: float,
         append_gt: bool,
-        box_weights: Sequence[float],
+        box_weights: tuple[float, float, float, float],
         beta: float,
         box_loss_weight: float,
         keypoint_loss_weight: float,
@@ -74,11 +73,14 @@ class RoIHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
-        self.mask_pooler, self.mask_head = mask or (None, None)
-        self.keypoint_pooler, self.keypoint_head = keypoint or (None, None)
+        self.has_mask, self.has_keypoint = mask is not None, keypoint is not None
+        if mask:
+            self.mask_pooler, self.mask_head = mask
+        if keypoint:
+            self.keypoint_pooler, self.keypoint_head = keypoint
         self.num_classes, self.iou_threshold, self.append_gt = num_classes, iou_threshold, append_gt
         self.sampler = BalancedPositiveNegativeSampler(batch_size_per_image, positive_fraction)
-        self.box_coder = BoxCoder(tuple(box_weights))
+        self.box_coder = BoxCoder(box_weights)
         self.beta, self.box_loss_weight = beta, box_loss_weight
         self.keypoint_loss_weight, self.keypoint_normaliser = keypoint_loss_weight, keypoint_normaliser
         self.score_thresh, self.nms_thresh, self.detections_per_image = score_thresh, nms_thresh, detections_per_image
@@ -92,16 +94,16 @@ class RoIHeads(nn.Module):
         boxes, labels, matched = (
             [x[i] for x, i in zip(xs, foreground, strict=True)] for xs in (boxes, labels, matched)
         )
-        if self.mask_head is not None:
+        if self.has_mask:
             logits = self.mask_head(self.mask_pooler(features, boxes))
             losses["loss_mask"] = mask_loss(logits, boxes, labels, matched, targets)
-        if self.keypoint_head is not None:
+        if self.has_keypoint:
             losses["loss_keypoint"] = self.keypoint_loss(features, boxes, matched, targets)
         return losses
 
     @torch.no_grad()
     def sample(self, proposals: list[Tensor], targets: list[Target]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Boxes (R_i, 4), classes (R_i,) and ground-truth indices (R_i,) of the proposals to train on, an image each."""
+        """Boxes (R_i, 4), classes (R_i,) and ground-truth indices (R_i,) of every image's proposals to train on."""
         boxes, labels, matched = [], [], []
         for proposal, target in zip(proposals, targets, strict=True):
             if self.append_gt:
@@ -143,7 +145,6 @@ class RoIHeads(nn.Module):
         self, features: list[Tensor], boxes: list[Tensor], matched: list[Tensor], targets: list[Target]
     ) -> Tensor:
         """Cross-entropy over the S x S cells of every visible keypoint inside its RoI (Mask R-CNN, Section 5)."""
-        assert self.keypoint_pooler is not None and self.keypoint_head is not None
         truth = [t["keypoints"][i] for t, i in zip(targets, matched, strict=True)]
         seen = [torch.where(visible_inside(k, b))[0] for k, b in zip(truth, boxes, strict=True)]
         boxes, truth = ([x[i] for x, i in zip(xs, seen, strict=True)] for xs in (boxes, truth))
@@ -159,24 +160,24 @@ class RoIHeads(nn.Module):
     def detect(
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Detections of every image, best first: boxes (D, 4), scores (D,), labels (D,), masks (D, M, M), keypoints (D, P, 3)."""
+        """Detections an image, best first: boxes (D, 4), scores, labels (D,), masks (D, M, M), keypoints (D, P, 3)."""
         logits, deltas = self.box_predictor(self.box_head(self.box_pooler(features, proposals)))
         counts = [len(p) for p in proposals]
         decoded = self.box_coder.decode_single(deltas.float(), torch.cat(proposals)).view(-1, self.num_classes, 4)
         scores = F.softmax(logits.float(), -1)
         results = [
-            self.filter(*pair, size)
-            for *pair, size in zip(decoded.split(counts), scores.split(counts), image_sizes, strict=True)
+            self.filter(box, score, size)
+            for box, score, size in zip(decoded.split(counts), scores.split(counts), image_sizes, strict=True)
         ]
         boxes = [r["boxes"] for r in results]
         found = [len(b) for b in boxes]
-        if self.mask_head is not None:
+        if self.has_mask:
             logits = self.mask_head(self.mask_pooler(features, boxes))
             label = torch.cat([r["labels"] for r in results])
             masks = logits[torch.arange(len(label), device=label.device), label].sigmoid()
             for result, mask in zip(results, masks.split(found), strict=True):
                 result["masks"] = mask
-        if self.keypoint_head is not None:
+        if self.has_keypoint:
             maps = self.keypoint_head(self.keypoint_pooler(features, boxes)).float()
             for result, keypoints in zip(results, decode_keypoints(maps, torch.cat(boxes)).split(found), strict=True):
                 result["keypoints"] = keypoints

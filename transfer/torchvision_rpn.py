@@ -72,7 +72,7 @@ class RegionProposals(RegionProposalNetwork):
         anchors: Anchors,
         head: RPNHead,
         *,
-        box_weights: Sequence[float],
+        box_weights: tuple[float, float, float, float],
         min_size: float,
         beta: float,
         loss_weight: float,
@@ -80,7 +80,8 @@ class RegionProposals(RegionProposalNetwork):
         **kwargs,
     ) -> None:
         super().__init__(anchors, head, **kwargs)
-        self.box_coder.weights = tuple(box_weights)
+        self.anchors = anchors
+        self.box_coder.weights = box_weights
         self.min_size, self.beta = min_size, beta
         self.loss_weight, self.box_loss_weight = loss_weight, box_loss_weight
 
@@ -92,7 +93,7 @@ class RegionProposals(RegionProposalNetwork):
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Proposals (R, 4) of every image and, with ``targets``, the losses ``loss_rpn_cls`` and ``loss_rpn_loc``."""
         logits, deltas = self.head(features)
-        anchors = self.anchor_generator.per_level(features)
+        anchors = self.anchors.per_level(features)
         counts = [len(a) for a in anchors]
         logits, deltas = concat_box_prediction_layers(logits, deltas)
         logits_NA, deltas_NA4 = logits.reshape(len(image_sizes), -1), deltas.reshape(len(image_sizes), -1, 4)
@@ -180,7 +181,7 @@ class RoIPooler(nn.Module):
 
 
 def match(gt_boxes: Tensor, boxes: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """The ground-truth box with the highest IoU (index, 0 where there is none) and whether that IoU reaches ``threshold``."""
+    """The ground-truth box of the highest IoU (index; 0 where there is none), and whether it reaches ``threshold``."""
     if len(gt_boxes) == 0 or len(boxes) == 0:
         nothing = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
         return nothing, nothing.bool()

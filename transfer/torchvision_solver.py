@@ -89,7 +89,7 @@ def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
-    """The config for ``world`` processes where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: it is for any number).
+    """The config for ``world`` processes, where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
 
     Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
 

@@ -32,7 +32,7 @@ def draw(
     """Draws ``count`` images spread evenly over a COCO data set: predictions on the left, ground truth on the right.
 
     Args:
-        predictions: in COCO's result format; those scoring below ``score_threshold`` are left out, but the best one stays.
+        predictions: in COCO's result format; those scoring below ``score_threshold`` are left out, save the best one.
 
     Returns:
         The pictures written, `<image id>.jpg` in ``output_dir``.

@@ -1,0 +1,285 @@
+"""The torchvision engine against Detectron2 with equal weights: losses, gradients, detections, and the data path."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from tests.transfer import tiny_coco
+from transfer import torchvision_data as data
+from transfer.torchvision_evaluation import to_coco
+from transfer.torchvision_model import build_model, detectron2_state
+
+detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+pytestmark = pytest.mark.detectron2
+
+KINDS = {
+    "faster": {},
+    "mask": {"MODEL__MASK_ON": True},
+    "keypoint": {
+        "MODEL__KEYPOINT_ON": True,
+        "MODEL__ROI_HEADS__NUM_CLASSES": 1,
+        "MODEL__ROI_BOX_HEAD__SMOOTH_L1_BETA": 0.5,
+    },
+}
+WIDE = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
+CASES = [(kind, depth) for kind in KINDS for depth in (18, 50)]
+
+
+def both(tmp_path, kind: str, depth: int = 18, **keys):
+    """Our config and Detectron2's, with the data set known to both; every key has the same value in both."""
+    from detectron2.config import get_cfg
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+    from detectron2.data.datasets import register_coco_instances
+
+    name = tiny_coco.write(tmp_path / kind, keypoints=kind == "keypoint")
+    ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
+    theirs = get_cfg()
+    theirs.merge_from_other_cfg(ours)
+    _, annotations, images = name.split(":")
+    if name in DatasetCatalog:
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+    extra = {}
+    if kind == "keypoint":
+        pairs = [(n, n.replace("left", "right")) for n in tiny_coco.NAMES if "left" in n]
+        extra = {"keypoint_names": tiny_coco.NAMES, "keypoint_flip_map": pairs}
+    register_coco_instances(name, extra, annotations, images)
+    return ours, theirs
+
+
+def models(ours, theirs):
+    """Both detectors with equal weights; BN statistics are those of a batch, as after training."""
+    from detectron2.modeling import build_model as build_theirs
+
+    torch.manual_seed(0)
+    own = build_model(ours, torch.device("cpu"))
+    with torch.no_grad():
+        own.roi_heads.box_predictor.cls_score.weight.mul_(30)  # scores away from ties
+        own.rpn.head.bbox_pred.weight.mul_(5)
+    norms = [m for m in own.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        own.fpn(own.body(torch.randn(4, 3, 96, 96)))
+    for norm in norms:
+        norm.momentum = 0.1
+    other = build_theirs(theirs)
+    other.load_state_dict(detectron2_state(own), strict=True)
+    return own, other
+
+
+def batch_of(ours, theirs, indices, seed=3):
+    """The same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
+    from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
+
+    records, info = data.training_records(ours)
+    mapper = data.mapper(ours, True, info.flip)
+    mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
+    other = []
+    for record in mine:
+        target = record["target"]
+        instances = Instances(record["image"].shape[-2:], gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
+        if "masks" in target:
+            kind = PolygonMasks if isinstance(target["masks"], list) else BitMasks
+            instances.gt_masks = kind(copy.deepcopy(target["masks"]))
+        if "keypoints" in target:
+            instances.gt_keypoints = Keypoints(target["keypoints"])
+        other.append({k: v for k, v in record.items() if k != "target"} | {"instances": instances})
+    return mine, other
+
+
+def losses_of(model, batch, seed=11):
+    from detectron2.utils.events import EventStorage
+
+    model.train()
+    torch.manual_seed(seed)  # both engines draw their samples in the same order
+    with EventStorage():
+        return model(batch)
+
+
+@pytest.mark.parametrize(("kind", "depth"), CASES)
+def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
+    ours, theirs = both(tmp_path, kind, depth)
+    own, other = models(ours, theirs)
+    mine, yours = batch_of(ours, theirs, [0, 2, 3])
+    a, b = losses_of(own, mine), losses_of(other, yours)
+    assert set(a) == set(b)
+    for name in a:
+        assert a[name].item() == pytest.approx(b[name].item(), abs=1e-4, rel=1e-4), name
+        assert a[name].item() > 0, name
+    sum(a.values()).backward()
+    sum(b.values()).backward()
+    grads = dict(other.named_parameters())
+    for name, parameter in zip(detectron2_state(own), own.state_dict(keep_vars=True).values(), strict=True):
+        if isinstance(parameter, torch.nn.Parameter):
+            wanted = grads[name].grad
+            assert torch.allclose(parameter.grad, wanted, rtol=1e-2, atol=1e-3 * wanted.abs().max().item() + 1e-7), name
+
+
+@pytest.mark.parametrize(("kind", "depth"), CASES)
+def test_detections_are_equal(tmp_path, kind, depth):
+    from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+
+    ours, theirs = both(tmp_path, kind, depth)
+    own, other = models(ours, theirs)
+    own.eval()
+    other.eval()
+    records, info = data.load_coco(ours, ours.DATASETS.TEST[0])
+    mapper = data.mapper(ours, False, info.flip)
+    for record in [mapper(r, None) for r in records[:3]]:
+        with torch.no_grad():
+            mine = to_coco(own([record])[0], record, list(range(len(info.category_ids))))
+            yours = instances_to_coco_json(other([record])[0]["instances"], record["image_id"])
+        assert len(mine) == len(yours) > 5
+        for a, b in zip(mine, yours, strict=True):
+            assert a["category_id"] == b["category_id"]
+            assert a["score"] == pytest.approx(b["score"], abs=1e-5)
+            assert a["bbox"] == pytest.approx(b["bbox"], abs=1e-3)
+            if kind == "mask":
+                assert a["segmentation"] == b["segmentation"]
+            if kind == "keypoint":
+                points = np.array([a["keypoints"], b["keypoints"]]).reshape(2, 17, 3)
+                assert np.abs(points[0, :, :2] - points[1, :, :2]).max() < 1e-3
+                assert np.abs(points[0, :, 2] - points[1, :, 2]).max() < 1e-5
+
+
+VARIANTS = {
+    "frozen BN, two stages frozen": {"MODEL__RESNETS__NORM": "FrozenBN", "MODEL__BACKBONE__FREEZE_AT": 3},
+    "four convolutions in the box head": {"MODEL__ROI_BOX_HEAD__NUM_CONV": 2, "MODEL__ROI_BOX_HEAD__NORM": "BN"},
+    "norms in the mask head": {"MODEL__ROI_MASK_HEAD__NORM": "GN"},
+    "stride in the 1x1": {"MODEL__RESNETS__STRIDE_IN_1X1": True, **WIDE},
+    "weights of losses": {"MODEL__RPN__LOSS_WEIGHT": 2.0, "MODEL__RPN__BBOX_REG_LOSS_WEIGHT": 0.5},
+    "other anchors": {"MODEL__ANCHOR_GENERATOR__OFFSET": 0.5, "MODEL__ANCHOR_GENERATOR__SIZES": [[20, 40]]},
+    "bit masks": {"INPUT__MASK_FORMAT": "bitmask"},
+    "no ground truth among proposals": {"MODEL__ROI_HEADS__PROPOSAL_APPEND_GT": False},
+    "groups": {"MODEL__RESNETS__NUM_GROUPS": 2, "MODEL__RESNETS__WIDTH_PER_GROUP": 16, **WIDE},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
+    ours, theirs = both(tmp_path, "mask", **VARIANTS[variant])
+    own, other = models(ours, theirs)
+    assert [p.requires_grad for p in own.parameters()].count(False) == [
+        p.requires_grad for p in other.parameters()
+    ].count(False)
+    mine, yours = batch_of(ours, theirs, [0, 1])
+    a, b = losses_of(own, mine), losses_of(other, yours)
+    assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
+
+
+def test_keypoint_loss_with_a_fixed_normaliser(tmp_path):
+    keys = {
+        "MODEL__ROI_KEYPOINT_HEAD__NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
+        "MODEL__ROI_KEYPOINT_HEAD__LOSS_WEIGHT": 4.0,
+    }
+    ours, theirs = both(tmp_path, "keypoint", **keys)
+    own, other = models(ours, theirs)
+    mine, yours = batch_of(ours, theirs, [0, 1])
+    a, b = losses_of(own, mine), losses_of(other, yours)
+    assert a["loss_keypoint"].item() == pytest.approx(b["loss_keypoint"].item(), abs=1e-4)
+
+
+def test_an_image_without_instances_gives_equal_losses(tmp_path):
+    ours, theirs = both(tmp_path, "mask", DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
+    own, other = models(ours, theirs)
+    mine, yours = batch_of(ours, theirs, [5, 0])
+    assert len(mine[0]["target"]["boxes"]) == 0
+    del yours[0]["instances"]._fields["gt_masks"]
+    a, b = losses_of(own, mine), losses_of(other, yours)
+    assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize(("kind", "masks"), [("mask", "polygon"), ("mask", "bitmask"), ("keypoint", "polygon")])
+def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
+    """Reader, resize, flip, boxes, polygons, bit masks, keypoints: what training sees, for every image."""
+    import detectron2.data.transforms as T
+    from detectron2.data import DatasetMapper, get_detection_dataset_dicts
+
+    keys = {"INPUT__FORMAT": "BGR", "INPUT__MASK_FORMAT": masks, "MODEL__MASK_ON": True}
+    ours, theirs = both(tmp_path, kind, **keys)
+    dicts = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
+    records, info = data.training_records(ours)
+    assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
+    for size in (64, 80, 100):
+        mapper = data.Mapper([size], "choice", 128, flip, "BGR", masks, info.flip if kind == "keypoint" else ())
+        augmentations = [T.ResizeShortestEdge([size], 128, "choice"), T.RandomFlip(1.0 if flip else 0.0)]
+        settings = {k: v for k, v in DatasetMapper.from_config(theirs, True).items() if k != "augmentations"}
+        reference = DatasetMapper(**settings, augmentations=augmentations)
+        for entry, record in zip(dicts, records, strict=True):
+            wanted = reference(entry)
+            got = mapper(record, _Heads())
+            assert torch.equal(got["image"], wanted["image"])
+            instances, target = wanted["instances"], got["target"]
+            assert torch.allclose(target["boxes"], instances.gt_boxes.tensor, atol=1e-5)
+            assert torch.equal(target["labels"], instances.gt_classes)
+            if masks == "bitmask":
+                assert torch.equal(target["masks"], instances.gt_masks.tensor)
+            else:
+                flat = [np.concatenate(p) for p in target["masks"]], [np.concatenate(p) for p in instances.gt_masks]
+                assert np.allclose(np.concatenate(flat[0]), np.concatenate(flat[1]), atol=1e-9)
+            if kind == "keypoint":
+                assert torch.allclose(target["keypoints"], instances.gt_keypoints.tensor, atol=1e-5)
+
+
+class _Heads:
+    """A generator whose every draw is 0: the first size, and a flip."""
+
+    def random(self):
+        return 0.0
+
+    def integers(self, *_):
+        return 0
+
+
+def test_order_of_images_and_aspect_ratio_groups_are_equal():
+    """The stream of indices and the batches equal those of Detectron2's sampler and grouping, on two processes."""
+    import itertools
+
+    from detectron2.data.common import AspectRatioGroupedDataset
+    from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
+
+    wide = [True, False, True, True, False, False, True]
+    for rank in range(2):
+        sampler = TrainingSampler(7, seed=9)
+        sampler._rank, sampler._world_size = rank, 2
+        stream = ({"width": 2 if wide[i] else 1, "height": 1.5, "index": i} for i in sampler)
+        reference = AspectRatioGroupedDataset(stream, 3)
+        wanted = [[d["index"] for d in batch] for batch in itertools.islice(reference, 20)]
+        batches = data.Batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
+        assert [[i for _, i in b] for b in itertools.islice(batches, 20)] == wanted
+        later = data.Batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
+        assert [[i for _, i in b] for b in itertools.islice(later, 8)] == wanted[12:]
+    factors = [1.0, 2.5, 1.3]
+    reference = RepeatFactorTrainingSampler(torch.tensor(factors), seed=4)
+    assert list(itertools.islice(data.index_stream(factors, 4), 40)) == list(itertools.islice(reference, 40))
+
+
+def test_repeat_factors_are_equal():
+    from detectron2.data.samplers import RepeatFactorTrainingSampler
+
+    labels = [[0, 0, 1], [0], [2], [0, 2], []]
+    dicts = [{"annotations": [{"category_id": c} for c in row]} for row in labels]
+    records = [{"annotations": [{"label": c} for c in row]} for row in labels]
+    for root in (True, False):
+        wanted = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(dicts, 0.5, sqrt=root)
+        assert data.repeat_factors(records, 0.5, root) == pytest.approx(wanted.tolist())
+
+
+def test_initial_values_have_the_same_spread(tmp_path):
+    """Every tensor's standard deviation right after building; 0 where Detectron2's is."""
+    from detectron2.modeling import build_model as build_theirs
+
+    for kind in KINDS:
+        ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
+        own, other = build_model(ours, torch.device("cpu")), build_theirs(theirs)
+        wanted = other.state_dict()
+        for name, tensor in detectron2_state(own).items():
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                expected = wanted[name].std().item()
+                assert tensor.std().item() == pytest.approx(expected, rel=0.6 / tensor.numel() ** 0.25, abs=1e-7), name

@@ -71,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("transfer", "fine-tunes a detector on COCO; words after the options go to transfer/train_net.py")
     sub.add_argument("--config-file", required=True, metavar="FILE")
     sub.add_argument("--engine", default="", help="detectron2 or torchvision; empty: Detectron2 where it is installed")
+    sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
+    sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     sub = command("distributions", "JCL's Fig. 3: similarity and variance of positives, images as points")
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
     sub.add_argument("--output", default="runs/distributions", metavar="FOLDER")

@@ -41,6 +41,7 @@ def convert(args: argparse.Namespace) -> int:
 
 def transfer(args: argparse.Namespace) -> int:
     words = ["--engine", args.engine] if args.engine else []
+    words += ["--eval-only"] * args.eval_only + (["--visualize", str(args.visualize)] if args.visualize else [])
     return _start(stages.transfer(args.config_file, [*words, *args.overrides]), args)
 
 

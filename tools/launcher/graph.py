@@ -122,7 +122,7 @@ def submit_all(graph: Graph, options: Options) -> int:
         if node.spec.is_complete(marks[node.key]):
             print(f"{node.key}: done before")
             continue
-        active = _active_job(node.spec)
+        active = active_job(node.spec)
         if active:
             jobs[node.key] = active
             print(f"{node.key}: job {active} is at it")
@@ -143,7 +143,7 @@ def submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> Non
     if not job_ids:
         graph.report.run()
         return
-    active = _active_job(graph.report)
+    active = active_job(graph.report)
     if active:  # it waits for the jobs of before only
         control.cancel(Path(graph.report.folder))
     dependency = _dependency("afterany", job_ids)
@@ -169,7 +169,8 @@ def preview(graph: Graph, options: Options) -> None:
     print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; about {total:.2f} GiB of checkpoints in all")
 
 
-def _active_job(spec: StageSpec) -> str:
+def active_job(spec: StageSpec) -> str:
+    """The id of the job that waits or runs in the stage's folder, or an empty string."""
     jobs = read_json(Path(spec.folder) / "launch" / "launch.json").get("jobs", [])
     return jobs[-1]["id"] if jobs and control.job_state(jobs[-1]) in ("PENDING", "RUNNING") else ""
 

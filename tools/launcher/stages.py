@@ -43,7 +43,7 @@ def probe(
     """The ``linear`` or ``knn`` probe of a run folder or checkpoint (kNN also of ``random``).
 
     Args:
-        base: config as YAML text that stands under ``config_file``; empty: that of the run ``weights``, where it is one.
+        base: config as YAML text under ``config_file``; empty: that of the run ``weights``, where it is one.
     """
     cfg = _load(config_file, overrides, base or pretrain_config(weights))
     run = Path(weights)
@@ -82,7 +82,7 @@ def transfer(config_file: str, words: Sequence[str] = (), folder: str = "") -> S
     output = _override(words, "OUTPUT_DIR") or folder or f"runs/{path.stem}"
     words = _without(words, "OUTPUT_DIR")
     argv = ["--config-file", str(path.absolute()), "--resume", *words, "OUTPUT_DIR", _absolute(output)]
-    return StageSpec("transfer", _absolute(output), "tools.launcher.entries:transfer", args=(argv,))
+    return StageSpec("transfer", _absolute(output), "transfer.train_net:main", args=(argv,))
 
 
 def make_data(words: Sequence[str], produces: str, folder: str) -> StageSpec:

@@ -20,7 +20,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, write_json
 
 from . import stages
-from .graph import Graph, Node, begin, preview, run_here, submit_report
+from .graph import Graph, Node, active_job, begin, preview, run_here, submit_report
 from .options import Options
 from .pipeline import read_plan
 from .spec import StageSpec, read_json
@@ -80,11 +80,17 @@ def run(graph: Graph, options: Options) -> int:
     marks = graph.fingerprints()
     missing = {node.key: node for node in graph.nodes if not node.spec.is_complete(marks[node.key])}
     jobs: list[str] = []
-    chained, alone = [], []  # probes whose pretraining is in this submission, and those whose pretraining is there
+    for key, node in list(missing.items()):
+        active = active_job(node.spec)
+        if active:
+            print(f"{key}: job {active} is at it")
+            jobs.append(active)
+            del missing[key]
+    chained, alone = [], []  # probes that wait for this submission, and the others
     for node in missing.values():
         begin(node.spec, marks[node.key])
         if node.parents:
-            (chained if node.parents[0] in missing else alone).append(node)
+            (chained if node.parents[0] in missing else alone).append(node)  # alone: its pretraining is there
     waves = [([node for node in missing.values() if not node.parents], ""), (chained, "after"), (alone, "")]
     first = ""
     for nodes, after in waves:

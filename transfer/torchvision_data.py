@@ -10,7 +10,7 @@ import itertools
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class CocoInfo:
     flip: list[int]
 
 
-def load_coco(cfg: CfgNode, name: str, log: Callable[[str], None] = print) -> tuple[list[dict[str, Any]], CocoInfo]:
-    """Checks a data set (`coco_data.prepare`) and reads it into records ordered by image id.
+def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
+    """Reads a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
 
     Returns:
         Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
@@ -49,18 +49,10 @@ def load_coco(cfg: CfgNode, name: str, log: Callable[[str], None] = print) -> tu
         half a pixel to the pixels' centres.
 
     Raises:
-        UserError: what `coco_data.prepare` finds wrong, or an annotation of an unknown category.
+        UserError: unknown name, missing files, or an annotation of an unknown category; `coco_data.prepare` finds more.
     """
-    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
-    found = coco_data.prepare(
-        name,
-        masks=cfg.MODEL.MASK_ON,
-        keypoints=points,
-        num_classes=cfg.MODEL.ROI_HEADS.NUM_CLASSES,
-        folder=cfg.OUTPUT_DIR,
-        log=log,
-    )
-    annotations, image_dir, data = found.annotations, found.images, coco_data.read(found.annotations)
+    annotations, image_dir = coco_data.resolve(name)
+    data = coco_data.read(annotations)
     categories = sorted(data["categories"], key=lambda c: c["id"])
     images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
@@ -117,16 +109,22 @@ def _mirror(names: list[str]) -> list[int]:
     return [names.index(s) if s in names else i for i, s in enumerate(swapped)] or COCO_FLIP
 
 
-def training_records(cfg: CfgNode, log: Callable[[str], None] = print) -> tuple[list[dict[str, Any]], CocoInfo]:
+def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
     """The records of all data sets in DATASETS.TRAIN that training uses, and the first one's description.
 
     Raises:
-        UserError: bad records, data sets that disagree, or no image left.
+        UserError: other keypoints than NUM_KEYPOINTS, data sets that disagree, or no image left.
     """
-    loaded = [load_coco(cfg, name, log) for name in cfg.DATASETS.TRAIN]
+    loaded = [load_coco(name) for name in cfg.DATASETS.TRAIN]
     if not loaded:
         raise UserError("DATASETS.TRAIN is empty; name a data set, as in DATASETS.TRAIN \"('coco_2017_train',)\"")
     infos = [info for _, info in loaded]
+    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    if cfg.MODEL.KEYPOINT_ON and len(infos[0].flip) != points:
+        raise UserError(
+            f"{infos[0].annotations} has {len(infos[0].flip)} keypoints; set MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS so, "
+            f"not {points}"
+        )
     if any((i.category_ids, i.flip) != (infos[0].category_ids, infos[0].flip) for i in infos):
         raise UserError(f"the data sets of DATASETS.TRAIN {cfg.DATASETS.TRAIN} have different categories or keypoints")
     records = list(itertools.chain.from_iterable(r for r, _ in loaded))

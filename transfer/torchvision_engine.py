@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchvision
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch.nn.parallel import DistributedDataParallel
@@ -50,7 +49,8 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         visualize: draw the predictions on that many test images.
 
     Returns:
-        The content of results.json (`coco_results.write_results`), which rank 0 writes; {} on the other ranks.
+        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0 (under the data set's name if there are
+        several); {} elsewhere or without DATASETS.TEST.
 
     Raises:
         UserError: a key that cannot be honoured, a used OUTPUT_DIR without ``resume``, weights or data that do not fit,
@@ -79,29 +79,16 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     torch.manual_seed(seed)
     model = build_model(cfg, device)
     if state:
-        source, weights = Weights(str(out), "", state["model"], {}), state["weights"]
+        source = Weights(str(out), "", state["model"], {})
     else:
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
-        weights = source.summary()
     load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
     if eval_only:
-        metrics, iterations = evaluate(cfg, model, rank, world, visualize), state["iteration"] + 1 if state else 0
+        metrics = evaluate(cfg, model, rank, world, visualize)
     else:
-        training = _Training(cfg, model, device, rank, world, seed, weights, logger)
-        metrics, iterations = training.run(state, visualize), cfg.SOLVER.MAX_ITER
-    if rank > 0:
-        return {}
-    version = f"{torchvision.__version__} (torch {torch.__version__})"
-    return coco_results.write_results(
-        out,
-        engine="torchvision",
-        engine_version=version,
-        cfg=cfg,
-        metrics=metrics,
-        weights=weights,
-        iteration=iterations,
-    )
+        metrics = _Training(cfg, model, device, rank, world, seed, logger).run(state, visualize)
+    return next(iter(metrics.values())) if len(metrics) == 1 else metrics
 
 
 class _Training:
@@ -115,14 +102,13 @@ class _Training:
         rank: int,
         world: int,
         seed: int,
-        weights: dict[str, Any],
         logger: Logger,
     ) -> None:
         if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
             raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
         self.cfg, self.model, self.device, self.logger = cfg, model, device, logger
-        self.rank, self.world, self.seed, self.weights = rank, world, seed, weights
-        self.records, self.info = training_records(cfg, logger.info)
+        self.rank, self.world, self.seed = rank, world, seed
+        self.records, self.info = training_records(cfg)
         self.optimizer = build_optimizer(cfg.SOLVER, model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
         self.wrapped: torch.nn.Module = model
@@ -244,8 +230,11 @@ class _Training:
         update_bn_stats(self.model, self._batches(0, _mix(self.seed, iteration, 0), 0), count)
         if self.world > 1:
             for norm in get_bn_modules(self.model):
-                dist.broadcast(norm.get_buffer("running_mean"), 0)
-                dist.broadcast(norm.get_buffer("running_var"), 0)
+                mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+                moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
+                dist.all_reduce(moments)  # the law of total variance over the processes' images
+                mean.copy_(moments[0] / self.world)
+                var.copy_(moments[1] / self.world - (moments[0] / self.world) ** 2)
 
     def _summary(self, iteration: int, rate: float) -> dict[str, float]:
         """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data."""
@@ -280,7 +269,6 @@ class _Training:
             "iteration": iteration,
             "seed": self.seed,
             "window": list(self.window),
-            "weights": self.weights,
             "engine": "torchvision",
             "config": dump(self.cfg),
         }

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from pretrain.common.errors import UserError
 
-from . import coco_results, visualize
+from . import coco_data, coco_results, visualize
 from .torchvision_data import evaluation_loader, load_coco
 from .torchvision_model import Detector
 
 log = logging.getLogger("transfer")
 
 
-def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Any]:
+def evaluate(
+    cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0
+) -> dict[str, coco_results.Metrics]:
     """Metrics of every data set in DATASETS.TEST; all processes take part, the first one returns them (others: {}).
 
     Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
@@ -33,13 +35,13 @@ def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int
     Returns:
         ``{data set: {"bbox": {"AP": ..., ...}, ...}}``.
     """
-    results = {}
+    results: dict[str, coco_results.Metrics] = {}
     for name in cfg.DATASETS.TEST:
-        records, info = load_coco(cfg, name, log.info)
+        records, info = load_coco(name)
         predictions = predict(cfg, model, records, info.category_ids, rank, world)
         if rank > 0:
             continue
-        folder = Path(cfg.OUTPUT_DIR) / "inference" / name.replace("/", "_").replace(":", "_")
+        folder = Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name)
         coco_results.write_predictions(folder, predictions)
         tasks, sigmas = coco_results.tasks_of(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS
         results[name] = coco_results.evaluate(info.annotations, predictions, tasks, sigmas)

@@ -128,7 +128,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     own, other = models(ours, theirs)
     own.eval()
     other.eval()
-    records, info = data.load_coco(ours, ours.DATASETS.TEST[0])
+    records, info = data.load_coco(ours.DATASETS.TEST[0])
     mapper = data.mapper(ours, False, info.flip)
     for record in [mapper(r, None) for r in records[:3]]:
         with torch.no_grad():

@@ -14,6 +14,7 @@ from fvcore.common.config import CfgNode
 from .common.config_io import merge_file, merge_overrides
 from .common.errors import UserError, nearest
 from .methods import METHODS
+from .views import RECIPES
 
 
 def default_config() -> CfgNode:
@@ -67,6 +68,7 @@ def default_config() -> CfgNode:
     c.SOLVER.BASE_LR = 0.03  # at the global batch size below
     c.SOLVER.MOMENTUM = 0.9
     c.SOLVER.WEIGHT_DECAY = 1e-4
+    c.SOLVER.LARS_TRUST = 0.001  # lars: trust coefficient (eta)
     c.SOLVER.IMS_PER_BATCH = 256  # N, the global batch, whatever the number of processes
     c.SOLVER.EPOCHS = 200
     c.SOLVER.LR_SCHEDULE = "cosine"  # cosine | step
@@ -200,6 +202,11 @@ def validate(cfg: CfgNode) -> None:
         value = _leaf(cfg, key)
         if not (low <= value <= high) or (value == low and not closed):
             raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}" + _at_most(high))
+    for key in ("VIEWS.QUERY", "VIEWS.KEY"):
+        if _leaf(cfg, key) not in RECIPES:
+            raise UserError(
+                f"{key} {_leaf(cfg, key)!r} is not one of {', '.join(RECIPES)}{nearest(_leaf(cfg, key), RECIPES)}"
+            )
     method = METHODS[cfg.METHOD.NAME]
     if cfg.METHOD.NUM_KEYS > 1 and not method.many_keys:
         many = ", ".join(name for name, other in METHODS.items() if other.many_keys)

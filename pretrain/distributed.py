@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import datetime
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_autograd
 from torch import Tensor
 
 from .common.errors import UserError
@@ -90,15 +90,29 @@ def gather(x: Tensor, sizes: list[int], with_grad: bool = False) -> Tensor:
     """
     if world_size() == 1:
         return x
+    if with_grad:
+        return _Gather.apply(x, sizes)  # type: ignore[return-value]
     longest = max(sizes)
     if x.shape[0] < longest:  # equal shapes for the collective; the padding is cut below
         x = torch.cat([x, x.new_zeros(longest - x.shape[0], *x.shape[1:])])
-    if with_grad:
-        parts = list(dist_autograd.all_gather(x.contiguous()))
-    else:
-        parts = [torch.empty_like(x) for _ in sizes]
-        dist.all_gather(parts, x.contiguous())
+    parts = [torch.empty_like(x) for _ in sizes]
+    dist.all_gather(parts, x.contiguous())
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+class _Gather(torch.autograd.Function):
+    """`gather` whose gradient is the sum over ranks of each rank's gradient of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        return gather(x, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].contiguous()
+        dist.all_reduce(total)
+        return total.split(ctx.sizes)[rank()], None
 
 
 class ExchangePlan:

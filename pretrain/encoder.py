@@ -30,9 +30,9 @@ def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResN
     return backbone
 
 
-def feature_dim(arch: str) -> int:
-    """F: channels after global average pooling."""
-    return 512 if arch in ("resnet18", "resnet34") else 2048
+def feature_dim(resnet: torchvision.models.ResNet) -> int:
+    """F: channels after global average pooling (512 or 2048)."""
+    return list(resnet.layer4.parameters())[-1].shape[0]
 
 
 def pooled_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def build_encoder(
 ) -> torchvision.models.ResNet:
     """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not yet normalised."""
     encoder = build_backbone(arch, stem)
-    encoder.fc = cast(Any, build_head(feature_dim(arch), hidden_dims, dim, head_bn))
+    encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, head_bn))
     if bn_groups > 1:
         split_batch_norm(encoder, bn_groups)
     return encoder

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torchvision.models import ResNet
 
 from . import distributed, schedule, views
 from .backbone_file import load_backbone
@@ -46,7 +48,7 @@ class Learner:
             self.siamese.encoder_q.compile()
             if self.siamese.encoder_k is not None:
                 self.siamese.encoder_k.compile()
-        self.encoder = self.siamese.encoder_q
+        self.encoder = cast(ResNet, self.siamese.encoder_q)
         self.optimizer = build_optimizer(self.encoder, cfg.SOLVER)
         self.amp_dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[cfg.SOLVER.AMP]
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
@@ -54,7 +56,9 @@ class Learner:
         ids = [device.index] if device.type == "cuda" else None
         self.query_forward: nn.Module = self.encoder
         if distributed.world_size() > 1:
-            self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
+            with warnings.catch_warnings():  # its new name is not in every torch we run on
+                warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+                self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
         self._control: Tensor | None = None  # [non-finite?, stop?] of the step before, on its way to the host
         self._control_at = ""

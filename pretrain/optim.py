@@ -21,4 +21,4 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr)
     from timm.optim.lars import Lars  # slow to import
 
-    return Lars(groups, lr, momentum=solver.MOMENTUM)
+    return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST)

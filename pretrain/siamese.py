@@ -39,8 +39,9 @@ class SiameseEncoder(nn.Module):
     def update_keys(self, momentum: float) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2); parameters only, BN is its own."""
         assert self.encoder_k is not None
-        keys = list(self.encoder_k.parameters())
-        torch._foreach_lerp_(keys, list(self.encoder_q.parameters()), 1 - momentum)
+        keys: list[Tensor] = list(self.encoder_k.parameters())
+        queries: list[Tensor] = list(self.encoder_q.parameters())
+        torch._foreach_lerp_(keys, queries, 1 - momentum)
 
     @torch.no_grad()
     def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, prepare) -> Tensor:

@@ -36,6 +36,8 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         raise UserError(f"{path}: its _BASE_ {error.filename} does not exist") from error
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a YAML config: {_one_line(error)}") from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} is not a YAML config: it holds a {type(loaded).__name__}, not KEY: VALUE lines")
     known = dict(flatten(cfg))
     for key, value in flatten(loaded):
         _check_known(key, known, cfg, f" in {path}")

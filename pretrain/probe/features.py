@@ -13,7 +13,7 @@ from torchvision.models import ResNet
 
 from .. import backbone_file, checkpoint, datasets, distributed, loader, views
 from ..common.errors import UserError
-from ..encoder import build_backbone, pooled_features
+from ..encoder import build_backbone, feature_dim, pooled_features
 
 
 class Features(NamedTuple):
@@ -90,6 +90,6 @@ def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: to
         for images, _ in batches:
             parts.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
     if not parts:
-        parts = [torch.empty(0, backbone.layer4[-1].conv2.out_channels, device=device)]
+        parts = [torch.empty(0, feature_dim(backbone), device=device)]
     features = distributed.gather(torch.cat(parts), distributed.slice_sizes(len(labelled)))
     return Features(features, torch.from_numpy(data.labels[labelled]).to(device), len(data.classes))

@@ -17,7 +17,7 @@ from ..common import interrupt
 from ..common.config_io import dump
 from ..common.errors import UserError
 from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
-from ..encoder import pooled_features
+from ..encoder import feature_dim, pooled_features
 from ..loader import Loader
 from ..progress import Progress
 from .features import Features, extract, load_frozen, probe_data
@@ -41,8 +41,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     backbone, source = load_frozen(weights, cfg, device)
     data = probe_data(cfg)
     torch.manual_seed(cfg.SEED)
-    heads = Heads(backbone.layer4[-1].bn2.num_features if not hasattr(backbone.layer4[-1], "bn3") else
-                  backbone.layer4[-1].bn3.num_features, len(data.train.classes), cfg).to(device)  # fmt: skip
+    heads = Heads(feature_dim(backbone), len(data.train.classes), cfg).to(device)
     val = extract(backbone, data.val, cfg, device)
     stream = _Cached(extract(backbone, data.train, cfg, device), cfg) if cfg.LINEAR.AUGMENT == "none" else _Augmented(
         backbone, data.train, cfg, device)  # fmt: skip
@@ -99,10 +98,11 @@ class Heads(nn.Module):
         super().__init__()
         self.cfg = cfg.LINEAR
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
-        self.heads = nn.ModuleList(nn.Linear(features, classes) for _ in self.rates)
-        for head in self.heads:  # as MoCo's protocol starts it
+        heads = [nn.Linear(features, classes) for _ in self.rates]
+        for head in heads:  # as MoCo's protocol starts it
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
+        self.heads = nn.ModuleList(heads)
         groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
         self.optimizer = torch.optim.SGD(groups, momentum=cfg.LINEAR.MOMENTUM, weight_decay=cfg.LINEAR.WEIGHT_DECAY)
 

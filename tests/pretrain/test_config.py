@@ -1,0 +1,81 @@
+"""Every recipe loads; every key is read by someone; values that cannot work are refused in one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.config_io import flatten
+from pretrain.common.errors import UserError
+from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.views import RECIPES
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs/pretrain").glob("*.yaml")) + sorted((ROOT / "configs/linear").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_recipe_loads_and_says_how_to_run_it(path):
+    cfg = load_config(path)
+    assert cfg.VIEWS.QUERY in RECIPES and cfg.VIEWS.KEY in RECIPES
+    header = "".join(line for line in path.read_text().splitlines() if line.startswith("#"))
+    if path.name.startswith("Base-"):
+        assert "Not run by itself" in header
+    else:
+        assert "python tools/launch.py" in header
+        named = re.search(r"configs/(pretrain|linear)/\S+\.yaml", header)
+        assert named is None or named.group() == str(path.relative_to(ROOT))
+
+
+def test_every_key_is_read_by_someone():
+    code = "".join(p.read_text() for p in (ROOT / "pretrain").rglob("*.py") if p.name != "config.py")
+    unread = [key for key, _ in flatten(default_config()) if not re.search(rf"\b{key.split('.')[-1]}\b", code)]
+    assert unread == []
+
+
+def test_jcl_is_the_papers():
+    cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml")
+    got = (cfg.METHOD.NUM_KEYS, cfg.METHOD.TEMPERATURE, cfg.METHOD.LAMBDA, cfg.MODEL.EMBEDDING_DIM,
+           cfg.MODEL.HEAD_HIDDEN_DIMS, cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM,
+           cfg.SOLVER.WEIGHT_DECAY, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.QUEUE_SIZE, cfg.SOLVER.LR_SCHEDULE)  # fmt: skip
+    assert got == (5, 0.2, 4.0, 128, [2048], 512, 0.06, 0.9, 1e-4, 0.999, 65536, "cosine")
+
+
+def test_overrides_come_last_and_the_text_round_trips():
+    cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml", ["SOLVER.BASE_LR", "0.5", "SEED=3"])
+    assert cfg.SOLVER.BASE_LR == 0.5 and cfg.SEED == 3
+    assert from_yaml_text(cfg.dump()) == cfg
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["SOLVER.BASE_LR"], "has no value"),
+        (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR 'fast'"),
+        (["SOLVER", "3"], "SOLVER is a section"),
+        (["METHOD.NAME", "mocov2", "METHOD.NUM_KEYS", "5"], "jcl"),
+        (["MODEL.STEM", "cfar"], "choose one of imagenet, cifar"),
+        (["MODEL.EMA_MOMENTUM", "1.5"], "at most 1"),
+        (["VIEWS.QUERY", "moco_v3"], "moco_v2"),
+    ],
+)
+def test_bad_overrides(words, says):
+    with pytest.raises(UserError) as caught:
+        load_config(None, words)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(UserError, match=r"did you mean 'jcl_R50_IN1k_200ep\.yaml'"):
+        load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200e.yaml")
+    for name, text, says in (
+        ("a.yaml", "SOLVER:\n  BASE_LRR: 1\n", "did you mean 'SOLVER.BASE_LR'"),
+        ("b.yaml", "SOLVER: [1\n", "not a YAML"),
+        ("c.yaml", "_BASE_: nowhere.yaml\n", "nowhere.yaml"),
+        ("d.yaml", "SOLVER: 3\n", "SOLVER"),
+        ("e.yaml", "- 1\n", "e.yaml"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError) as caught:
+            load_config(tmp_path / name)
+        assert says in str(caught.value) and "\n" not in str(caught.value), name

@@ -1,0 +1,240 @@
+"""Named data sets and image folders -> decodable images, with labels where there are any.
+
+Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .common.errors import UserError, nearest
+from .image_io import Array, CorruptImage, Files, Joined, Source
+
+__all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
+
+NAMES = ("imagenet", "imagenet100", "cifar10", "cifar100", "fashion_mnist", "stl10", "tiny_imagenet")
+SPLITS = ("train", "val", "unlabelled")
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+_TINY_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A data set split.
+
+    Attributes:
+        source: where the pixels come from.
+        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one.
+        classes: class names, in the order of the labels.
+    """
+
+    source: Source
+    labels: np.ndarray | None
+    classes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> np.ndarray:
+        """The image as (H, W, 3) uint8 RGB, upright.
+
+        Raises:
+            CorruptImage: it cannot be decoded; the message names the file.
+        """
+        return self.source.read(index)
+
+    def image_name(self, index: int) -> str:
+        """The file of the image, or its place in an archive of many."""
+        return self.source.name(index)
+
+
+def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:
+    """Opens a split of a data set.
+
+    Args:
+        name: one of NAMES, or ``folder:/path``: images in it (no labels) or one folder a class; with ``train`` and
+            ``val`` folders in it, the split's folder is taken.
+        split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
+            ``train`` split of stl10 is its labelled and then its unlabelled images (label -1).
+        root: where the named data sets lie.
+        download: fetch the data set if it is missing and may be fetched.
+
+    Raises:
+        UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected).
+    """
+    if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
+        raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
+    root = Path(root)
+    if name.startswith("folder:"):
+        return _folder(Path(name[len("folder:") :]).expanduser(), split)
+    if name in ("imagenet", "imagenet100"):
+        return _imagenet(name, split, root)
+    if name in ("cifar10", "cifar100", "fashion_mnist"):
+        return _from_torchvision(name, split, root, download)
+    if name == "stl10":
+        return _stl10(split, root, download)
+    if name == "tiny_imagenet":
+        return _tiny_imagenet(split, root, download)
+    raise UserError(f"unknown data set {name!r}; choose {', '.join(NAMES)} or folder:/path{nearest(name, NAMES)}")
+
+
+def _folder(folder: Path, split: str) -> ImageData:
+    name = f"folder:{folder}"
+    if not folder.is_dir():
+        raise UserError(f"no image folder at {folder}; expected images in it, or one folder of images a class")
+    folders = set(_folder_names(folder))
+    if {"train", "val"} <= folders <= {"train", "val", "test"}:
+        return _class_folders(folder / split, _folder_names(folder / "train") or None, name, may_be_flat=True)
+    return _class_folders(folder, None, name, may_be_flat=True)
+
+
+def _imagenet(name: str, split: str, root: Path) -> ImageData:
+    """ImageNet-1K's folders, or of ImageNet-100 those of its classes (in a folder of its own, or in ImageNet-1K's)."""
+    top = root / (name if (root / name).is_dir() else "imagenet")
+    if not (top / split).is_dir():
+        raise UserError(
+            f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
+            "(bring it from image-net.org, or set DATA.ROOT to where it lies)"
+        )
+    if name == "imagenet100":
+        classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
+    else:  # val's labels are train's
+        classes = _folder_names(top / "train") if (top / "train").is_dir() else None
+    return _class_folders(top / split, classes or None, name)
+
+
+def _class_folders(folder: Path, classes: list[str] | None, name: str, may_be_flat: bool = False) -> ImageData:
+    """Images below one folder a class.
+
+    Args:
+        classes: take these only, in this order of labels; None: the folders found.
+    """
+    entries = _entries(folder)
+    flat = any(_is_image(entry.name) and not entry.is_dir() for entry in entries)
+    if flat and not may_be_flat:
+        raise UserError(
+            f"{name}: images lie directly in {folder}; expected one folder a class, {folder}/n########/*.JPEG"
+        )
+    if flat:
+        return ImageData(Files(folder, list(_images_below(folder))), None, [])
+    found = [entry.name for entry in entries if entry.is_dir()]
+    if classes is None:
+        classes = found
+    elif (missing := sorted(set(classes) - set(found))) and not may_be_flat:
+        raise UserError(
+            f"{name}: {len(missing)} of {len(classes)} class folders are missing in {folder}: {missing[0]}, ..."
+        )
+    if may_be_flat and (unknown := sorted(set(found) - set(classes))):
+        raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
+    names: list[str] = []
+    labels: list[np.ndarray] = []
+    for label, class_name in enumerate(classes):
+        if class_name in found:
+            images = [f"{class_name}/{image}" for image in _images_below(folder / class_name)]
+            names += images
+            labels.append(np.full(len(images), label, np.int64))
+    if not names:
+        raise UserError(
+            f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or one folder a class"
+        )
+    return ImageData(Files(folder, names), np.concatenate(labels), list(classes))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _folder_names(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES)
+
+
+def _images_below(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Names relative to ``folder``, sorted. Names with an image's suffix are not stat'ed: slow on network disks."""
+    for entry in _entries(folder):
+        if _is_image(entry.name):
+            yield prefix + entry.name
+        elif entry.is_dir():
+            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/")
+
+
+def _from_torchvision(name: str, split: str, root: Path, download: bool) -> ImageData:
+    import torchvision.datasets as tv  # slow to import: only where it is read
+
+    readers: dict[str, tuple[Any, str]] = {
+        "cifar10": (tv.CIFAR10, "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"),
+        "cifar100": (tv.CIFAR100, "cifar-100-python/{train,test,meta}"),
+        "fashion_mnist": (tv.FashionMNIST, "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"),
+    }
+    reader, layout = readers[name]
+    try:
+        data = reader(str(root), train=split == "train", download=download)
+    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        raise _missing(name, root, layout, download, error) from error
+    images = np.asarray(data.data, dtype=np.uint8)
+    return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
+
+
+def _stl10(split: str, root: Path, download: bool) -> ImageData:
+    """STL10's binary files, memory-mapped: torchvision's reader would hold 2.7 GB in every process."""
+    folder = root / "stl10_binary"
+    layout = "stl10_binary/{train_X.bin,train_y.bin,test_X.bin,test_y.bin,unlabeled_X.bin,class_names.txt}"
+    parts = {"train": ("train", "unlabeled"), "val": ("test",), "unlabelled": ("unlabeled",)}[split]
+    try:
+        if download:
+            from torchvision.datasets import STL10
+
+            STL10(str(root), split="test", download=True)
+        classes = (folder / "class_names.txt").read_text().split()
+        arrays = [np.memmap(folder / f"{part}_X.bin", np.uint8, "r").reshape(-1, 3, 96, 96) for part in parts]
+        labels = [
+            np.full(len(array), -1, np.int64)
+            if part == "unlabeled"
+            else np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1
+            for part, array in zip(parts, arrays, strict=True)
+        ]
+    except (RuntimeError, OSError, ValueError) as error:
+        raise _missing("stl10", root, layout, download, error) from error
+    if [len(part) for part in labels] != [len(array) for array in arrays]:
+        raise UserError(f"stl10: {folder} has other numbers of images than of labels; fetch it again")
+    sources = [Array(array, f"stl10/{part}", transposed=True) for part, array in zip(parts, arrays, strict=True)]
+    return ImageData(Joined(sources), np.concatenate(labels), classes)
+
+
+def _tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
+    folder = root / "tiny-imagenet-200"
+    layout = "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}"
+    try:
+        if download and not folder.is_dir():
+            from torchvision.datasets.utils import download_and_extract_archive
+
+            download_and_extract_archive(_TINY_URL, str(root))
+        classes = sorted((folder / "wnids.txt").read_text().split())
+        if split == "train":
+            return _class_folders(folder / "train", classes, "tiny_imagenet")
+        rows = sorted(line.split("\t")[:2] for line in (folder / "val/val_annotations.txt").read_text().splitlines())
+        labels = np.array([classes.index(wnid) for _, wnid in rows], np.int64)
+    except (RuntimeError, OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise _missing("tiny_imagenet", root, layout, download, error) from error
+    return ImageData(Files(folder / "val/images", [image for image, _ in rows]), labels, classes)
+
+
+def _missing(name: str, root: Path, layout: str, download: bool, error: Exception) -> UserError:
+    remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to where it lies"
+    found = "" if "not found" in str(error) else f" ({' '.join(str(error).split())})"
+    return UserError(f"cannot read {name}: expected {root}/{layout}; {remedy}{found}")

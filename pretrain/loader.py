@@ -1,0 +1,294 @@
+"""One decode an image -> all its views, in an order and with randomness that know nothing of workers, ranks or history.
+
+The order of an epoch is a function of (seed, epoch); a view's randomness of (seed, epoch, image index, view number). So
+any worker count and any number of processes give the same global batches, and an epoch can be entered at any step.
+
+Shape letters: V views, N images of a batch (here: this rank's share), C = 3 channels, H = W = S pixels, L operations.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from . import distributed
+from .common import interrupt
+from .common.errors import UserError
+from .datasets import CorruptImage, ImageData
+from .views import Recipe, center_view, crop_views, make_views
+
+
+class Batch(NamedTuple):
+    """This rank's share of a global batch.
+
+    Attributes:
+        views_VNCHW: (V, N, 3, S, S) uint8; the channels lie together in memory.
+        index_N: (N,) int64, position in the data set of the image used.
+        label_N: (N,) int64, -1 where the image has no label.
+        params: (V, N, L, 2) float32, the programs that `views.finish` has yet to run; None: the views are finished.
+    """
+
+    views_VNCHW: Tensor
+    index_N: Tensor
+    label_N: Tensor
+    params: Tensor | None
+
+
+class Loader:
+    """Batches of views, forever the same for the same seed.
+
+    Args:
+        data: the images.
+        recipes: one a view.
+        size: S, pixels a side of a view.
+        batch_size: images of a global batch, all ranks together; the last incomplete batch of an epoch is left out.
+        seed: of the order and of every view.
+        rank, world_size: this process and how many share a global batch.
+        num_workers: worker processes; 0: decode in this process.
+        on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
+        executor: ``cpu``, or ``device``: leave the colour operations to `views.finish`.
+
+    Attributes:
+        corrupt_count: images replaced so far on this rank.
+
+    Raises:
+        UserError: fewer images than ``batch_size``.
+    """
+
+    def __init__(
+        self,
+        data: ImageData,
+        recipes: Sequence[Recipe],
+        size: int,
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 4,
+        on_corrupt: str = "error",
+        executor: str = "cpu",
+    ) -> None:
+        if len(data) < batch_size:
+            raise UserError(
+                f"the global batch is {batch_size} images but the data set holds {len(data)}; "
+                f"set SOLVER.IMS_PER_BATCH to at most {len(data)}, or bring more images"
+            )
+        self.corrupt_count = 0
+        self._total, self._images, self._seed = batch_size, len(data), seed
+        self._share = distributed.slice_bounds(batch_size, rank, world_size)
+        self._corrupt_images: set[int] = set()
+        self._order = _Order()
+        views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
+        self._batches = _data_loader(views, self._order, num_workers, persistent=True)
+
+    def __len__(self) -> int:
+        """Steps an epoch."""
+        return self._images // self._total
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from ``start_step`` on: exactly the tail of the whole epoch.
+
+        Raises:
+            UserError: an image is corrupt; with ``on_corrupt`` skip: more than 1 in 1,000 images are (one always may).
+        """
+        order = stream(self._seed, epoch, _ORDER, 0).permutation(self._images)
+        start, stop = self._share
+        steps = range(start_step * self._total, len(self) * self._total, self._total)
+        self._order.batches = [[(epoch, int(i)) for i in order[at + start : at + stop]] for at in steps]
+        for item in self._batches:
+            loaded = _unwrap(item)
+            self._count_corrupt(loaded.replaced)
+            yield Batch(loaded.views_VNHWC.permute(0, 1, 4, 2, 3), loaded.index_N, loaded.label_N, loaded.params)
+
+    def _count_corrupt(self, replaced: dict[int, str]) -> None:
+        self.corrupt_count += len(replaced)
+        self._corrupt_images.update(replaced)
+        if len(self._corrupt_images) * 1000 > max(self._images, 1000):
+            raise UserError(
+                f"{len(self._corrupt_images)} of {self._images} images are corrupt, more than the 1 in 1,000 that "
+                f"DATALOADER.ON_CORRUPT skip allows; the last: {list(replaced.values())[-1]}"
+            )
+
+
+def eval_batches(
+    data: ImageData,
+    size: int,
+    resize: int,
+    batch_size: int,
+    num_workers: int,
+    indices: Sequence[int] | np.ndarray | None = None,
+    on_corrupt: str = "error",
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Evaluation views in order: shorter side to ``resize``, middle ``size`` x ``size``; 0: straight to that size.
+
+    Args:
+        indices: positions to take; None: all.
+        on_corrupt: ``error``, or ``skip``: leave unreadable images out (the positions tell which are there).
+
+    Yields:
+        (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
+    """
+    positions = np.arange(len(data)) if indices is None else np.asarray(indices)
+    order = _Order([positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)])
+    views = _EvalViews(data, size, resize, on_corrupt == "skip")
+    for item in _data_loader(views, order, num_workers, persistent=False):
+        images_NHWC, index_N = _unwrap(item)
+        yield images_NHWC.permute(0, 3, 1, 2), index_N
+
+
+_VIEW, _ORDER = 0, 1  # what a random stream is for
+
+
+def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np.random.Generator:
+    """The random stream of (seed, epoch, image index, view): a counter-based generator, 13 us to make."""
+    key = np.array((seed, epoch), np.int64).astype(np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))
+
+
+class _Loaded(NamedTuple):
+    """What a worker sends: a `Batch` in the order of memory, and {position: name} of the images it had to replace."""
+
+    views_VNHWC: Tensor
+    index_N: Tensor
+    label_N: Tensor
+    params: Tensor | None
+    replaced: dict[int, str]
+
+
+@dataclass
+class _Failure:
+    """A user's mistake found in a worker. Raised there, torch would wrap it in a traceback's text."""
+
+    message: str
+
+
+class _Order:
+    """A batch sampler that yields the batches it was last given; persistent workers outlive an epoch."""
+
+    def __init__(self, batches: Sequence[Sequence[Any]] = ()) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@dataclass(frozen=True)
+class _Views(Dataset):
+    """Reads a batch of (epoch, position) and makes its views; runs in the workers."""
+
+    data: ImageData
+    recipes: tuple[Recipe, ...]
+    size: int
+    seed: int
+    skip_corrupt: bool
+    leave_colours: bool
+
+    def __getitems__(self, items: list[tuple[int, int]]) -> _Loaded | _Failure:
+        views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
+        programs: list[np.ndarray] = []
+        used = np.empty(len(items), np.int64)
+        replaced: dict[int, str] = {}
+        try:
+            for n, (epoch, position) in enumerate(items):
+                image, used[n] = self._read(position, replaced)
+                rng_of_view = self._rng_of_view(epoch, position)
+                if self.leave_colours:
+                    views[:, n], program = crop_views(image, self.recipes, self.size, rng_of_view)
+                    programs.append(program)
+                else:
+                    views[:, n] = make_views(image, self.recipes, self.size, rng_of_view)
+        except UserError as error:
+            return _Failure(str(error))
+        labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
+        params = torch.from_numpy(np.stack(programs, axis=1)) if self.leave_colours else None
+        return _Loaded(torch.from_numpy(views), torch.from_numpy(used), torch.from_numpy(labels), params, replaced)
+
+    def _rng_of_view(self, epoch: int, position: int) -> Callable[[int], np.random.Generator]:
+        return lambda view: stream(self.seed, epoch, _VIEW, position, view)
+
+    def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
+        for shift in range(len(self.data)):
+            at = (position + shift) % len(self.data)
+            try:
+                return self.data.read(at), at
+            except CorruptImage:
+                if not self.skip_corrupt:
+                    raise
+                replaced[at] = self.data.image_name(at)
+        raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
+
+
+@dataclass(frozen=True)
+class _EvalViews(Dataset):
+    """Reads a batch of positions; runs in the workers."""
+
+    data: ImageData
+    size: int
+    resize: int
+    skip_corrupt: bool
+
+    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | _Failure:
+        images: list[np.ndarray] = []
+        read: list[int] = []
+        for position in positions:
+            try:
+                images.append(center_view(self.data.read(position), self.size, self.resize))
+                read.append(position)
+            except CorruptImage as error:
+                if not self.skip_corrupt:
+                    return _Failure(str(error))
+        stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
+        return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
+
+
+def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool) -> DataLoader:
+    if num_workers:
+        multiprocessing.util.Finalize(None, _end_workers, exitpriority=10)
+    return DataLoader(
+        views,
+        batch_sampler=order,  # type: ignore[arg-type]  # any iterable of batches will do
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=_start_worker,
+        persistent_workers=persistent and num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # else each iterator would draw from torch's global stream, and resuming shift it
+    )
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+def _start_worker(worker: int) -> None:
+    interrupt.ignore_in_worker(worker)
+    cv2.setNumThreads(0)
+    torch.set_num_threads(1)
+
+
+def _end_workers() -> None:
+    """At exit multiprocessing ends its daemons by SIGTERM, which our workers ignore, and would wait for ever."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler calls a worker's end an error
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()
+
+
+def _unwrap(item: Any) -> Any:
+    if isinstance(item, _Failure):
+        raise UserError(item.message)
+    return item

@@ -1,0 +1,293 @@
+r"""Recipes of views as data, the random draw of one view, and the executor on the CPU.
+
+A view is drawn in two parts: a box of the image with a flip, and a program: up to MAX_OPS colour operations with their
+strength, in their order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
+on the training device (`view_ops.finish`), from the same random streams.
+
+Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+
+from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, MAX_OPS, SATURATION, finish, run_program
+
+__all__ = ["MEAN", "RECIPES", "STD", "Recipe", "center_view", "crop_views", "draw", "finish", "make_views", "normalize"]
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB, from 0 to 1
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A box of a share of the area in ``scale`` and an aspect ratio log-uniform in ``ratio``, resized to the view."""
+
+    scale: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class PadCrop:
+    """The image at the view's size, padded with black, and a box of the view's size at random."""
+
+    padding: int = 4  # pixels a side
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """Shorter side to ``resize`` times the view's size, then the middle."""
+
+    resize: float = 256 / 224
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Brightness, contrast, saturation by a factor in [max(0, 1 - x), 1 + x], hue by [-hue, hue]; in any order."""
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float  # in turns of the colour circle, at most 0.5
+    p: float
+
+
+@dataclass(frozen=True)
+class Gray:
+    p: float
+
+
+@dataclass(frozen=True)
+class Blur:
+    """Gaussian blur, sigma uniform in ``sigma`` pixels; the kernel spans at most a tenth of the view, as SimCLR's."""
+
+    p: float
+    sigma: tuple[float, float] = (0.1, 2.0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a view is made: crop, flip (it commutes with all that follows), AutoAugment's policy, colours in order."""
+
+    crop: RandomResizedCrop | PadCrop | CenterCrop
+    flip: float = 0.5  # probability of a horizontal flip
+    policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
+    colours: tuple[Jitter | Gray | Blur, ...] = ()
+
+
+_MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
+_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # colour distortion of strength 1
+_ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
+
+RECIPES: dict[str, Recipe] = {
+    "moco_v1": Recipe(RandomResizedCrop(), colours=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
+    "moco_v2": Recipe(RandomResizedCrop(), colours=_MOCO_V2),
+    "sce_strong": Recipe(RandomResizedCrop(), colours=_MOCO_V2),  # colour distortion of strength 0.5 is MoCo v2's
+    "sce_weak": Recipe(RandomResizedCrop()),
+    "simclr": Recipe(_ANY_SCALE, colours=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
+    "simclr_cifar": Recipe(_ANY_SCALE, colours=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
+    "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
+    "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
+    "digits": Recipe(RandomResizedCrop(), flip=0.0, colours=(Jitter(0.4, 0.4, 0.0, 0.0, p=0.8), Blur(0.5))),
+    "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
+    "pad_flip": Recipe(PadCrop()),
+    "eval": Recipe(CenterCrop(), flip=0.0),
+    "none": Recipe(CenterCrop(resize=1.0), flip=0.0),
+}
+
+
+class Drawn(NamedTuple):
+    """The random choices of one view.
+
+    Attributes:
+        box: (top, left, height, width) of the image read, in its pixels.
+        flip: mirror it.
+        offset: PadCrop's (top, left) in the padded view; None for other crops.
+        policy: AutoAugment's (policy, probabilities, signs); None without.
+        program: (L, 2) float32 rows of (operation, value), 0 where there is none.
+    """
+
+    box: tuple[int, int, int, int]
+    flip: bool
+    offset: tuple[int, int] | None
+    policy: tuple[int, Tensor, Tensor] | None
+    program: np.ndarray
+
+
+def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> Drawn:
+    """Draws a view's random choices for an image of ``height`` x ``width`` pixels."""
+    box, offset = (0, 0, height, width), None
+    if isinstance(recipe.crop, RandomResizedCrop):
+        box = _random_box(recipe.crop, height, width, rng)
+    elif isinstance(recipe.crop, PadCrop):
+        offset = _below(rng, 2 * recipe.crop.padding + 1), _below(rng, 2 * recipe.crop.padding + 1)
+    flip = recipe.flip > 0 and rng.random() < recipe.flip
+    policy = None
+    if recipe.policy:
+        probabilities = torch.from_numpy(rng.random(2))
+        policy = (_below(rng, 25), probabilities, torch.tensor([_below(rng, 2), _below(rng, 2)]))
+    program = np.zeros((MAX_OPS, 2), np.float32)
+    length = 0
+    for colour in recipe.colours:
+        if colour.p < 1 and rng.random() >= colour.p:
+            continue
+        rows = _draw_jitter(colour, rng) if isinstance(colour, Jitter) else [(GRAY, 0.0)]
+        if isinstance(colour, Blur):
+            rows = [(BLUR, _uniform(rng, *colour.sigma))]
+        for row in rows:
+            program[length] = row
+            length += 1
+    return Drawn(box, flip, offset, policy, program)
+
+
+def crop_views(
+    image: np.ndarray, recipes: Sequence[Recipe], size: int, rng_of_view: Callable[[int], np.random.Generator]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Crops, resizes and flips every view, and draws what remains to be done to it.
+
+    Args:
+        image: (H, W, 3) uint8.
+        recipes: one a view.
+        size: S, pixels a side of a view.
+        rng_of_view: the random stream of a view by its number.
+
+    Returns:
+        (V, S, S, 3) uint8 and the programs (V, L, 2) float32.
+    """
+    views = np.empty((len(recipes), size, size, 3), np.uint8)
+    programs = np.empty((len(recipes), MAX_OPS, 2), np.float32)
+    for v, recipe in enumerate(recipes):
+        drawn = draw(recipe, image.shape[0], image.shape[1], rng_of_view(v))
+        view = _cut(image, recipe, drawn, size)
+        if drawn.flip:
+            cv2.flip(view, 1, dst=views[v])
+        else:
+            views[v] = view
+        if drawn.policy:
+            policy = _Policy(AutoAugmentPolicy(recipe.policy))
+            policy.drawn = drawn.policy
+            views[v] = np.asarray(policy(Image.fromarray(views[v])))
+        programs[v] = drawn.program
+    return views, programs
+
+
+def make_views(
+    image: np.ndarray, recipes: Sequence[Recipe], size: int, rng_of_view: Callable[[int], np.random.Generator]
+) -> np.ndarray:
+    """All views of an image, finished on the CPU; arguments as `crop_views`. Returns (V, S, S, 3) uint8."""
+    views, programs = crop_views(image, recipes, size, rng_of_view)
+    for view, program in zip(views, programs, strict=True):
+        run_program(view, program)
+    return views
+
+
+def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W, 3) uint8 -> (height, width, 3), bilinear with antialiasing: Pillow's filter, by torch's vector code."""
+    if image.shape[:2] == (height, width):
+        return image
+    pixels = torch.from_numpy(image)[None].permute(0, 3, 1, 2)  # to torch, channels_last: its fast path
+    resized = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True, align_corners=False)
+    return resized.permute(0, 2, 3, 1).contiguous()[0].numpy()
+
+
+def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
+    """The evaluation view (S, S, 3): shorter side to ``shorter_side`` pixels, middle S x S; 0: straight to S x S."""
+    if not shorter_side:
+        return resize(image, size, size)
+    if shorter_side < size:
+        raise ValueError(
+            f"a shorter side of {shorter_side} pixels is below the crop of {size}; resize to at least {size}"
+        )
+    height, width = image.shape[:2]
+    shorter = min(height, width)
+    image = resize(image, int(shorter_side * height / shorter), int(shorter_side * width / shorter))
+    top, left = round((image.shape[0] - size) / 2), round((image.shape[1] - size) / 2)
+    return image[top : top + size, left : left + size]
+
+
+def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD a channel, on the images' device."""
+    scale, shift = _normalisation(images.device)
+    x = images.to(torch.float32, memory_format=torch.contiguous_format)
+    return x.mul_(scale).add_(shift).to(dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
+    return (1 / (255 * std)).view(3, 1, 1), (-mean / std).view(3, 1, 1)
+
+
+class _Policy(AutoAugment):
+    """torchvision's AutoAugment, with our random choices in place of torch's global stream."""
+
+    drawn: tuple[int, Tensor, Tensor]
+
+    def get_params(self, transform_num: int) -> tuple[int, Tensor, Tensor]:  # pyright: ignore
+        return self.drawn
+
+
+def _cut(image: np.ndarray, recipe: Recipe, drawn: Drawn, size: int) -> np.ndarray:
+    if isinstance(recipe.crop, CenterCrop):
+        return center_view(image, size, round(size * recipe.crop.resize))
+    top, left, height, width = drawn.box
+    view = resize(image[top : top + height, left : left + width], size, size)
+    if drawn.offset and isinstance(recipe.crop, PadCrop):
+        pad = recipe.crop.padding
+        view = cv2.copyMakeBorder(view, pad, pad, pad, pad, cv2.BORDER_CONSTANT)
+        view = view[drawn.offset[0] : drawn.offset[0] + size, drawn.offset[1] : drawn.offset[1] + size]
+    return view
+
+
+def _random_box(
+    crop: RandomResizedCrop, height: int, width: int, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """torchvision's rule: ten tries, then the largest middle box of an allowed aspect ratio."""
+    low, high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
+    for _ in range(10):
+        area = height * width * _uniform(rng, *crop.scale)
+        ratio = math.exp(_uniform(rng, low, high))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return _below(rng, height - h + 1), _below(rng, width - w + 1), h, w
+    w = min(width, round(height * crop.ratio[1]))
+    h = min(height, round(width / crop.ratio[0]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _draw_jitter(jitter: Jitter, rng: np.random.Generator) -> list[tuple[float, float]]:
+    rows = [
+        (op, _uniform(rng, max(0.0, 1 - strength), 1 + strength))
+        for op, strength in (
+            (BRIGHTNESS, jitter.brightness),
+            (CONTRAST, jitter.contrast),
+            (SATURATION, jitter.saturation),
+        )
+        if strength
+    ]
+    if jitter.hue:
+        rows.append((HUE, _uniform(rng, -jitter.hue, jitter.hue)))
+    for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates, cheaper here than rng.permutation
+        j = _below(rng, i + 1)
+        rows[i], rows[j] = rows[j], rows[i]
+    return rows
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return low + (high - low) * rng.random()  # a quarter of the cost of rng.uniform
+
+
+def _below(rng: np.random.Generator, count: int) -> int:
+    return int(rng.random() * count)

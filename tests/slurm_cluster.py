@@ -143,9 +143,7 @@ class SlurmCluster:
         for node in NODES:
             self.start_node(node)
         _wait(lambda: "UP" in _output("scontrol", "ping"), "slurmctld", self.root)
-        _wait(
-            lambda: _output("sinfo", "-h", "-N", "-p", "debug", "-o", "%t").split() == ["idle"] * 2, "nodes", self.root
-        )
+        self.wait_idle()
 
     def start_node(self, node: str) -> None:
         self._start("slurmd", "-D", "-f", str(self.root / "slurm.conf"), "-N", node, key=node)
@@ -153,13 +151,13 @@ class SlurmCluster:
     def kill_node(self, node: str) -> None:
         """As a machine that loses power: the daemon and everything of its jobs die at once."""
         daemon = self._daemons.pop(node)
-        for pid in _descendants(daemon.pid):
-            _kill(pid)
         daemon.kill()
         daemon.wait()
-        for pid in _mentioning("slurmstepd", node):  # step daemons leave slurmd's process tree
-            for child in _descendants(pid):
-                _kill(child)
+        tasks = _of_node(node, str(self.root))
+        for pid in {parent for parent, _ in tasks}:  # the step daemons first: they must not report the deaths
+            if "slurmstepd" in Path(f"/proc/{pid}/cmdline").read_text():
+                _kill(pid)
+        for _, pid in tasks:
             _kill(pid)
 
     def state(self, job_id: str | int) -> str:
@@ -167,12 +165,11 @@ class SlurmCluster:
         return (_output("squeue", "-h", "--states=all", "-j", str(job_id), "-o", "%T").split() or ["UNKNOWN"])[0]
 
     def wait_state(self, job_id: str | int, *states: str, seconds: float = 60) -> None:
-        _wait(
-            lambda: self.state(job_id) in states,
-            f"job {job_id} ({self.state(job_id)}) to be {states}",
-            self.root,
-            seconds,
-        )
+        _wait(lambda: self.state(job_id) in states, f"job {job_id} to become {states}", self.root, seconds)
+
+    def wait_idle(self) -> None:
+        listed = ("sinfo", "-h", "-N", "-p", "debug", "-o", "%t")
+        _wait(lambda: _output(*listed).split() == ["idle"] * len(NODES), "idle nodes", self.root)
 
     def stop(self) -> None:
         try:
@@ -224,32 +221,18 @@ def _kill(pid: int) -> None:
         return
 
 
-def _descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def _of_node(node: str, root: str) -> list[tuple[int, int]]:
+    """(parent, process) of everything that runs on a node of the cluster in ``root``."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
         try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
+            text = environment.read_text(errors="replace")
+            if f"SLURMD_NODENAME={node}\0" in text and root in text:
+                fields = (environment.parent / "stat").read_text().rsplit(")", 1)[1].split()
+                found.append((int(fields[1]), int(environment.parent.name)))
         except OSError:
             continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, todo = [], [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
     return found
-
-
-def _mentioning(name: str, environment: str) -> list[int]:
-    """Processes whose command holds ``name`` and that belong to the node ``environment``."""
-    pids = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if name in command.read_text() and environment in (command.parent / "environ").read_text():
-                pids.append(int(command.parent.name))
-        except OSError:
-            continue
-    return pids
 
 
 @pytest.fixture(scope="session")

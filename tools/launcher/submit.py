@@ -44,7 +44,6 @@ def submit(
     Raises:
         UserError: the scheduler refuses; a run folder is being worked on already.
     """
-    import submitit
     from submitit.core.utils import FailedJobError
 
     from .job import StageJob
@@ -61,7 +60,7 @@ def submit(
     jobs = [StageJob(spec, mark, devices) for spec, mark in zip(specs, fingerprints, strict=True)]
     executor = _executor(log_folder, options, code, dependency, name or job_name(specs[0]), len(specs))
     try:
-        with submitit.helpers.clean_env(), _job_environment(options, code):
+        with _job_environment(options, code):
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, subprocess.CalledProcessError) as error:
         raise UserError(f"sbatch refused {name or job_name(specs[0])}: {' '.join(str(error).split())}") from error
@@ -192,15 +191,21 @@ def _import_path(code: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _job_environment(options: Options, code: Path) -> Iterator[None]:
-    """A local job inherits this process's environment, and must not hear the terminal's Ctrl-C: the launcher does."""
-    if options.cluster == "slurm":
-        yield
-        return
-    saved, wanted = dict(os.environ), _import_path(code)
+    """No trace of a job that this process may be part of; a local job inherits the rest.
+
+    A local job must not hear the terminal's Ctrl-C either: the launcher does, and hands it on.
+    """
+    from submitit.helpers import clean_env
+
+    saved = dict(os.environ)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(wanted)
     try:
-        yield
+        with clean_env():
+            if "SLURM_CONF" in saved:  # the site's, not a job's
+                os.environ["SLURM_CONF"] = saved["SLURM_CONF"]
+            if options.cluster == "local":
+                os.environ.update(_import_path(code))
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
         os.environ.clear()

@@ -65,7 +65,8 @@ def load(path: str, output: str = "") -> Graph:
         {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"},
     )
     report = StageSpec(
-        "report", str(folder / "report"), "tools.launcher.sweep:draw", args=(str(folder),), produces=str(folder / "sweep.md"),
+        "report", str(folder / "report"), "tools.launcher.sweep:draw", args=(str(folder),),
+        produces=str(folder / "sweep.md"),
         one_process=True,
     )  # fmt: skip
     command = ("sweep", str(Path(path).absolute()), "--output", str(folder))

@@ -223,6 +223,8 @@ def _mask_head(model: CfgNode, on_cuda: bool) -> tuple[RoIPooler, nn.Module]:
     last = mask.CONV_DIM if mask.NUM_CONV else model.FPN.OUT_CHANNELS
     predictor = MaskRCNNPredictor(last, mask.CONV_DIM, model.ROI_HEADS.NUM_CLASSES)
     nn.init.normal_(predictor.get_parameter("mask_fcn_logits.weight"), std=0.001)
+    for name in ("conv5_mask.bias", "mask_fcn_logits.bias"):
+        nn.init.zeros_(predictor.get_parameter(name))
     layers = nn.Sequential()
     layers.add_module("convs", convs)
     layers.add_module("predictor", predictor)

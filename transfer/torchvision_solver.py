@@ -99,6 +99,7 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
     if reference in (0, world):
         return cfg
+    cfg.defrost()
     solver = cfg.SOLVER
     if solver.IMS_PER_BATCH % reference:
         raise UserError(

@@ -28,7 +28,7 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
         picture = Image.fromarray(rng.integers(0, 90, (height, width, 3), dtype=np.uint8))
         for slot in range(0 if number == len(SIZES) else 2):
             x, y = rng.uniform(2, width / 2 - 10) + slot * width / 2 - 1, rng.uniform(2, height - 46)
-            w, h = rng.uniform(14, width / 2 - 12), rng.uniform(20, 40)
+            w, h = min(rng.uniform(14, width / 2 - 12), width - x - 1), rng.uniform(20, 40)
             category = 1 if keypoints else 1 + (number + slot) % 3
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])

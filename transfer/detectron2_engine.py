@@ -1,0 +1,303 @@
+"""The reference engine: Detectron2's DefaultTrainer, and only what it lacks.
+
+Added: strict weights, the SyncBN rule of a CPU, BN statistics that agree across ranks after PRECISE_BN, refusal of a
+used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, a checkpoint when a stop is requested.
+An iteration is stock Detectron2's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from detectron2.config import get_cfg
+from detectron2.data import DatasetCatalog, MetadataCatalog, build_detection_test_loader
+from detectron2.data.datasets import register_coco_instances
+from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
+from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
+from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+from detectron2.modeling import build_model
+from detectron2.utils import comm
+from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import get_bn_modules
+
+from pretrain.backbone_file import read_file
+from pretrain.common.config_io import merge_file, merge_overrides
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.run_folder import write_environment
+
+from . import coco_data, coco_results
+from . import visualize as drawing
+from .weights import check_config, load_weights, read_weights
+
+log = logging.getLogger("detectron2.transfer")
+_NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
+_STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
+
+
+def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> CfgNode:
+    """Detectron2's own defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
+
+    Raises:
+        UserError: missing file, unknown key (the nearest known one is named), wrong type.
+    """
+    cfg = get_cfg()
+    if config_file:
+        merge_file(cfg, config_file)
+    merge_overrides(cfg, opts)
+    return cfg
+
+
+def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualize: int = 0) -> dict[str, Any]:
+    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
+
+    Args:
+        cfg: of `load_config` here or in transfer.config.
+        resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
+        visualize: draw the predictions on that many test images, into OUTPUT_DIR/visualizations.
+
+    Returns:
+        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0 (under the data set's name if there are
+        several); {} elsewhere or without DATASETS.TEST.
+
+    Raises:
+        UserError: a used OUTPUT_DIR without ``resume``, weights, data or keys that do not fit.
+        Stopped: a stop was requested; the checkpoint is written.
+    """
+    out = Path(cfg.OUTPUT_DIR)
+    if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):
+        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+    cfg, notes = _adapt(cfg)
+    check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
+    _join(cfg.MODEL.DEVICE)
+    default_setup(cfg, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
+    if comm.is_main_process():
+        write_environment(out)
+    for note in notes:
+        log.info(note)
+    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+        _register(name)
+    if eval_only:
+        model = build_model(cfg)
+        load_weights(model.state_dict, weights, whole=True, log=log.info)
+        return _named(evaluate(cfg, model, visualize))
+    trainer = Trainer(cfg, visualize)
+    trainer.resume_or_load(resume)
+    trainer.train()
+    return _named(trainer.results)
+
+
+class Trainer(DefaultTrainer):
+    """DefaultTrainer with strict weights and this project's evaluation; ``results`` is the last evaluation's."""
+
+    def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
+        self.results: dict[str, coco_results.Metrics] = {}
+        self._visualize = visualize
+        # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
+        ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
+        ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
+        with mock.patch.object(defaults, "create_ddp_model", ddp):
+            super().__init__(cfg)
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Goes on from the newest good checkpoint where ``resume``; otherwise, or without one, takes MODEL.WEIGHTS."""
+        own_state = self.checkpointer.model.state_dict
+        for path in _checkpoints(self.cfg.OUTPUT_DIR) if resume else ():
+            try:
+                found = read_weights(path)
+            except UserError as error:
+                log.warning(f"{error}; going on from the checkpoint before it")
+                continue
+            if "trainer" not in read_file(path)[0]:
+                raise UserError(f"{path} holds no state of Detectron2's trainer; resume with the engine that wrote it")
+            load_weights(own_state, found, whole=True, log=log.info)
+            self.checkpointer.load(str(path))
+            self.start_iter = self.iter + 1
+            return
+        if resume and _checkpoints(self.cfg.OUTPUT_DIR):
+            raise UserError(f"every checkpoint in {self.cfg.OUTPUT_DIR} is damaged; start again in another OUTPUT_DIR")
+        weights = read_weights(self.cfg.MODEL.WEIGHTS)
+        check_config(weights, self.cfg, log.info)
+        load_weights(own_state, weights, log=log.info)
+
+    def build_hooks(self) -> list[HookBase]:
+        built: list[HookBase] = []
+        for hook in super().build_hooks():
+            if isinstance(hook, hooks.EvalHook):
+                hook = hooks.EvalHook(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
+            built.extend([] if hook is None else [hook])
+            if isinstance(hook, hooks.PreciseBN) and comm.get_world_size() > 1:
+                built.append(AgreeOnBatchNorm(self.cfg.TEST.EVAL_PERIOD, self._trainer.model))
+        return [*built, StopOnRequest(self.checkpointer)]
+
+    def _evaluate(self) -> dict[str, Any]:
+        """For EvalHook: nested numbers; what has no value is left out (metrics.json would hold a bare NaN)."""
+        self.results = evaluate(self.cfg, self._trainer.model, self._visualize)
+        named = _named(self.results)
+        several = len(self.results) > 1
+        self._last_eval_results = {k: _numbers(v) for k, v in named.items()} if several else _numbers(named)
+        return self._last_eval_results
+
+
+class AgreeOnBatchNorm(HookBase):
+    """Pools BN statistics over ranks after PreciseBN, which leaves each rank those of its own images.
+
+    The pooled variance is the mean of variances plus the variance of means (law of total variance).
+    """
+
+    def __init__(self, period: int, model: torch.nn.Module) -> None:
+        self._period, self._model = period, model
+
+    def after_step(self) -> None:
+        done = self.trainer.iter + 1
+        if done == self.trainer.max_iter or (self._period > 0 and done % self._period == 0):
+            for norm in get_bn_modules(self._model):
+                pool_batch_norm(norm)
+
+
+@torch.no_grad()
+def pool_batch_norm(norm: torch.nn.Module) -> None:
+    """Replaces the running mean and variance by those of all ranks' images together, in place."""
+    mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+    moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
+    dist.all_reduce(moments)
+    moments /= dist.get_world_size()
+    mean.copy_(moments[0])
+    var.copy_(moments[1] - moments[0] ** 2)
+
+
+class StopOnRequest(HookBase):
+    """Ends the run after the step in hand, its checkpoint on disk, when a stop was requested on any rank."""
+
+    def __init__(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def after_step(self) -> None:
+        reason, done = stop_requested(), self.trainer.iter + 1
+        if done == self.trainer.max_iter:
+            return  # the last checkpoint and the evaluation come next
+        if comm.get_world_size() > 1:
+            if done % _STOP_PERIOD:
+                return
+            reason = next((said for said in comm.all_gather(reason) if said), "")
+        if reason:
+            if comm.is_main_process():
+                self._checkpointer.save(f"model_{self.trainer.iter:07d}", iteration=self.trainer.iter)
+            comm.synchronize()
+            raise Stopped(reason)
+
+
+class CocoPredictions(DatasetEvaluator):
+    """Gathers every rank's detections in COCO's result format, under the annotation file's category ids."""
+
+    def __init__(self, category_ids: Mapping[int, int]) -> None:
+        self._category_ids = category_ids
+
+    def reset(self) -> None:
+        self._found: list[dict[str, Any]] = []
+
+    def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
+        for image, output in zip(inputs, outputs, strict=True):
+            for record in instances_to_coco_json(output["instances"].to("cpu"), image["image_id"]):
+                self._found.append({**record, "category_id": self._category_ids[record["category_id"]]})
+
+    def evaluate(self) -> dict[str, Any]:
+        gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]
+        return {"predictions": [record for part in gathered for record in part]}
+
+
+def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, coco_results.Metrics]:
+    """Data set -> its metrics, on rank 0; {} elsewhere. Predictions are kept in OUTPUT_DIR/inference/<data set>."""
+    results: dict[str, coco_results.Metrics] = {}
+    for name in cfg.DATASETS.TEST:
+        loader: Any = build_detection_test_loader(cfg, name)  # type: ignore[call-arg]  # reads the file, which gives the metadata its ids
+        ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
+        found = inference_on_dataset(model, loader, CocoPredictions(ids))
+        if not comm.is_main_process():
+            continue
+        annotations, images = coco_data.resolve(name)
+        predictions = found["predictions"]
+        coco_results.write_predictions(Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name), predictions)
+        tasks = coco_results.tasks_of(cfg)
+        results[name] = coco_results.evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
+        log.info(f"{name}: {len(predictions)} predictions\n{coco_results.table(results[name])}")
+        if pictures:
+            folder = Path(cfg.OUTPUT_DIR) / "visualizations"
+            drawing.draw(annotations, images, predictions, folder, count=pictures)
+    return results
+
+
+def _adapt(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
+    """``cfg`` as Detectron2's own, with the device and the norms this machine can run; and what was changed."""
+    own = get_cfg()
+    own.merge_from_other_cfg(cfg)
+    notes: list[str] = []
+    if own.TEST.AUG.ENABLED:
+        raise UserError("TEST.AUG.ENABLED is True; test-time augmentation needs Detectron2's own train_net.py")
+    if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        own.MODEL.DEVICE = "cpu"
+        notes.append("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if own.MODEL.DEVICE == "cpu" and world > 1:
+        for part in _NORMS:
+            if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
+                own.MODEL[part].NORM = "naiveSyncBN"
+                notes.append(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
+    if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu":
+        raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+    if own.SOLVER.IMS_PER_BATCH % world and not own.SOLVER.REFERENCE_WORLD_SIZE:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
+    own.freeze()
+    return own, notes
+
+
+def _join(device: str) -> None:
+    """Joins the process group of the environment, with Detectron2's group of this machine's ranks."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    cuda = device.startswith("cuda")
+    if cuda:
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= count > 1:
+            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
+        torch.cuda.set_device(local if local < count else 0)
+    if world > 1:
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
+        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+
+
+def _register(name: str) -> None:
+    """Makes a data set by two paths known to Detectron2; the standard names are, already."""
+    annotations, images = coco_data.resolve(name)
+    if name in DatasetCatalog:
+        return
+    metadata: dict[str, Any] = {}
+    names = next((c["keypoints"] for c in coco_data.read(annotations)["categories"] if c.get("keypoints")), None)
+    if names:
+        pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
+        flips = [(left, right) for left, right in pairs if right in names]
+        metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flips)}
+    register_coco_instances(name, metadata, str(annotations), str(images))
+
+
+def _checkpoints(output_dir: str) -> list[Path]:
+    """The run's checkpoints, newest first."""
+    return sorted(Path(output_dir).glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _named(results: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(results) if len(results) != 1 else dict(next(iter(results.values())))
+
+
+def _numbers(metrics: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+    return {task: {name: v for name, v in row.items() if v is not None} for task, row in metrics.items()}

@@ -275,6 +275,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
     """Every tensor's standard deviation right after building; 0 where Detectron2's is."""
     from detectron2.modeling import build_model as build_theirs
 
+    torch.manual_seed(0)
     for kind in KINDS:
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
         own, other = build_model(ours, torch.device("cpu")), build_theirs(theirs)
@@ -282,4 +283,4 @@ def test_initial_values_have_the_same_spread(tmp_path):
         for name, tensor in detectron2_state(own).items():
             if tensor.is_floating_point() and tensor.numel() > 1:
                 expected = wanted[name].std().item()
-                assert tensor.std().item() == pytest.approx(expected, rel=0.6 / tensor.numel() ** 0.25, abs=1e-7), name
+                assert tensor.std().item() == pytest.approx(expected, rel=5 / tensor.numel() ** 0.5, abs=1e-7), name

@@ -1,0 +1,99 @@
+"""A COCO data set written image by image: pictures, boxes, polygons or run lengths, categories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from pycocotools import mask as run_lengths
+
+_FINE = 4  # outlines are traced at this many points a pixel, so that they run between pixels and not through them
+
+
+class CocoWriter:
+    """Collects one split of a COCO data set.
+
+    Args:
+        folder: of the data set; pictures go to ``folder/split``, annotations to ``folder/annotations``.
+        split: train or val.
+        categories: COCO's category records.
+    """
+
+    def __init__(self, folder: Path, split: str, categories: list[dict[str, Any]]) -> None:
+        self._folder, self._split = folder, split
+        self._content: dict[str, Any] = {
+            "info": {"description": f"drawn by tools/make_data.py, {split}"},
+            "licenses": [],
+            "categories": categories,
+            "images": [],
+            "annotations": [],
+        }
+        (folder / split).mkdir(parents=True)
+
+    def add_image(self, image: np.ndarray) -> int:
+        """Writes (H, W, 3) uint8 RGB as JPEG and returns its id, from 1."""
+        image_id = len(self._content["images"]) + 1
+        name = f"{image_id:012d}.jpg"
+        write_jpeg(self._folder / self._split / name, image)
+        height, width = image.shape[:2]
+        self._content["images"].append({"id": image_id, "file_name": name, "height": height, "width": width})
+        return image_id
+
+    def add_object(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
+        """Adds an object by its visible pixels: polygons, and the box and area of what they enclose.
+
+        Args:
+            mask: (H, W) bool, at least one pixel.
+            more: further keys of the record (keypoints).
+        """
+        outlines = polygons(mask)
+        encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, *mask.shape))  # pyright: ignore
+        self._add(image_id, category_id, outlines, encoded, 0, more)
+
+    def add_crowd(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
+        """Adds a crowd (``iscrowd`` 1) by its pixels, as uncompressed run lengths."""
+        pixels = np.asfortranarray(mask, np.uint8)
+        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"))) + 1
+        counts = np.diff(np.concatenate([[0], changes, [pixels.size]])).tolist()
+        if pixels[0, 0]:  # the first run is of zeros
+            counts.insert(0, 0)
+        segmentation = {"size": list(mask.shape), "counts": counts}
+        self._add(image_id, category_id, segmentation, run_lengths.encode(pixels), 1, more)
+
+    def _add(
+        self, image_id: int, category_id: int, segmentation: Any, encoded: Any, crowd: int, more: dict[str, Any]
+    ) -> None:
+        record = {
+            "id": len(self._content["annotations"]) + 1,
+            "image_id": image_id,
+            "category_id": category_id,
+            "segmentation": segmentation,
+            "bbox": run_lengths.toBbox(encoded).tolist(),
+            "area": float(run_lengths.area(encoded)),
+            "iscrowd": crowd,
+        }
+        self._content["annotations"].append({**record, **more})
+
+    def write(self, kind: str) -> None:
+        """Writes ``annotations/<kind>_<split>.json``."""
+        path = self._folder / "annotations" / f"{kind}_{self._split}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(self._content, sort_keys=True))
+
+
+def write_jpeg(path: Path, image: np.ndarray) -> None:
+    """Writes (H, W, 3) uint8 RGB as JPEG of quality 92; the same pixels give the same bytes."""
+    encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 92])[1]
+    path.write_bytes(encoded.tobytes())
+
+
+def polygons(mask: np.ndarray) -> list[list[float]]:
+    """The outer outlines of (H, W) bool as COCO's polygons, [x0, y0, x1, y1, ...] in pixels; holes are filled."""
+    fine = np.kron(mask.astype(np.uint8), np.ones((_FINE, _FINE), np.uint8))
+    outlines: Sequence[np.ndarray] = cv2.findContours(fine, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
+    kept = [cv2.approxPolyDP(outline, 1.0, True)[:, 0] for outline in outlines]
+    return [((points + 0.5) / _FINE).ravel().round(2).tolist() for points in kept if len(points) >= 3]

@@ -1,0 +1,92 @@
+"""Small data sets, made on this machine: python tools/make_data.py digits datasets/digits"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
+
+from pretrain.common.errors import UserError, run_command_line
+from tools.make_digits import write_digits
+
+_MANIFEST = "made.json"
+_VERSION = 1  # raise it when the same arguments would make other data
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; ``argv`` without the program's name.
+
+    Raises:
+        UserError: a count below 1, or a folder that holds something else.
+    """
+    args = vars(_parser().parse_args(argv))
+    output, kind = Path(args.pop("output")), args["kind"]
+    for name, value in args.items():
+        if isinstance(value, int) and value < (0 if name == "seed" else 1):
+            raise UserError(f"--{name.replace('_', '-')} is {value}; give at least {0 if name == 'seed' else 1}")
+    images = {"train": args["images"], "val": args["val_images"]}
+    if kind == "digits" and args["size"] < 16:
+        raise UserError(f"--size is {args['size']}; digits of 8 x 8 pixels need at least 16")
+    if kind == "digits":
+        scenes = {"train": args["scenes"], "val": args["val_scenes"]}
+        make(output, args, lambda folder: write_digits(folder, images, args["size"], scenes, args["seed"]))
+
+
+def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
+    """Fills a new folder and moves it to ``output`` when it is whole; the same one again is left as it is.
+
+    Raises:
+        UserError: ``output`` holds other data, or cannot be written.
+    """
+    manifest = json.dumps({**arguments, "version": _VERSION}, sort_keys=True) + "\n"
+    if _is_made(output, manifest):
+        print(f"{output} is made already")
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
+            folder = Path(temporary) / "data"
+            folder.mkdir()
+            write(folder)
+            (folder / _MANIFEST).write_text(manifest)
+            folder.rename(output)  # fails where another process was faster
+    except OSError as error:
+        if not _is_made(output, manifest):
+            raise UserError(
+                f"cannot write {output}: {error.strerror or error}; free space or name another folder"
+            ) from error
+    print(f"{output} is made")
+
+
+def _is_made(output: Path, manifest: str) -> bool:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return False
+    found = output / _MANIFEST
+    if found.is_file() and found.read_text() == manifest:
+        return True
+    held = f"data made with {found.read_text().strip()}" if found.is_file() else "something else"
+    raise UserError(f"{output} holds {held}; name another folder, or remove it")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    digits = kinds.add_parser("digits", help="scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
+    digits.add_argument("output", help="folder to make")
+    digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
+    digits.add_argument("--val-images", type=int, default=400)
+    digits.add_argument("--size", type=int, default=32, help="pixels a side of an image of the image folder")
+    digits.add_argument("--scenes", type=int, default=400, help="training images of the COCO data set")
+    digits.add_argument("--val-scenes", type=int, default=100)
+    digits.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    run_command_line(main)

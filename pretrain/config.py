@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -213,7 +214,7 @@ def validate(cfg: CfgNode) -> None:
         raise UserError(f"METHOD.NUM_KEYS is {cfg.METHOD.NUM_KEYS}, but {cfg.METHOD.NAME} takes 1; {many} take more")
 
 
-def _leaf(cfg: CfgNode, dotted: str):
+def _leaf(cfg: CfgNode, dotted: str) -> Any:
     for part in dotted.split("."):
         cfg = cfg[part]
     return cfg

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -59,7 +57,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(options: Options, slurm_c
     assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
 
-def test_one_ranks_exception_ends_all_and_is_shown(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
+def test_one_ranks_exception_ends_all(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
     (job,) = submit([stage(tmp_path, "fail", 1)], replace(options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job.job_id, "FAILED")
     control.print_status(tmp_path)
@@ -68,7 +66,7 @@ def test_one_ranks_exception_ends_all_and_is_shown(options: Options, slurm_clust
 
 def test_values_reach_sbatch_unchanged(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     folder = tmp_path / "a folder; touch hacked $(touch hacked)"
-    comment = "it's \"50 %\" of $HOME; `id`"
+    comment = 'it\'s "50 %" of $HOME; `id`'
     (job,) = submit([stage(folder, "count", 1)], replace(options, comment=comment))
     slurm_cluster.wait_state(job.job_id, "COMPLETED")
     told = subprocess.run(["scontrol", "show", "job", job.job_id], capture_output=True, text=True).stdout

@@ -84,6 +84,11 @@ class StageJob:
         if env.global_rank == 0:
             try:
                 requeue(_REQUEUE, None)  # exits; raises when the job has timed out too often
+            except subprocess.CalledProcessError as error:
+                # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
+                if not _is_ended(env):
+                    record.fail(error)
+                    raise
             except Exception as error:
                 record.fail(error)
                 raise

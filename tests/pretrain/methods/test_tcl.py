@@ -105,8 +105,9 @@ def test_theorem_2_negatives_push_more_as_k2_rises(seed: int, tau: float, k1: fl
 def test_an_anchor_without_positives_contributes_nothing():
     hyper = {"temperature": 0.1, "k1": 5000.0, "k2": 1.0}
     whole = batch_case(0, LABELS)
-    result = tcl(*whole, **hyper)
-    gradient = torch.autograd.grad(result.loss, whole.anchors_AD)[0]
+    with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
+        result = tcl(*whole, **hyper)
+        gradient = torch.autograd.grad(result.loss, whole.anchors_AD)[0]
     assert torch.equal(gradient[6], torch.zeros(5, dtype=torch.float64))  # the lone member of label 3
     assert (gradient[:6].norm(dim=1) > 0).all()
     others = [j for j in range(len(LABELS)) if j != 6]
@@ -156,3 +157,10 @@ def test_metrics():
     torch.testing.assert_close(result.metrics["batch_accuracy"], torch.tensor(100 / 6))
     torch.testing.assert_close(result.metrics["positive_similarity"], torch.tensor(2.8 / 6))
     torch.testing.assert_close(result.metrics["positives_per_anchor"], torch.tensor(1.5))
+
+
+def test_a_tie_with_a_negative_is_not_accurate():
+    candidates = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8]])
+    labels = torch.tensor([0, 0, 1])
+    result = tcl(candidates, candidates, labels, labels, torch.arange(3), temperature=0.1, k1=1.0, k2=1.0)
+    assert result.metrics["batch_accuracy"] == 0

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from pretrain import checkpoint
@@ -30,6 +29,7 @@ from pretrain.common.run_folder import atomic_write, write_json
 
 from . import proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
+from .weights import detector_config
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
@@ -90,7 +90,7 @@ def convert(
         raise UserError(
             f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
         )
-    detector = _detector_config(path)
+    detector = detector_config(path)
     provenance = _provenance(backbone, detector)
     if backbone.arch in ("resnet50", "resnet101") and provenance["MODEL.RESNETS.STRIDE_IN_1X1"]:
         raise UserError(f"{path} was trained with STRIDE_IN_1X1 True, which torchvision's ResNet cannot compute")
@@ -124,23 +124,6 @@ def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str
         **INPUT,
     }
     return {**fits, **backbone.provenance, **detector}
-
-
-def _detector_config(path: Path) -> dict[str, Any]:
-    """The keys of INPUT and STRIDE_IN_1X1 from the config.yaml that Detectron2 keeps beside its checkpoints."""
-    beside = path.parent / "config.yaml"
-    if not beside.is_file():
-        return {}
-    try:
-        config = yaml.safe_load(beside.read_text())
-        return {
-            "INPUT.FORMAT": config["INPUT"]["FORMAT"],
-            "MODEL.PIXEL_MEAN": list(config["MODEL"]["PIXEL_MEAN"]),
-            "MODEL.PIXEL_STD": list(config["MODEL"]["PIXEL_STD"]),
-            "MODEL.RESNETS.STRIDE_IN_1X1": bool(config["MODEL"]["RESNETS"]["STRIDE_IN_1X1"]),
-        }
-    except (yaml.YAMLError, KeyError, TypeError):
-        return {}  # the config.yaml of pretraining, which has no such keys
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

@@ -81,13 +81,13 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
     if int(os.environ.get("RANK", "0")) > 0:
         return {}
-    several = len(cfg.DATASETS.TEST) > 1
+    tests = cfg.DATASETS.TEST
     return coco_results.write_results(
         _results_file(cfg, args.eval_only),
         engine=name,
         engine_version=version,
         cfg=cfg,
-        metrics=metrics if several else dict.fromkeys(cfg.DATASETS.TEST, dict(metrics)),
+        metrics={tests[0]: metrics} if len(tests) == 1 else metrics,
         weights=_weights_summary(cfg.MODEL.WEIGHTS),
         iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
     )

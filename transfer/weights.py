@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class Weights:
         path: empty for random initialisation.
         sha256: of the file.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py wrote into it; empty for other files.
+        provenance: what convert.py wrote into it, or the keys of a detector's config.yaml beside it.
     """
 
     path: str
@@ -76,7 +77,24 @@ def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
             raise UserError(f"{path}: {name} has values that are not finite")
     provenance = content.get("provenance") or json.loads(metadata.get("provenance", "{}"))
     _check_digests(path, state, provenance.get("tensors", {}))
-    return Weights(path, sha256(path), state, dict(provenance))
+    return Weights(path, sha256(path), state, dict(provenance or detector_config(Path(path))))
+
+
+def detector_config(path: Path) -> dict[str, Any]:
+    """The keys of INPUT and STRIDE_IN_1X1 from the config.yaml that Detectron2 keeps beside its checkpoints."""
+    beside = path.parent / "config.yaml"
+    if not beside.is_file():
+        return {}
+    try:
+        config = yaml.safe_load(beside.read_text())
+        return {
+            "INPUT.FORMAT": config["INPUT"]["FORMAT"],
+            "MODEL.PIXEL_MEAN": list(config["MODEL"]["PIXEL_MEAN"]),
+            "MODEL.PIXEL_STD": list(config["MODEL"]["PIXEL_STD"]),
+            "MODEL.RESNETS.STRIDE_IN_1X1": bool(config["MODEL"]["RESNETS"]["STRIDE_IN_1X1"]),
+        }
+    except (yaml.YAMLError, KeyError, TypeError):
+        return {}  # the config.yaml of pretraining, which has no such keys
 
 
 def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:

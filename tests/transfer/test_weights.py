@@ -1,0 +1,125 @@
+"""Loading is strict, and the config must describe the network and input that the weights were pretrained with."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from tests.transfer.test_convert import resnet_state
+from transfer.convert import convert
+from transfer.resnet_names import PREFIX
+from transfer.weights import Weights, check_config, load_weights, read_weights
+
+R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
+
+
+@pytest.fixture(scope="module")
+def r50(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    folder = tmp_path_factory.mktemp("w")
+    torch.save(resnet_state("resnet50", head=False), folder / "s.pth")
+    convert(folder / "s.pth", folder / "w.pth")
+    return read_weights(folder / "w.pth")
+
+
+def test_matching_config_passes(tmp_path: Path, r50: Weights) -> None:
+    said: list[str] = []
+    check_config(r50, tiny_coco.config(tmp_path, "x", **R50), said.append)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"MODEL__RESNETS__STRIDE_IN_1X1": True}, "MODEL.RESNETS.STRIDE_IN_1X1 is True, but .* set .* to False"),
+        ({"INPUT__FORMAT": "BGR"}, "INPUT.FORMAT is BGR"),
+        ({"MODEL__PIXEL_STD": [1.0, 1.0, 1.0]}, "MODEL.PIXEL_STD"),
+        ({"MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675]}, "MODEL.PIXEL_MEAN"),
+        ({"MODEL__RESNETS__DEPTH": 101}, "holds a resnet50, but MODEL.RESNETS.DEPTH is 101"),
+        (
+            {"MODEL__RESNETS__RES2_OUT_CHANNELS": 64},
+            "RES2_OUT_CHANNELS is 64; a ResNet-50 needs 256|ResNet-50 needs 256",
+        ),
+    ],
+)
+def test_wrong_key_is_named(tmp_path: Path, r50: Weights, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_config(r50, tiny_coco.config(tmp_path, "x", **(R50 | keys)))
+
+
+def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path: Path) -> None:
+    torch.save(resnet_state(head=False), tmp_path / "s.pth")
+    convert(tmp_path / "s.pth", tmp_path / "w.pth")
+    check_config(read_weights(tmp_path / "w.pth"), tiny_coco.config(tmp_path, "x", MODEL__RESNETS__STRIDE_IN_1X1=True))
+
+
+def test_load_names_what_does_not_fit(r50: Weights) -> None:
+    own = {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
+    own["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)
+    said: list[str] = []
+    assert load_weights(lambda: own, r50, log=said.append) == ["roi_heads.box_predictor.cls_score.weight"]
+    assert torch.equal(own[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
+    assert said == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
+    with pytest.raises(UserError, match=r"lacks roi_heads.box_predictor.cls_score.weight"):
+        load_weights(lambda: own, r50, whole=True)
+    own[f"{PREFIX}res6.0.conv1.weight"] = torch.zeros(1)
+    with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res6.0.conv1.weight"):
+        load_weights(lambda: own, r50)
+    del own[f"{PREFIX}res6.0.conv1.weight"], own[f"{PREFIX}stem.conv1.norm.running_mean"]  # GN has none
+    with pytest.raises(UserError, match=r"holds backbone.bottom_up.stem.conv1.norm.running_mean, for which"):
+        load_weights(lambda: own, r50)
+    own[f"{PREFIX}stem.conv1.norm.running_mean"] = torch.zeros(64)
+    own[f"{PREFIX}res4.0.shortcut.weight"] = torch.zeros(512, 1024, 1, 1)
+    with pytest.raises(UserError, match=r"res4.0.shortcut.weight has shape \(1024, 512, 1, 1\).*transposed"):
+        load_weights(lambda: own, r50)
+
+
+def test_tensors_that_are_copies_are_noticed(r50: Weights) -> None:
+    def copies() -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
+
+    with pytest.raises(RuntimeError, match="did not take its value"):
+        load_weights(copies, r50)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    torch.save(resnet_state(), tmp_path / "torchvision.pth")
+    with pytest.raises(UserError, match=r"holds no backbone.bottom_up.* convert it first"):
+        read_weights(tmp_path / "torchvision.pth")
+    with pytest.raises(UserError, match="is an address"):
+        read_weights("detectron2://ImageNetPretrained/MSRA/R-50.pkl")
+    (tmp_path / "bare.pkl").write_bytes(pickle.dumps({"conv1_w": np.zeros(3)}))
+    with pytest.raises(UserError, match="bare pickle"):
+        read_weights(tmp_path / "bare.pkl")
+    with pytest.raises(UserError, match=r"did you mean 'bare\.pkl'"):
+        read_weights(tmp_path / "bear.pkl")
+
+
+def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
+    from transfer.resnet_names import to_detectron2
+
+    names = to_detectron2(resnet_state(head=False), "resnet18")
+    model = {k: v.numpy() for k, v in names.items() if "tracked" not in k} | {"stem.fc.weight": np.zeros((2, 2))}
+    content = {"model": model, "__author__": "someone", "matching_heuristics": True}
+    (tmp_path / "R-18.pkl").write_bytes(pickle.dumps(content))
+    found = read_weights(tmp_path / "R-18.pkl")
+    assert set(found.state) == {PREFIX + name for name in names if "tracked" not in name}
+    said: list[str] = []
+    check_config(found, tiny_coco.config(tmp_path, "x"), said.append)
+    assert "has no provenance" in said[0]
+
+
+def test_detectors_config_stands_in_for_provenance(tmp_path: Path, r50: Weights) -> None:
+    torch.save({"model": r50.state, "iteration": 5}, tmp_path / "model_final.pth")
+    (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", **R50).dump())
+    with pytest.raises(UserError, match=r"STRIDE_IN_1X1 is True"):
+        check_config(
+            read_weights(tmp_path / "model_final.pth"),
+            tiny_coco.config(tmp_path, "x", **R50, MODEL__RESNETS__STRIDE_IN_1X1=True),
+        )

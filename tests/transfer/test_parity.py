@@ -10,6 +10,7 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import torchvision_data as data
+from transfer import torchvision_engine as engine
 from transfer.torchvision_evaluation import to_coco
 from transfer.torchvision_model import build_model, detectron2_state
 
@@ -284,3 +285,19 @@ def test_initial_values_have_the_same_spread(tmp_path):
             if tensor.is_floating_point() and tensor.numel() > 1:
                 expected = wanted[name].std().item()
                 assert tensor.std().item() == pytest.approx(expected, rel=5 / tensor.numel() ** 0.5, abs=1e-7), name
+
+
+def test_detectron2_reads_our_checkpoint(tmp_path):
+    """Its own checkpointer takes every tensor, as MODEL.WEIGHTS of a run that goes on there."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling import build_model as build_theirs
+
+    ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
+    engine.run(ours)
+    torch.manual_seed(1)
+    other = build_theirs(theirs)
+    left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))
+    saved = torch.load(tmp_path / "out" / "model_final.pth", weights_only=True)["model"]
+    assert set(saved) == set(other.state_dict())
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in other.state_dict().items())
+    assert left.get("engine") == "torchvision"

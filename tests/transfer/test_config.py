@@ -1,0 +1,93 @@
+"""Detectron2's keys without Detectron2: the tree, its three classes, reading, and refusals."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.config_io import flatten
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer import config
+
+SOURCES = "\n".join(p.read_text() for p in Path(config.__file__).parent.glob("torchvision_*.py"))
+REFUSED = config.keys(config.REFUSED)
+IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
+
+
+def plain(value):
+    return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.detectron2
+def test_every_key_of_detectron2_is_classified_with_its_default():
+    from detectron2.config import get_cfg
+
+    theirs = {key: plain(value) for key, value in flatten(get_cfg())}
+    ours = {key: plain(value) for key, value in flatten(config.default_config())}
+    assert ours == theirs
+
+
+def test_every_key_stands_in_exactly_one_class():
+    honoured = config.keys(config.HONOURED)
+    everything = [*honoured, *REFUSED, *IRRELEVANT]
+    assert len(everything) == len(set(everything)) == len(dict(flatten(config.default_config())))
+    assert set(config.ALLOWED) <= set(honoured)
+
+
+CHECKED = {*config.ALLOWED, "MODEL.RESNETS.RES2_OUT_CHANNELS"}  # these may have one value only, and then no reader
+
+
+@pytest.mark.parametrize("key", sorted(set(config.keys(config.HONOURED)) - CHECKED))
+def test_an_honoured_key_is_read_by_the_engine(key):
+    name = key.split(".")[-1]
+    assert re.search(rf"\b{name}\b", SOURCES), f"nothing reads {key}"
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_another_value_of_a_refused_key_is_named(tmp_path, key):
+    cfg = tiny_coco.config(tmp_path, "coco_2017_val")
+    config.check_supported(cfg)
+    other = {bool: True, int: 7, str: "giou"}.get(type(REFUSED[key]), ["x"])
+    section, name = key.rsplit(".", 1) if "." in key else ("", key)
+    node = cfg
+    for part in section.split(".") if section else []:
+        node = node[part]
+    node[name] = (not REFUSED[key]) if isinstance(REFUSED[key], bool) else other
+    with pytest.raises(UserError, match=re.escape(key)):
+        config.check_supported(cfg)
+
+
+@pytest.mark.parametrize("key", sorted(config.ALLOWED))
+def test_a_value_that_is_not_built_here_is_named_with_those_that_are(tmp_path, key):
+    cfg = tiny_coco.config(tmp_path, "coco_2017_val")
+    *section, name = key.split(".")
+    node = cfg
+    for part in section:
+        node = node[part]
+    node[name] = "nonsense"
+    with pytest.raises(UserError, match=re.escape(f"{key} is 'nonsense' (it does {config.ALLOWED[key][0]!r}")):
+        config.check_supported(cfg)
+
+
+def test_base_files_overrides_and_their_order(tmp_path):
+    (tmp_path / "base.yaml").write_text("MODEL: {MASK_ON: True, FPN: {NORM: BN}}\nSOLVER: {BASE_LR: 0.02}\n")
+    (tmp_path / "leaf.yaml").write_text("_BASE_: base.yaml\nMODEL: {FPN: {NORM: SyncBN}}\nDATASETS: {TRAIN: [a, b]}\n")
+    cfg = config.load_config(tmp_path / "leaf.yaml", ["SOLVER.STEPS", "(10, 20)", "SOLVER.WEIGHT_DECAY_BIAS", "0.0"])
+    assert (cfg.MODEL.MASK_ON, cfg.MODEL.FPN.NORM, cfg.SOLVER.BASE_LR) == (True, "SyncBN", 0.02)
+    assert tuple(cfg.DATASETS.TRAIN) == ("a", "b")
+    assert tuple(cfg.SOLVER.STEPS) == (10, 20)
+    assert cfg.SOLVER.WEIGHT_DECAY_BIAS == 0.0
+
+
+def test_an_unknown_key_names_the_nearest():
+    with pytest.raises(UserError, match=r"MODEL\.RPN\.NMS_TRESH.*did you mean 'MODEL\.RPN\.NMS_THRESH'"):
+        config.load_config(None, ["MODEL.RPN.NMS_TRESH", "0.5"])
+
+
+def test_channels_that_do_not_fit_the_depth_are_refused(tmp_path):
+    cfg = tiny_coco.config(tmp_path, "x", MODEL__RESNETS__RES2_OUT_CHANNELS=256)
+    with pytest.raises(UserError, match="ResNet-18 has 64"):
+        config.check_supported(cfg)

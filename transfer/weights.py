@@ -179,7 +179,7 @@ def load_weights(
         if not torch.equal(now[name].cpu(), state[name].to(now[name].dtype).cpu()):
             raise RuntimeError(f"{name} did not take its value from {path}")
     left = [n for n in own if (n not in state or n in wrong) and not n.endswith(ignored)]
-    parts = sorted({".".join(name.split(".")[:2]) for name in left})
+    parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in left})
     log(f"loaded {len(copied)} tensors from {path}; random: {', '.join(parts) or 'nothing'}")
     return left
 

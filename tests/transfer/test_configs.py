@@ -63,8 +63,8 @@ def test_header_has_the_commands_and_the_papers_numbers(leaf: str) -> None:
     assert f"python transfer/train_net.py --config-file configs/{leaf}" in text and "Hardware:" in text
     assert ("python tools/convert_to_d2.py" in text) == ("random" not in leaf)
     if "_1x_" in leaf and "4conv1fc" not in leaf:
-        task = "mask" if "_mask_" in leaf else "keypoint" if "_keypoint_" in leaf else "box"
-        init = leaf.removesuffix(".yaml").rsplit("_", 1)[1]
+        task = "segm" if "_mask_" in leaf else "keypoints" if "_keypoint_" in leaf else "bbox"
+        init = leaf.removesuffix(".yaml").rsplit("_", 1)[1].replace("moco", "mocov1").replace("mocov1v2", "mocov2")
         with open(CONFIGS / "papers" / "jcl_table2_coco_1x.csv") as file:
             lines = [line for line in file if not line.startswith("#")]
             row = next(r for r in csv.DictReader(lines) if (r["init"], r["task"]) == (init, task))
@@ -86,13 +86,19 @@ def test_stock_detectron2_reads_it_as_we_do(leaf: str) -> None:
     assert json.loads(json.dumps(ours)) == json.loads(json.dumps(stock))  # a tuple is a list
 
 
-SMALL = [leaf for leaf in LEAVES if leaf.endswith("_1x_random.yaml")] + ["coco_mask_R50_FPN_1x_4conv1fc_jcl.yaml"]
+QUICK = {
+    ("detectron2", "coco_mask_R50_FPN_1x_4conv1fc_jcl.yaml"),
+    ("torchvision", "coco_keypoint_R50_FPN_1x_random.yaml"),
+}
+MARK = {"detectron2": [pytest.mark.detectron2], "torchvision": []}
+FORMS = [  # one an engine in the ordinary suite (each engine's own tests have all three detectors), all in the slow one
+    pytest.param(leaf, engine, marks=[*MARK[engine], *([] if (engine, leaf) in QUICK else [pytest.mark.slow])])
+    for engine in MARK
+    for leaf in LEAVES
+]
 
 
-@pytest.mark.parametrize(
-    "leaf", [leaf if leaf in SMALL else pytest.param(leaf, marks=pytest.mark.slow) for leaf in LEAVES]
-)
-@pytest.mark.parametrize("engine", [pytest.param("detectron2", marks=pytest.mark.detectron2), "torchvision"])
+@pytest.mark.parametrize(("leaf", "engine"), FORMS)
 def test_smoke_form_trains(tmp_path: Path, leaf: str, engine: str) -> None:
     words = ["--config-file", str(CONFIGS / leaf), "--engine", engine, *smoke_words(tmp_path, leaf)]
     results: dict[str, Any] = train_net.work(train_net.argument_parser().parse_args(words))

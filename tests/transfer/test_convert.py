@@ -73,7 +73,14 @@ def test_names_are_those_of_detectron2(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "suffix"), [*((arch, ".pth") for arch in ARCHS), ("resnet18", ".pkl"), ("resnet50", ".safetensors")]
+    ("arch", "suffix"),
+    [
+        ("resnet18", ".pkl"),
+        ("resnet34", ".pth"),
+        ("resnet50", ".safetensors"),
+        pytest.param("resnet50", ".pkl", marks=pytest.mark.slow),
+        pytest.param("resnet101", ".pth", marks=pytest.mark.slow),
+    ],
 )
 def test_round_trip(tmp_path: Path, arch: str, suffix: str) -> None:
     state = resnet_state(arch)

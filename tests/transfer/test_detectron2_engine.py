@@ -78,7 +78,7 @@ def test_starts_from_the_weights_and_evaluates_what_it_trained(tmp_path: Path, w
         if "running_" not in key and "num_batches" not in key:
             assert torch.equal(trained[key], tensor), key
     log = (tmp_path / "out" / "log.txt").read_text()
-    assert "random: backbone.fpn_lateral2" in log and "roi_heads.box_predictor" in log
+    assert "random: backbone.fpn, " in log and "roi_heads.box_predictor" in log
     final = str(tmp_path / "out" / "model_final.pth")
     again = go(tmp_path, name, "--eval-only", MODEL__WEIGHTS=final, OUTPUT_DIR=str(tmp_path / "eval"))
     assert again["metrics"] == first["metrics"] and again["iteration"] is None

@@ -8,9 +8,6 @@ Shape letters: V views, N images of a batch (here: this rank's share), C = 3 cha
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.util
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -256,8 +253,6 @@ class _EvalViews(Dataset):
 
 
 def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool) -> DataLoader:
-    if num_workers:
-        multiprocessing.util.Finalize(None, _end_workers, exitpriority=10)
     return DataLoader(
         views,
         batch_sampler=order,  # type: ignore[arg-type]  # any iterable of batches will do
@@ -278,14 +273,6 @@ def _start_worker(worker: int) -> None:
     interrupt.ignore_in_worker(worker)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-
-
-def _end_workers() -> None:
-    """At exit multiprocessing ends its daemons by SIGTERM, which our workers ignore, and would wait for ever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler calls a worker's end an error
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
 
 
 def _unwrap(item: Any) -> Any:

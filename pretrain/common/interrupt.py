@@ -5,7 +5,9 @@ The stage ends the step in hand, writes its checkpoint and raises `Stopped`. Not
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from types import FrameType
 
 _reason: str = ""
@@ -45,6 +47,20 @@ def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signa
 
 
 def ignore_in_worker(_worker_id: int = 0) -> None:
-    """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker.
+
+    SIGTERM from the parent is obeyed: torch and multiprocessing end workers by it, and wait for ever for deaf ones.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent it
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

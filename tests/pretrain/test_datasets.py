@@ -1,0 +1,214 @@
+"""Each data set is read from its true on-disk layout; what is missing is told with the layout expected."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets as tv
+from PIL import Image
+
+from pretrain import datasets
+from pretrain.common.errors import UserError
+from pretrain.datasets import CorruptImage, load
+from tests.pretrain.images import picture, write_folder
+
+RNG = np.random.default_rng(0)
+
+
+def names(data: datasets.ImageData, below: Path) -> list[str]:
+    return [os.path.relpath(data.image_name(i), below) for i in range(len(data))]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path):
+    write_folder(tmp_path, ["b.png", "a.JPG", ".hidden.png"])
+    (tmp_path / "notes.txt").write_text("no image")
+    data = load(f"folder:{tmp_path}", "train")
+    assert names(data, tmp_path) == ["a.JPG", "b.png"]
+    assert data.labels is None and data.classes == []
+    np.testing.assert_array_equal(data.read(1), picture(0))
+
+
+def test_one_folder_a_class(tmp_path: Path):
+    write_folder(tmp_path, ["cat/2.png", "cat/1.png", "dog/deep/3.png", "ant/4.png"])
+    data = load(f"folder:{tmp_path}", "val")  # no train and val in it: it is taken as it is
+    assert names(data, tmp_path) == ["ant/4.png", "cat/1.png", "cat/2.png", "dog/deep/3.png"]
+    assert data.classes == ["ant", "cat", "dog"]
+    assert data.labels is not None and data.labels.tolist() == [0, 1, 1, 2] and data.labels.dtype == np.int64
+
+
+def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
+    write_folder(tmp_path, ["train/a/1.png", "train/b/2.png", "train/c/3.png", "val/c/4.png", "val/b/5.png"])
+    train, val = load(f"folder:{tmp_path}", "train"), load(f"folder:{tmp_path}", "val")
+    assert train.classes == val.classes == ["a", "b", "c"]
+    assert val.labels is not None and val.labels.tolist() == [1, 2]
+    write_folder(tmp_path, ["val/zebra/6.png"])
+    with pytest.raises(UserError, match="val/zebra has no counterpart among the training classes"):
+        load(f"folder:{tmp_path}", "val")
+
+
+def test_a_class_may_be_called_train(tmp_path: Path):
+    write_folder(tmp_path, ["train/1.png", "val/2.png", "plane/3.png"])
+    assert load(f"folder:{tmp_path}", "train").classes == ["plane", "train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "said"),
+    [
+        (
+            "folder:{}/none",
+            "train",
+            "no image folder at .*/none; expected images in it, or one folder of images a class",
+        ),
+        ("folder:{}", "train", "no images in .*; expected files ending in .jpg"),
+        ("folder:{}", "unlabelled", "has no split 'unlabelled'; choose train or val"),
+        ("imagenet", "train", r"no ImageNet at .*/imagenet/train; expected .*/imagenet/train/n########/\*.JPEG"),
+        ("imagenet100", "val", "no ImageNet at .*/imagenet/val"),
+        ("cifar10", "train", "cannot read cifar10: expected .*/cifar-10-batches-py/.*; set DATA.DOWNLOAD True"),
+        ("cifar100", "val", "cannot read cifar100: expected .*/cifar-100-python/"),
+        ("fashion_mnist", "val", "cannot read fashion_mnist: expected .*/FashionMNIST/raw/"),
+        ("stl10", "train", "cannot read stl10: expected .*/stl10_binary/"),
+        ("tiny_imagenet", "val", "cannot read tiny_imagenet: expected .*/tiny-imagenet-200/"),
+        ("cifra10", "train", "unknown data set 'cifra10'; .*did you mean 'cifar10'"),
+        ("cifar10", "test", "no split 'test'; choose train or val"),
+    ],
+)
+def test_what_is_missing_is_told(tmp_path: Path, name: str, split: str, said: str):
+    with pytest.raises(UserError, match=said):
+        load(name.format(tmp_path), split, tmp_path)
+
+
+def test_a_corrupt_image_is_named(tmp_path: Path):
+    write_folder(tmp_path, ["a.png"])
+    (tmp_path / "b.png").write_bytes(b"junk")
+    data = load(f"folder:{tmp_path}", "train")
+    with pytest.raises(CorruptImage, match=f"{tmp_path}/b.png"):
+        data.read(1)
+
+
+def test_imagenet(tmp_path: Path):
+    root = tmp_path / "imagenet"
+    write_folder(root, ["train/n02/b.JPEG", "train/n01/a.JPEG", "val/n01/v.JPEG", "val/n02/w.JPEG"])
+    train, val = load("imagenet", "train", tmp_path), load("imagenet", "val", tmp_path)
+    assert names(train, root) == ["train/n01/a.JPEG", "train/n02/b.JPEG"]
+    assert train.classes == val.classes == ["n01", "n02"]
+    assert val.labels is not None and val.labels.tolist() == [0, 1]
+    write_folder(root, ["val/loose.JPEG"])
+    with pytest.raises(UserError, match=r"images lie directly in .*/val; expected one folder a class"):
+        load("imagenet", "val", tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["imagenet", "imagenet100"])
+def test_imagenet100_takes_its_classes_only(tmp_path: Path, folder: str):
+    classes = sorted((Path(datasets.__file__).parent / "imagenet100.txt").read_text().split())
+    assert len(set(classes)) == 100
+    write_folder(tmp_path / folder, [f"train/{c}/1.JPEG" for c in classes] + ["train/n00000000/2.JPEG"], 4, 4)
+    data = load("imagenet100", "train", tmp_path)
+    assert data.classes == classes and data.labels is not None and data.labels.tolist() == list(range(100))
+    (tmp_path / folder / "train" / classes[3] / "1.JPEG").unlink()
+    (tmp_path / folder / "train" / classes[3]).rmdir()
+    with pytest.raises(UserError, match=f"1 of 100 class folders are missing in .*: {classes[3]}"):
+        load("imagenet100", "train", tmp_path)
+
+
+def write_pickle(path: Path, content: dict) -> tuple[str, str]:
+    """As the CIFAR archives hold it; returns torchvision's (file name, MD5)."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pickle.dumps(content))
+    return path.name, hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "cifar-10-batches-py"
+    pixels = RNG.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)  # planes of red, green, blue
+    batches = [{"data": pixels[i : i + 1].reshape(1, 3072), "labels": [9 - i]} for i in range(6)]
+    train = [write_pickle(folder / f"data_batch_{i + 1}", batches[i]) for i in range(5)]
+    meta = write_pickle(folder / "batches.meta", {"label_names": [f"class{i}" for i in range(10)]})
+    monkeypatch.setattr(tv.CIFAR10, "train_list", train)
+    monkeypatch.setattr(tv.CIFAR10, "test_list", [write_pickle(folder / "test_batch", batches[5])])
+    monkeypatch.setattr(tv.CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
+    data = load("cifar10", "train", tmp_path)
+    assert len(data) == 5 and data.labels is not None and data.labels.tolist() == [9, 8, 7, 6, 5]
+    assert data.classes[3] == "class3" and data.image_name(2) == "cifar10/train[2]"
+    np.testing.assert_array_equal(data.read(2), pixels[2].transpose(1, 2, 0))
+    np.testing.assert_array_equal(load("cifar10", "val", tmp_path).read(0), pixels[5].transpose(1, 2, 0))
+    (folder / "data_batch_2").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="cannot read cifar10"):
+        load("cifar10", "train", tmp_path)
+
+
+def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "cifar-100-python"
+    pixels = RNG.integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
+    train = write_pickle(folder / "train", {"data": pixels[:2].reshape(2, 3072), "fine_labels": [99, 4]})
+    test = write_pickle(folder / "test", {"data": pixels[2:].reshape(1, 3072), "fine_labels": [7]})
+    meta = write_pickle(folder / "meta", {"fine_label_names": [f"class{i}" for i in range(100)]})
+    monkeypatch.setattr(tv.CIFAR100, "train_list", [train])
+    monkeypatch.setattr(tv.CIFAR100, "test_list", [test])
+    monkeypatch.setattr(tv.CIFAR100, "meta", {"filename": meta[0], "key": "fine_label_names", "md5": meta[1]})
+    data = load("cifar100", "val", tmp_path)
+    assert data.labels is not None and data.labels.tolist() == [7] and len(data.classes) == 100
+    np.testing.assert_array_equal(data.read(0), pixels[2].transpose(1, 2, 0))
+
+
+def test_fashion_mnist(tmp_path: Path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    pixels = RNG.integers(0, 256, (4, 28, 28), dtype=np.uint8)
+    for part in ("train", "t10k"):  # IDX: magic number, sizes, bytes
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">iiii", 2051, 4, 28, 28) + pixels.tobytes())
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 4) + bytes([3, 1, 0, 9]))
+    data = load("fashion_mnist", "val", tmp_path)
+    assert data.labels is not None and data.labels.tolist() == [3, 1, 0, 9] and data.classes[9] == "Ankle boot"
+    np.testing.assert_array_equal(data.read(1), np.dstack([pixels[1]] * 3))
+
+
+def test_stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "stl10_binary"
+    folder.mkdir()
+    pixels = RNG.integers(0, 256, (5, 3, 96, 96), dtype=np.uint8)  # planes, each column by column
+    for part, images in (("train", pixels[:2]), ("unlabeled", pixels[2:4]), ("test", pixels[4:])):
+        (folder / f"{part}_X.bin").write_bytes(images.tobytes())
+    (folder / "train_y.bin").write_bytes(bytes([10, 1]))
+    (folder / "test_y.bin").write_bytes(bytes([2]))
+    (folder / "class_names.txt").write_text("\n".join(f"class{i}" for i in range(10)))
+    train, val, rest = (load("stl10", split, tmp_path) for split in ("train", "val", "unlabelled"))
+    assert train.labels is not None and train.labels.tolist() == [9, 0, -1, -1]
+    assert val.labels is not None and val.labels.tolist() == [1] and train.classes == [f"class{i}" for i in range(10)]
+    assert rest.labels is not None and rest.labels.tolist() == [-1, -1] and train.image_name(3) == "stl10/unlabeled[1]"
+    np.testing.assert_array_equal(train.read(1), pixels[1].transpose(2, 1, 0))
+    np.testing.assert_array_equal(train.read(3), rest.read(1))
+    monkeypatch.setattr(tv.STL10, "_check_integrity", lambda _: True)  # its checksums are those of the full files
+    np.testing.assert_array_equal(val.read(0), np.asarray(tv.STL10(str(tmp_path), "test")[0][0]))
+    (folder / "test_y.bin").write_bytes(bytes([2, 3]))
+    with pytest.raises(UserError, match="other numbers of images than of labels"):
+        load("stl10", "val", tmp_path)
+
+
+def test_tiny_imagenet(tmp_path: Path):
+    root = tmp_path / "tiny-imagenet-200"
+    write_folder(root, ["train/n02/images/n02_0.JPEG", "train/n01/images/n01_0.JPEG", "train/n01/images/n01_1.JPEG"])
+    write_folder(root, ["val/images/val_1.JPEG", "val/images/val_0.JPEG"])
+    (root / "train/n01/n01_boxes.txt").write_text("n01_0.JPEG\t0\t0\t62\t62\n")
+    (root / "wnids.txt").write_text("n02\nn01\n")
+    (root / "val/val_annotations.txt").write_text("val_1.JPEG\tn01\t0\t0\t9\t9\nval_0.JPEG\tn02\t0\t0\t9\t9\n")
+    train, val = load("tiny_imagenet", "train", tmp_path), load("tiny_imagenet", "val", tmp_path)
+    assert names(train, root)[0] == "train/n01/images/n01_0.JPEG" and train.classes == val.classes == ["n01", "n02"]
+    assert train.labels is not None and train.labels.tolist() == [0, 0, 1]
+    assert names(val, root) == ["val/images/val_0.JPEG", "val/images/val_1.JPEG"]
+    assert val.labels is not None and val.labels.tolist() == [1, 0]
+    np.testing.assert_array_equal(val.read(0), picture(1))
+
+
+def test_links_are_followed(tmp_path: Path):
+    write_folder(tmp_path / "store", ["1.png"])
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "cat").symlink_to(tmp_path / "store")
+    data = load(f"folder:{tmp_path / 'set'}", "train")
+    assert data.classes == ["cat"] and len(data) == 1
+    assert Image.fromarray(data.read(0)).size == (56, 40)

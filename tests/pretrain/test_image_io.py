@@ -1,0 +1,102 @@
+"""Every kind of image file becomes upright 8-bit RGB, or an error that names it."""
+
+from __future__ import annotations
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain import image_io
+from pretrain.image_io import CorruptImage, Files, Joined, decode
+from tests.pretrain.images import encoded, picture
+
+RGB = picture()
+PIL_RGB = Image.fromarray(RGB)
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_files_give_their_pixels(form: str):
+    np.testing.assert_array_equal(decode(encoded(PIL_RGB, form), "x"), RGB)
+
+
+@pytest.mark.parametrize("quality", [50, 95])
+def test_a_jpeg_is_decoded_as_pillow_does(quality: int):
+    data = encoded(PIL_RGB, "JPEG", quality=quality)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(decode(data, "x") - expected).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "1", "P", "RGBA"])
+def test_gray_palette_and_alpha_become_rgb(mode: str):
+    image = PIL_RGB.convert(mode)
+    np.testing.assert_array_equal(decode(encoded(image, "PNG"), "x"), np.asarray(image.convert("RGB")))
+
+
+def test_cmyk_jpeg():
+    image = PIL_RGB.convert("CMYK")
+    got = decode(encoded(image, "JPEG", quality=95), "x").astype(int)
+    assert np.abs(got - RGB).mean() < 8  # JPEG's loss; inverted inks would be off by about 128
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_png_is_scaled_to_8_bit(channels: int):
+    deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    data = cv2.imencode(".png", np.dstack([deep] * channels))[1].tobytes()
+    got = decode(data, "x")
+    assert got.dtype == np.uint8 and got.shape == (40, 56, 3)
+    assert np.abs(got - deep[:, :, None] / 257).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_exif_orientation_is_applied(orientation: int, form: str):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = [
+        RGB, RGB[:, ::-1], RGB[::-1, ::-1], RGB[::-1], RGB.transpose(1, 0, 2), np.rot90(RGB, -1),
+        RGB.transpose(1, 0, 2)[::-1, ::-1], np.rot90(RGB),
+    ][orientation - 1]  # fmt: skip
+    got = decode(
+        encoded(PIL_RGB, form, exif=exif, **({"quality": 100, "subsampling": 0} if form == "JPEG" else {})), "x"
+    )
+    assert got.shape == turned.shape
+    assert np.abs(got.astype(int) - turned).mean() < 2
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.9])
+def test_truncated_files_are_corrupt(form: str, share: float):
+    data = encoded(PIL_RGB, form)
+    with pytest.raises(CorruptImage, match=r"/a/b\.jpg"):
+        decode(data[: int(len(data) * share)], "/a/b.jpg")
+
+
+def test_other_files_are_corrupt():
+    with pytest.raises(CorruptImage, match=r"x\.png: it is not in a known image format"):
+        decode(b"<html>not an image</html>", "x.png")
+
+
+def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: None)
+    np.testing.assert_array_equal(decode(encoded(PIL_RGB, "PNG"), "x"), RGB)
+    deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CorruptImage, match=f"cannot read image {tmp_path}/gone.jpg: No such file"):
+        Files(tmp_path, ["here.jpg", "gone.jpg"]).read(1)
+
+
+def test_names_are_kept_whole(tmp_path):
+    names = ["a.png", "übung/ß.png", "x/" + "long" * 30 + ".png", "bad\udcff.png"]  # the last: not UTF-8 on disk
+    files = Files(tmp_path, names)
+    assert [files.name(i) for i in range(len(files))] == [f"{tmp_path}/{name}" for name in names]
+
+
+def test_joined_sources_follow_each_other(tmp_path):
+    joined = Joined([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
+    assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]

@@ -1,0 +1,215 @@
+"""The loader's batches depend on the seed, the epoch and the step alone, and a corrupt image does what was asked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain import views
+from pretrain.common.errors import UserError
+from pretrain.datasets import ImageData, load
+from pretrain.loader import Batch, Loader, eval_batches
+from tests.pretrain.images import write_folder
+
+IMAGES, BATCH = 23, 5
+RECIPES = [views.RECIPES["moco_v2"], views.RECIPES["crop_flip"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"), [f"{i % 3}/{i:02d}.png" for i in range(IMAGES)])
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> ImageData:
+    return load(f"folder:{folder}", "train")
+
+
+def make(data: ImageData, num_workers: int = 0, seed: int = 7, **more) -> Loader:
+    return Loader(data, RECIPES, 16, batch_size=BATCH, seed=seed, num_workers=num_workers, **more)
+
+
+def same(a: Batch, b: Batch) -> bool:
+    return all((x is None and y is None) or torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_an_epoch(data: ImageData):
+    loader = make(data)
+    batches = list(loader.epoch(0))
+    assert len(batches) == len(loader) == IMAGES // BATCH
+    assert batches[0].views_VNCHW.shape == (2, BATCH, 3, 16, 16) and batches[0].views_VNCHW.dtype == torch.uint8
+    index = torch.cat([b.index_N for b in batches])
+    assert len(index.unique()) == len(index) == 20
+    assert data.labels is not None
+    assert torch.equal(torch.cat([b.label_N for b in batches]), torch.from_numpy(data.labels)[index])
+    assert batches[0].params is None
+
+
+def test_each_view_is_of_its_image_and_recipe(data: ImageData):
+    batch = next(make(data).epoch(3))
+    flipped = views.RECIPES["none"]
+    loader = Loader(data, [flipped], 16, batch_size=BATCH, seed=7, num_workers=0)
+    plain = next(loader.epoch(3))
+    assert torch.equal(plain.index_N, batch.index_N)  # the order does not depend on the recipes
+    for n, index in enumerate(plain.index_N.tolist()):
+        expected = views.center_view(data.read(index), 16, 16)
+        np.testing.assert_array_equal(plain.views_VNCHW[0, n].permute(1, 2, 0).numpy(), expected)
+
+
+def test_workers_change_nothing_and_leave_torchs_stream_alone(data: ImageData):
+    before = torch.get_rng_state()
+    alone, helped = make(data), make(data, num_workers=2)
+    for epoch in (0, 1):  # the second one by the same worker processes
+        for a, b in zip(alone.epoch(epoch), helped.epoch(epoch), strict=True):
+            assert same(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_epoch_left_early_does_not_leak_into_the_next(data: ImageData):
+    loader = make(data, num_workers=2)
+    abandoned = loader.epoch(0)
+    next(abandoned)
+    for a, b in zip(loader.epoch(1), make(data).epoch(1), strict=True):
+        assert same(a, b)
+
+
+@pytest.mark.parametrize("start", [1, 3, 4])
+def test_an_epoch_entered_in_the_middle_is_its_tail(data: ImageData, start: int):
+    whole, tail = list(make(data).epoch(2)), list(make(data).epoch(2, start))
+    assert len(tail) == len(whole) - start
+    assert all(same(a, b) for a, b in zip(whole[start:], tail, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_ranks_share_the_batch_of_one_process(data: ImageData, world_size: int):
+    ranks = [make(data, rank=rank, world_size=world_size).epoch(0) for rank in range(world_size)]
+    for whole, *shares in zip(make(data).epoch(0), *ranks, strict=True):
+        assert torch.equal(torch.cat([s.views_VNCHW for s in shares], dim=1), whole.views_VNCHW)
+        assert torch.equal(torch.cat([s.index_N for s in shares]), whole.index_N)
+
+
+def test_seed_and_epoch_change_order_and_views(data: ImageData):
+    first = next(make(data).epoch(0))
+    for other in (next(make(data).epoch(1)), next(make(data, seed=8).epoch(0))):
+        assert not torch.equal(first.index_N, other.index_N)
+    by_image = {int(i): v for b in make(data).epoch(0) for i, v in zip(b.index_N, b.views_VNCHW[0], strict=True)}
+    later = {int(i): v for b in make(data).epoch(1) for i, v in zip(b.index_N, b.views_VNCHW[0], strict=True)}
+    shared = by_image.keys() & later.keys()
+    assert len(shared) > 10 and not any(torch.equal(by_image[i], later[i]) for i in shared)
+
+
+def test_the_device_executor_gives_the_same_views(data: ImageData):
+    for done, left in zip(make(data).epoch(0), make(data, num_workers=1, executor="device").epoch(0), strict=True):
+        assert left.params is not None and left.params.shape == (2, BATCH, 6, 2)
+        assert (views.finish(left.views_VNCHW, left.params).int() - done.views_VNCHW.int()).abs().max() <= 6
+
+
+def test_images_without_labels(tmp_path: Path):
+    data = load(f"folder:{write_folder(tmp_path, [f'{i}.png' for i in range(5)])}", "train")
+    assert next(make(data).epoch(0)).label_N.tolist() == [-1] * 5
+
+
+def test_a_batch_larger_than_the_data(data: ImageData):
+    with pytest.raises(UserError, match=r"global batch is 24 images but the data set holds 23; .* at most 23"):
+        Loader(data, RECIPES, 16, batch_size=24, seed=0)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> ImageData:
+    write_folder(tmp_path, [f"{i:02d}.png" for i in range(10)])
+    (tmp_path / "03.png").write_bytes(b"junk")
+    return load(f"folder:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_corrupt_image_ends_the_epoch_in_one_line(damaged: ImageData, num_workers: int):
+    with pytest.raises(UserError) as caught:
+        list(make(damaged, num_workers).epoch(0))
+    assert str(caught.value) == f"cannot decode image {damaged.image_name(3)}: it is not in a known image format"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skip_replaces_and_counts(damaged: ImageData, num_workers: int):
+    loader = make(damaged, num_workers, on_corrupt="skip")
+    index = torch.cat([b.index_N for b in loader.epoch(0)])
+    assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9] and loader.corrupt_count == 1
+    twins = torch.cat([b.views_VNCHW[0] for b in make(damaged, on_corrupt="skip").epoch(0)])[index == 4]
+    assert not torch.equal(twins[0], twins[1])  # the stand-in has the random stream of the image it replaces
+    list(loader.epoch(1))
+    assert loader.corrupt_count == 2  # twice the same image
+
+
+def test_skip_fails_above_1_in_1000(damaged: ImageData):
+    Path(damaged.image_name(7)).write_bytes(b"junk")
+    with pytest.raises(
+        UserError, match=r"2 of 10 images are corrupt, more than the 1 in 1,000 .*; the last: .*/0[37]\.png"
+    ):
+        list(make(damaged, on_corrupt="skip").epoch(0))
+
+
+def test_no_readable_image_at_all(tmp_path: Path):
+    for i in range(BATCH):
+        (tmp_path / f"{i}.png").write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"none of the 5 images can be read; the first: .*/0\.png"):
+        list(make(load(f"folder:{tmp_path}", "train"), on_corrupt="skip").epoch(0))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_eval_batches(data: ImageData, num_workers: int):
+    batches = list(eval_batches(data, 16, 20, 4, num_workers, [5, 1, 9, 9, 2]))
+    assert [index.tolist() for _, index in batches] == [[5, 1, 9, 9], [2]]
+    assert batches[1][0].shape == (1, 3, 16, 16)
+    np.testing.assert_array_equal(batches[1][0][0].permute(1, 2, 0).numpy(), views.center_view(data.read(2), 16, 20))
+    assert sum(len(index) for _, index in eval_batches(data, 16, 0, 10, 0)) == IMAGES
+
+
+def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
+    with pytest.raises(UserError, match="cannot decode image"):
+        list(eval_batches(damaged, 16, 0, 4, 0))
+    left = torch.cat([index for _, index in eval_batches(damaged, 16, 0, 4, 0, on_corrupt="skip")])
+    assert left.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+SCRIPT = """
+import sys
+from pretrain import views
+from pretrain.common.errors import run_command_line
+from pretrain.datasets import load
+from pretrain.loader import Loader
+def main(_):
+    data = load(f"folder:{sys.argv[1]}", "train")
+    loader = Loader(data, [views.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
+    for _ in range(100):
+        list(loader.epoch(0))
+run_command_line(main)
+"""
+
+
+def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
+    """Workers are deaf to the job's signals; the process must end them all the same, and say one line."""
+    command = [sys.executable, "-c", SCRIPT, str(Path(damaged.image_name(0)).parent)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: cannot decode image {damaged.image_name(3)}: it is not in a known image format\n"
+
+
+def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData):
+    loader = make(data, num_workers=2)
+    batches = loader.epoch(0)
+    first = next(batches)
+    for worker in multiprocessing.active_children():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # sent by another process than their parent
+            subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
+    assert all(same(a, b) for a, b in zip(make(data).epoch(0), [first, *batches], strict=True))
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        worker.terminate()  # by their parent
+        worker.join(20)
+    assert len(workers) >= 2 and not any(worker.is_alive() for worker in workers)

@@ -1,0 +1,229 @@
+"""Views against torchvision's transforms: the same boxes, the same operations, the same distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2 as T
+import torchvision.transforms.v2.functional as TF
+from PIL import Image
+from scipy.stats import ks_2samp
+
+from pretrain import view_ops, views
+from pretrain.view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION
+from pretrain.views import RECIPES, PadCrop, RandomResizedCrop, Recipe, draw, make_views, normalize
+from tests.pretrain.images import picture
+
+SIZE = 64
+PICTURE = picture(5, 96, 128)
+SQUARE = picture(6, SIZE, SIZE)
+OPERATIONS = [
+    *((op, value) for op in (BRIGHTNESS, CONTRAST, SATURATION) for value in (0.0, 0.6, 1.0, 1.4, 1.8)),
+    *((HUE, value) for value in (-0.5, -0.4, -0.1, -0.01, 0.0, 0.07, 0.2, 0.5)),
+    (GRAY, 0.0),
+    *((BLUR, value) for value in (0.1, 0.5, 0.9, 2.0)),
+]
+
+
+def of_torchvision(op: float, value: float) -> Callable:
+    kernel = 2 * view_ops.blur_radius(value, SIZE) + 1
+    return {
+        BRIGHTNESS: lambda x: TF.adjust_brightness(x, value),
+        CONTRAST: lambda x: TF.adjust_contrast(x, value),
+        SATURATION: lambda x: TF.adjust_saturation(x, value),
+        HUE: lambda x: TF.adjust_hue(x, value),
+        GRAY: lambda x: TF.rgb_to_grayscale(x, 3),
+        BLUR: lambda x: TF.gaussian_blur(x, kernel, value),
+    }[op]
+
+
+def rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(("op", "value"), OPERATIONS)
+def test_an_operation_is_torchvisions(op: float, value: float):
+    ours = SQUARE.copy()
+    view_ops.run_program(ours, np.array([[op, value]], np.float32))
+    exact = of_torchvision(op, value)(torch.from_numpy(SQUARE).permute(2, 0, 1)).permute(1, 2, 0).numpy()
+    assert np.abs(ours.astype(int) - exact).max() <= 1
+    pil = np.asarray(of_torchvision(op, value)(Image.fromarray(SQUARE))).astype(int)
+    assert np.abs(ours - pil).mean() < (2.5 if op == HUE else 1)  # PIL's hue has 8 bits
+
+
+@pytest.mark.parametrize(("op", "value"), OPERATIONS)
+def test_the_device_does_what_the_cpu_does(op: float, value: float):
+    on_cpu = SQUARE.copy()
+    view_ops.run_program(on_cpu, np.array([[op, value]], np.float32))
+    program = torch.zeros(1, 1, view_ops.MAX_OPS, 2)
+    program[0, 0, 3] = torch.tensor([op, value])
+    image = torch.from_numpy(SQUARE).permute(2, 0, 1)[None, None]
+    before = image.clone()
+    on_device = view_ops.finish(image, program)[0, 0].permute(1, 2, 0).numpy()
+    assert np.abs(on_device.astype(int) - on_cpu).max() <= 1
+    assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("name", ["moco_v1", "moco_v2", "simclr", "digits"])
+def test_whole_programs_agree_on_cpu_and_device(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(view_ops, "_PART", 5)  # several parts
+    recipes = [RECIPES[name], RECIPES["crop_flip"], RECIPES[name]]
+    images = [picture(i) for i in range(6)]
+    on_cpu = np.stack([make_views(im, recipes, 32, lambda v, i=i: rng(i, v)) for i, im in enumerate(images)], axis=1)
+    cropped = [views.crop_views(im, recipes, 32, lambda v, i=i: rng(i, v)) for i, im in enumerate(images)]
+    pixels = torch.from_numpy(np.stack([c[0] for c in cropped], axis=1)).permute(0, 1, 4, 2, 3)
+    programs = torch.from_numpy(np.stack([c[1] for c in cropped], axis=1))
+    on_device = views.finish(pixels, programs)
+    assert on_device.is_contiguous() and on_device.shape == (3, 6, 3, 32, 32)
+    difference = (on_device.permute(0, 1, 3, 4, 2).int() - torch.from_numpy(on_cpu).int()).abs().float()
+    assert difference.mean() < 0.05 and difference.max() <= 6  # a level's rounding, amplified by what follows
+    assert torch.equal(on_device[1], pixels[1])  # crop_flip leaves nothing to do
+
+
+def test_resize_is_pillows():
+    for height, width in ((24, 24), (48, 100), (224, 224)):
+        pil = np.asarray(Image.fromarray(PICTURE).resize((width, height), Image.Resampling.BILINEAR)).astype(int)
+        assert np.abs(views.resize(PICTURE, height, width) - pil).max() <= 1
+
+
+def test_boxes_are_distributed_as_torchvisions():
+    torch.manual_seed(0)
+    crop, generator, boxes, expected = RandomResizedCrop((0.2, 1.0)), rng(1), [], []
+    reference = T.RandomResizedCrop(SIZE, scale=crop.scale)
+    image = torch.from_numpy(PICTURE).permute(2, 0, 1)
+    for _ in range(1500):
+        boxes.append(draw(Recipe(crop), *PICTURE.shape[:2], generator).box)
+        params = reference.make_params([image])
+        expected.append((params["top"], params["left"], params["height"], params["width"]))
+    ours, theirs = np.array(boxes), np.array(expected)
+    assert (ours[:, 0] + ours[:, 2] <= 96).all() and (ours[:, 1] + ours[:, 3] <= 128).all() and (ours >= 0).all()
+    for column in range(4):
+        assert ks_2samp(ours[:, column], theirs[:, column]).pvalue > 0.01
+    assert ks_2samp(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]).pvalue > 0.01
+
+
+@pytest.mark.parametrize(("height", "width", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))])
+def test_a_strip_of_an_image_gives_its_middle(height: int, width: int, box: tuple[int, ...]):
+    assert draw(RECIPES["eval"], 5, 7, rng(0)).box == (0, 0, 5, 7)
+    assert draw(Recipe(RandomResizedCrop((0.9, 1.0))), height, width, rng(0)).box == box
+
+
+def statistics(view: np.ndarray) -> list[float]:
+    """What colours, blur and crop change: level, contrast, colourfulness, sharpness, and the channels' balance."""
+    x = view.astype(float)
+    channel = x.mean(axis=(0, 1))
+    sharpness = np.abs(np.diff(x, axis=0)).mean() / (x.std() + 1)
+    return [x.mean(), x.std(), np.ptp(x, axis=2).mean(), sharpness, channel[0] - channel[2], channel[1] - channel[2]]
+
+
+def worst_p_value(name: str, reference: Callable[[Image.Image], Image.Image], count: int = 400) -> float:
+    """The least of the Kolmogorov-Smirnov tests' p-values over the statistics, times their number (Bonferroni)."""
+    torch.manual_seed(1)
+    image = Image.fromarray(PICTURE)
+    ours = np.array(
+        [statistics(make_views(PICTURE, [RECIPES[name]], SIZE, lambda _, i=i: rng(i))[0]) for i in range(count)]
+    )
+    theirs = np.array([statistics(np.asarray(reference(image))) for _ in range(count)])
+    return min(float(ks_2samp(a, b).pvalue) for a, b in zip(ours.T, theirs.T, strict=True)) * ours.shape[1]
+
+
+BLURRED = T.RandomApply([T.GaussianBlur(7, (0.1, 2.0))], 0.5)  # 7: a tenth of 64 pixels, made odd
+GRAYED = T.RandomGrayscale(0.2)
+PUBLISHED = {
+    "moco_v1": [
+        T.RandomResizedCrop(SIZE, (0.2, 1)), GRAYED, T.ColorJitter(0.4, 0.4, 0.4, 0.4), T.RandomHorizontalFlip(),
+    ],
+    "moco_v2": [
+        T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), GRAYED, BLURRED,
+        T.RandomHorizontalFlip(),
+    ],
+    "simclr": [
+        T.RandomResizedCrop(SIZE, (0.08, 1)), T.RandomHorizontalFlip(),
+        T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), GRAYED, BLURRED,
+    ],
+    "crop_flip": [T.RandomResizedCrop(SIZE, (0.08, 1)), T.RandomHorizontalFlip()],
+    "pad_flip": [T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4), T.RandomHorizontalFlip()],
+    "autoaugment_cifar": [
+        T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4), T.RandomHorizontalFlip(),
+        T.AutoAugment(T.AutoAugmentPolicy.CIFAR10),
+    ],
+    "autoaugment": [T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomHorizontalFlip(), T.AutoAugment()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_a_recipe_is_distributed_as_torchvisions_transforms(name: str):
+    assert worst_p_value(name, T.Compose(PUBLISHED[name])) > 0.01
+
+
+@pytest.mark.parametrize(("name", "other"), [("moco_v2", "moco_v1"), ("moco_v2", "crop_flip"), ("moco_v1", "simclr")])
+def test_the_comparison_tells_recipes_apart(name: str, other: str):
+    assert worst_p_value(name, T.Compose(PUBLISHED[other])) < 1e-4
+
+
+def test_flips_and_probabilities():
+    drawn = [draw(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
+    done = np.array([[op in d.program[:, 0] for op in (BRIGHTNESS, GRAY, BLUR)] + [d.flip] for d in drawn]).mean(axis=0)
+    np.testing.assert_allclose(done, [0.8, 0.2, 0.5, 0.5], atol=0.04)
+    firsts = [d.program[0, 0] for d in drawn if d.program[0, 0] <= HUE and d.program[0, 0] > 0]
+    np.testing.assert_allclose(np.bincount(np.array(firsts, int), minlength=5)[1:] / len(firsts), 0.25, atol=0.04)
+    sigmas = [value for d in drawn for op, value in d.program if op == BLUR]
+    assert 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
+    assert not any(draw(RECIPES["digits"], 50, 50, rng(i)).flip for i in range(50))
+
+
+def test_views_are_functions_of_their_streams():
+    recipes = [RECIPES["moco_v2"]] * 3
+    first = make_views(PICTURE, recipes, 32, lambda v: rng(v))
+    assert first.shape == (3, 32, 32, 3) and first.dtype == np.uint8
+    np.testing.assert_array_equal(first, make_views(PICTURE, recipes, 32, lambda v: rng(v)))
+    swapped = make_views(PICTURE, recipes, 32, lambda v: rng(2 - v))
+    np.testing.assert_array_equal(first[::-1], swapped)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_autoaugment_leaves_torchs_stream_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    a, b = (make_views(PICTURE, [RECIPES["autoaugment"]], 32, lambda _: rng(4)) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 128), (128, 96), (40, 300)])
+def test_center_view_is_torchvisions(height: int, width: int):
+    image = picture(7, height, width)
+    for size, shorter in ((32, 36), (28, 28)):
+        expected = T.Compose([T.Resize(shorter), T.CenterCrop(size)])(Image.fromarray(image))
+        assert np.abs(views.center_view(image, size, shorter).astype(int) - np.asarray(expected)).max() <= 1
+    expected = Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.abs(views.center_view(image, 32, 0).astype(int) - np.asarray(expected)).max() <= 1
+    with pytest.raises(ValueError, match="shorter side of 20 pixels is below the crop of 32"):
+        views.center_view(image, 32, 20)
+
+
+def test_pad_crop_moves_by_up_to_its_padding():
+    image = picture(8, 16, 16)
+    offsets = {draw(Recipe(PadCrop(2)), 16, 16, rng(i)).offset for i in range(400)}
+    assert offsets == {(top, left) for top in range(5) for left in range(5)}
+    view = make_views(image, [Recipe(PadCrop(16), flip=0.0)], 16, lambda _: rng(0))[0]
+    top, left = draw(Recipe(PadCrop(16), flip=0.0), 16, 16, rng(0)).offset or (0, 0)
+    padded = np.pad(image, ((16, 16), (16, 16), (0, 0)))
+    np.testing.assert_array_equal(view, padded[top : top + 16, left : left + 16])
+
+
+def test_normalize():
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8).permute(0, 1, 3, 2)
+    expected = T.Normalize(views.MEAN, views.STD)(images.float() / 255)
+    assert normalize(images).is_contiguous() and normalize(images[None], torch.bfloat16).dtype == torch.bfloat16
+    torch.testing.assert_close(normalize(images), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(normalize(images[None]), expected[None], atol=1e-5, rtol=1e-5)
+
+
+def test_every_recipe_makes_views_of_tiny_and_thin_images():
+    for image in (picture(1, 8, 8), picture(2, 3, 60)):
+        made = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
+        assert made.shape == (len(RECIPES), 28, 28, 3)

@@ -115,7 +115,8 @@ def _probe_table(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> str:
         row.about.setdefault("arch", config.get("MODEL", {}).get("ARCH"))
     if not rows:
         return ""
-    scores = [key for key in dict.fromkeys(k for row in rows.values() for k in row.probes) if key != "knn_top5"]
+    found = dict.fromkeys(key for row in rows.values() for key in row.probes if key != "knn_top5")
+    scores = sorted(found, key=lambda key: (not key.startswith("knn"), key))
     paper = _paper("jcl_table1_linear.csv", "method")
     compared = {
         row.name: paper[row.about["method"]]
@@ -149,10 +150,15 @@ def _detection_tables(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> li
             f"{protocol['detector']} R-CNN, {protocol['backbone']}", f"{engine['name']} {engine['version']}",
             f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
             f"lr {schedule['base_lr']:g})", f"{protocol['norm']}, {protocol['heads']} box head",
-            f"{', '.join(protocol['train'])} -> {', '.join(protocol['test'])}",
+            f"{_data_names(protocol['train'])} -> {_data_names(protocol['test'])}",
         )  # fmt: skip
         groups.setdefault(key, []).append((name, data))
     return [_detection_table(key, rows) for key, rows in groups.items()]
+
+
+def _data_names(names: Sequence[str]) -> str:
+    """Data sets by name; of `coco:ANNOTATIONS:IMAGES` the annotations."""
+    return ", ".join(name.split(":")[1] if name.startswith("coco:") else name for name in names)
 
 
 def _detection_table(key: tuple[str, ...], rows: Sequence[tuple[str, dict[str, Any]]]) -> str:

@@ -43,6 +43,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         _check_known(key, known, cfg, f" in {path}")
         if isinstance(_get(cfg, key), dict) and not isinstance(value, dict):
             raise UserError(f"{key} in {path} is a section, not a value; write {key}.<KEY>")
+    _widen(loaded, cfg)
     try:
         cfg.merge_from_other_cfg(CfgNode(loaded))
     except (ValueError, KeyError, AssertionError) as error:
@@ -69,7 +70,8 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             raise UserError(f"{key} is a section, not a value; write {key}.<KEY> VALUE")
     for key, value in zip(words[::2], words[1::2], strict=True):
         try:
-            cfg.merge_from_list([key, value])
+            is_float = isinstance(_get(cfg, key), float) and value.lstrip("+-").isdigit()
+            cfg.merge_from_list([key, float(value) if is_float else value])
         except (ValueError, SyntaxError, AssertionError) as error:
             raise UserError(f"{key} {value!r}: {_one_line(error)}") from error
 
@@ -77,6 +79,16 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
 def dump(cfg: CfgNode) -> str:
     """The resolved config as YAML text, keys sorted."""
     return cfg.dump()
+
+
+def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
+    """A whole number may stand where a fraction may: ``BASE_LR: 30`` is 30.0 (yacs alone refuses it)."""
+    for key, value in loaded.items():
+        current = cfg.get(key)
+        if isinstance(value, dict) and isinstance(current, dict):
+            _widen(value, CfgNode(current))
+        elif isinstance(current, float) and type(value) is int:
+            loaded[key] = float(value)
 
 
 def _check_known(key: str, known: dict[str, Any], cfg: CfgNode, where: str) -> None:

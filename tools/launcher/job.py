@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,8 @@ class StageJob:
 
     def run(self) -> Any:
         """The stage in this process; rank 0 says when it is complete."""
+        # Of libraries that import it, in every job and many times; nothing here can be done about it.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
         result = self.spec.run()
         if os.environ.get("RANK", "0") == "0":
             self.spec.mark_complete(self.fingerprint or self.spec.fingerprint())

@@ -1,0 +1,276 @@
+"""The launcher's command line, options, specs and graphs; nothing is started here but in this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tools import launch
+from tools.launcher import options, pipeline, stages, submit, sweep
+from tools.launcher.graph import Graph, Node, begin, run_here
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec, read_json
+
+ROOT = Path(__file__).parents[2]
+TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
+
+
+@pytest.fixture(autouse=True)
+def no_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def counting(folder: Path, steps: int = 2, extra: str = "") -> StageSpec:
+    args = (str(folder), steps, 0.0, extra)
+    return StageSpec("fake", str(folder), "tests.tools.fake_stages:count", args=args)
+
+
+def test_help_imports_neither_torch_nor_submitit():
+    code = (
+        "import sys; sys.argv = ['launch.py', '--help']\n"
+        "from tools import launch\n"
+        "try: launch.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'submitit', 'fvcore'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "python tools/launch.py pretrain --method jcl" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
+        (["pretrain"], "--method or by --config-file"),
+        (["pretrain", "--method", "jcl", "--gpu-count", "2"], "does not know '--gpu-count'"),
+        (["pretrain", "--method", "jcl", "SOLVER.BASELR", "1"], "unknown config key SOLVER.BASELR.*SOLVER.BASE_LR"),
+        (["pretrain", "--method", "jcl", "--cluster", "local", "--nodes", "2"], "--nodes 2 needs --cluster slurm"),
+        (["pretrain", "--method", "jcl", "--cluster", "local", "--setup", "module load x"], "--setup is for SLURM"),
+        (["linear", "nowhere"], "nowhere does not exist"),
+        (["status", "nowhere"], "nothing was started in nowhere"),
+        (["pipeline", "none.yaml"], "no file none.yaml"),
+        (["transfer", "--config-file", "none.yaml"], "no config file at none.yaml"),
+        (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
+    ],
+)
+def test_a_users_mistake_is_one_line(words: list[str], message: str):
+    with pytest.raises(UserError, match=message) as raised:
+        launch.main(words)
+    assert "\n" not in str(raised.value)
+
+
+def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixture, tmp_path: Path):
+    assert launch.main(["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert f"# pretrain -> {tmp_path / 'runs/jcl_R50_IN1k_200ep'}" in shown
+    assert "1 process(es) on this machine" in shown and "GiB in checkpoints" in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
+    words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--nodes", "2", "--gpus", "8", "--dry-run"]
+    words += ["--time", "4:00:00", "--cpus-per-task", "6", "--comment", "a $(b) 'c'", "--setup", "module load cuda"]
+    assert launch.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
+        "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "module load cuda",
+        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "export PYTHONSAFEPATH=1",
+    ):  # fmt: skip
+        assert line in lines
+    (srun,) = [line for line in lines if line.startswith("srun ")]
+    assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("0:30", 1), ("90:30", 91), ("4:00:00", 240), ("1-0", 1440), ("2-03:04:05", 3065), ("1-0:30", 1470)],
+)
+def test_times(text: str, minutes: int):
+    assert options.parse_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "4h", "-5", "0", "1:2:3:4", "0:00:00"])
+def test_times_that_are_none(text: str):
+    with pytest.raises(UserError, match="--time"):
+        options.parse_minutes(text)
+
+
+def test_command_line_wins_over_the_sites_file(tmp_path: Path):
+    site = tmp_path / "cluster.yaml"
+    site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
+    found = options.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
+    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ("module load cuda",))
+    site.write_text("partitoin: gpu\n")
+    with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
+        options.resolve({"cluster": "local"}, str(site))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"gpus": -1}, "--gpus is -1"),
+        ({"comment": "a\nb"}, "--comment holds a line break"),
+        ({"time": "1", "signal_delay": 60}, "--signal-delay 60 s is not shorter"),
+        ({"gpus": 64}, "--gpus 64, but"),
+    ],
+)
+def test_values_that_cannot_work(given: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        options.resolve({"cluster": "local", **given})
+
+
+def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab12")
+    assert options.visible_gpus() == ["3", "GPU-ab12"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert options.visible_gpus() == []
+
+
+def test_fingerprint_knows_what_is_computed_and_not_where(tmp_path: Path):
+    recipe = stages.recipe_of("mocov2")
+    one = stages.pretrain(recipe, [*TINY, "OUTPUT_DIR", str(tmp_path / "a")])
+    elsewhere = stages.pretrain(recipe, [*TINY, "OUTPUT_DIR", str(tmp_path / "b"), "DATALOADER.NUM_WORKERS", "1"])
+    other = stages.pretrain(recipe, [*TINY, "SEED", "1", "OUTPUT_DIR", str(tmp_path / "a")])
+    assert one.fingerprint() == elsewhere.fingerprint() != other.fingerprint()
+    assert one.fingerprint(("parent",)) != one.fingerprint()
+    assert StageSpec.from_json(json.loads(json.dumps(one.to_json()))).fingerprint() == one.fingerprint()
+
+
+def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
+    trained = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(trained.config)
+    probe = stages.probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
+    assert probe.folder == str(tmp_path / "run" / "linear") and probe.args == (str(tmp_path / "run"),)
+    assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
+
+
+def test_transfer_takes_its_output_from_the_overrides(tmp_path: Path):
+    config = tmp_path / "c.yaml"
+    config.write_text("VERSION: 2\n")
+    spec = stages.transfer(str(config), ["--engine", "torchvision", "OUTPUT_DIR", "here", "SEED", "1"])
+    assert spec.folder == str(tmp_path / "here")
+    assert spec.args[0] == [
+        "--config-file", str(config), "--resume", "--engine", "torchvision", "SEED", "1", "OUTPUT_DIR", spec.folder,
+    ]  # fmt: skip
+
+
+def graph_of(folder: Path, *nodes: Node) -> Graph:
+    return Graph("pipeline", str(folder), nodes, counting(folder / "report"))
+
+
+DEBUG = Options(cluster="debug", gpus=0)
+
+
+def test_a_graph_redoes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
+    graph = graph_of(tmp_path, Node("a", counting(tmp_path / "a")), Node("b", counting(tmp_path / "b"), ("a",)))
+    assert run_here(graph, DEBUG) == 0
+    assert (tmp_path / "a/steps.0").read_text().split() == ["0", "1"]
+    (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
+    capsys.readouterr()
+    assert run_here(graph, DEBUG) == 0
+    shown = capsys.readouterr().out
+    assert "[1/2] a: done before" in shown and "[2/2] b: done before" not in shown
+    assert (tmp_path / "b/results.json").exists()
+
+
+def test_changed_work_in_a_used_folder_is_refused(tmp_path: Path):
+    begin(counting(tmp_path / "a"), counting(tmp_path / "a").fingerprint())
+    begin(counting(tmp_path / "a"), counting(tmp_path / "a").fingerprint())
+    with pytest.raises(UserError, match="holds other work"):
+        begin(counting(tmp_path / "a", extra="x"), counting(tmp_path / "a", extra="x").fingerprint())
+
+
+def test_a_second_job_in_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/launch.json").write_text(json.dumps({"jobs": [{"id": "7", "cluster": "slurm"}]}))
+    monkeypatch.setattr("tools.launcher.control.job_state", lambda job: "PENDING")
+    with pytest.raises(UserError, match=r"worked on by job 7 \(pending\)"):
+        submit.refuse_if_running(tmp_path)
+
+
+def test_pipeline_file_becomes_a_graph(tmp_path: Path):
+    config = tmp_path / "mask.yaml"
+    config.write_text("VERSION: 2\n")
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "OUTPUT_DIR: out\nDATA: digits data\nKNN: ['']\nTRANSFER: {mask: mask.yaml}\nBRANCHES:\n"
+        f"  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, OVERRIDES: [SEED, 3]}}\n"
+    )
+    graph = pipeline.load(str(file))
+    assert {node.key: node.parents for node in graph.nodes} == {
+        "data": (), "random/knn": ("data",), "random/mask": ("data",), "moco/pretrain": ("data",),
+        "moco/knn": ("moco/pretrain",), "moco/convert": ("moco/pretrain",), "moco/mask": ("moco/convert", "data"),
+    }  # fmt: skip
+    by_key = {node.key: node.spec for node in graph.nodes}
+    assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["random/knn"].args == ("random",)
+    words = by_key["moco/mask"].args[0]
+    assert words[words.index("MODEL.WEIGHTS") + 1] == str(tmp_path / "out/moco/backbone.pth")
+    words = by_key["random/mask"].args[0]
+    assert words[words.index("MODEL.WEIGHTS") + 1] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("BRANCHES: {}", "has no BRANCHES"),
+        ("BRANCHES: {a: {}}", "branch a needs PRETRAIN"),
+        ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
+        ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
+        ("[1", "is not YAML"),
+    ],
+)
+def test_pipeline_files_that_cannot_work(text: str, message: str, tmp_path: Path):
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        pipeline.load(str(tmp_path / "p.yaml"))
+
+
+def test_sweep_grid_table_and_plot(tmp_path: Path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
+        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.LAMBDA: [0.5, 4]}\n"
+    )
+    graph = sweep.load(str(file))
+    assert len(graph.nodes) == 8
+    spec = graph.nodes[-1].spec
+    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
+    for place, node in enumerate(graph.nodes[:6]):  # the last setting's seeds are not done
+        folder = Path(node.spec.folder)
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
+    table = sweep.draw(graph.output).read_text()
+    assert "| 2 | 0.5 | 10.50 | ± 6.36 | 2 |" in table
+    assert table.count("not done: num_keys=5_lambda=4_seed") == 2
+    assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
+
+
+def test_interval_is_students():
+    mean, half = sweep.mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.30 / 3**0.5)
+    assert sweep.mean_and_interval([5.0]) == (5.0, None)
+
+
+def test_snapshot_holds_the_code_and_its_state(tmp_path: Path):
+    code = submit.snapshot(tmp_path)
+    assert (code / "pretrain/train.py").read_bytes() == (ROOT / "pretrain/train.py").read_bytes()
+    assert (code / "tools/launcher/job.py").is_file() and not list(code.glob("**/__pycache__"))
+    assert (code / "GIT_STATE").read_text().strip()
+
+
+def test_debug_runs_in_this_process(tmp_path: Path):
+    from tools.launcher.run import run_stage
+
+    assert run_stage(counting(tmp_path / "a"), DEBUG) == 0
+    assert read_json(tmp_path / "a/results.json")["metrics"] == {"count": 2}
+    assert counting(tmp_path / "a").is_complete(counting(tmp_path / "a").fingerprint())

@@ -1,0 +1,133 @@
+"""Jobs on this machine: output on the terminal, failures, deaths, Ctrl-C, time limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.launcher import control
+from tools.launcher.options import Options
+from tools.launcher.ranks import attempts
+from tools.launcher.run import run_stage
+from tools.launcher.spec import StageSpec, read_json
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fake_stages_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def here(tasks: int = 1, **given: object) -> Options:
+    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **given})  # type: ignore[arg-type]
+
+
+def stage(folder: Path, function: str, *args: object) -> StageSpec:
+    return StageSpec("fake", str(folder), f"tests.tools.fake_stages:{function}", args=(str(folder), *args))
+
+
+def job_of(folder: Path) -> dict:
+    return read_json(folder / "launch" / "launch.json")["jobs"][-1]
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(line) for line in (folder / "steps.0").read_text().split()]
+
+
+def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(stage(tmp_path, "count", 2), here(2)) == 0
+    assert "counting from 0" in (shown := capfd.readouterr().out) and "submitit" not in shown
+    assert read_json(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
+    control.print_status(tmp_path)
+    assert "done" in capfd.readouterr().out
+    control.print_logs(tmp_path, rank=1, follow=False)
+    assert "counting from 0" in capfd.readouterr().out
+
+
+def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(stage(tmp_path, "fail", 1), here(2)) == 1
+    shown = capfd.readouterr().err
+    assert "RuntimeError: rank 1 cannot go on" in shown and "failed on rank 1" in shown
+    assert not (tmp_path / "launch/complete.json").exists()
+
+
+def test_a_users_mistake_in_a_job_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(stage(tmp_path, "fail", 0, True), here()) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "error: the value is 3; it must be 2"
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture):
+    def kill() -> None:
+        while len(pids := list(tmp_path.glob("pid.*"))) < 2 or not all(p.read_text() for p in pids):
+            time.sleep(0.05)
+        os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert run_stage(stage(tmp_path, "hang"), here(2)) == 1
+    assert "rank 1 ended without a word: it was killed" in capfd.readouterr().err
+
+
+def command(folder: Path, count: int) -> list[str]:
+    code = (
+        "import sys; from tools.launcher.run import run_stage; from tools.launcher.options import Options\n"
+        "from tools.launcher.spec import StageSpec\n"
+        f"folder, args = {str(folder)!r}, ({str(folder)!r}, {count}, 0.1)\n"
+        "spec = StageSpec('fake', folder, 'tests.tools.fake_stages:count', args=args)\n"
+        "sys.exit(run_stage(spec, Options(cluster='local', gpus=0)))"
+    )
+    return [sys.executable, "-c", code]
+
+
+def wait_for_count(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (folder / "count.0").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
+    # A session of its own: the signal goes to the whole foreground group, as a terminal sends it.
+    started = subprocess.Popen(
+        command(tmp_path, 1000), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_count(tmp_path)
+    os.killpg(started.pid, signal.SIGINT)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "to go on: the same command again" in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+    done = int((tmp_path / "count.0").read_text())
+    assert run_stage(stage(tmp_path, "count", done + 2), here()) == 0
+    assert steps(tmp_path) == list(range(done + 2))
+
+
+def test_a_second_job_is_refused_and_cancel_ends_the_first(tmp_path: Path, capfd: pytest.CaptureFixture):
+    started = subprocess.Popen(command(tmp_path, 1000), cwd=ROOT, start_new_session=True)
+    wait_for_count(tmp_path)
+    from pretrain.common.errors import UserError
+
+    with pytest.raises(UserError, match="is being worked on by job"):
+        run_stage(stage(tmp_path, "count", 3), here())
+    control.cancel(tmp_path)
+    assert started.wait(timeout=60) != 0
+    assert attempts(tmp_path, job_of(tmp_path)["id"])[-1]["state"] == "stopped"
+    control.cancel(tmp_path)
+    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_time_limit_of_this_machine_comes_back(tmp_path: Path):
+    assert run_stage(stage(tmp_path, "count", 60, 0.25), here(time="1", signal_delay=52)) == 0
+    job = job_of(tmp_path)
+    states = [one["state"] for one in attempts(tmp_path, job["id"])]
+    assert states[0] == "requeued" and states[-1] == "done"
+    assert steps(tmp_path) == list(range(60))

@@ -1,24 +1,37 @@
 """Measures what the fast forms win, each against the naive form of the same thing in the same process.
 
 python tools/benchmark.py objectives --queries 64 --negatives 65536
+python tools/benchmark.py views --views 6 --json views.json
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import io
+import itertools
+import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import cv2
+import numpy as np
 import torch
+from PIL import Image, ImageFilter
+from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
+from torchvision import transforms
 
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.run_folder import write_json
+from pretrain.image_io import decode
+from pretrain.loader import stream
 from pretrain.methods import METHODS
+from pretrain.views import RECIPES, crop_views, make_views
 
 _MIB = 2**20
 
@@ -28,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmark.py", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     _add_objectives(commands)
+    _add_views(commands)
     args = parser.parse_args(argv)
     args.run(args)
     return 0
@@ -192,6 +206,72 @@ def _row(name: str, seconds: dict[str, float], memory: dict[str, float | None]) 
         return row + f" {'-':>8} {'-':>10} {'-':>8}"
     ratio = f"{large / small:.1f}x" if small > 0 else "-"
     return row + f" {small:8.1f} {large:10.1f} {ratio:>8}"
+
+
+# --- views ---
+
+
+def _add_views(commands) -> None:
+    command = commands.add_parser("views", help="MoCo v2 views of a 500 x 375 JPEG on one core, against PIL transforms")
+    command.add_argument("--views", type=int, default=6, help="views an image (M' + 1)")
+    command.add_argument("--size", type=int, default=224, help="pixels a side of a view")
+    command.add_argument("--rounds", type=int, default=30, help="timed rounds; the median is printed")
+    command.add_argument("--json", default="", help="also write the numbers to this file")
+    command.set_defaults(run=benchmark_views)
+
+
+def benchmark_views(args: argparse.Namespace) -> None:
+    """Prints the median milliseconds an image of each way to its views, decoding included, and the ratios to ours.
+
+    Raises:
+        UserError: a size below 1.
+    """
+    for name in ("views", "size", "rounds"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    cv2.setNumThreads(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    photo.save(buffer, "JPEG", quality=90)
+    jpeg = buffer.getvalue()
+    moco_v2 = [RECIPES["moco_v2"]] * args.views
+    counter = itertools.count()
+
+    def streams() -> Callable[[int], np.random.Generator]:
+        image = next(counter)
+        return lambda view: stream(0, 0, 0, image, view)
+
+    def pil() -> list[np.ndarray]:
+        image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        return [np.asarray(_pil_moco_v2(image, args.size)) for _ in range(args.views)]
+
+    forms: dict[str, Callable[[], object]] = {
+        "ours": lambda: make_views(decode(jpeg, "photo"), moco_v2, args.size, streams()),
+        "ours, colours left to the device": lambda: crop_views(decode(jpeg, "photo"), moco_v2, args.size, streams()),
+        "ours, decoding alone": lambda: decode(jpeg, "photo"),
+        "PIL (torchvision's transforms, Pillow's blur)": pil,
+    }
+    try:
+        milliseconds = {name: 1e3 * s for name, s in interleaved_seconds(forms, args.rounds).items()}
+    finally:
+        torch.set_num_threads(threads)
+    print(f"{args.views} views of {args.size} x {args.size}, one core, milliseconds an image and the ratio to ours")
+    for name, value in milliseconds.items():
+        print(f"{name:46} {value:8.2f} {value / milliseconds['ours']:6.2f}x")
+    if args.json:
+        write_json(args.json, {"views": args.views, "size": args.size, "milliseconds": milliseconds})
+
+
+def _pil_moco_v2(image: Image.Image, size: int) -> Image.Image:
+    """The same recipe as it is written with torchvision, and with Pillow's blur as in MoCo's release."""
+    colours = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
+    blur = transforms.RandomApply([lambda x: x.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))], 0.5)
+    flip = transforms.RandomHorizontalFlip()
+    for step in (transforms.RandomResizedCrop(size, (0.2, 1.0)), colours, transforms.RandomGrayscale(0.2), blur, flip):
+        image = step(image)
+    return image
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -36,3 +39,15 @@ def test_peak_memory_sees_a_large_tensor():
     if peak is None:
         pytest.skip("this system does not tell a process its peak memory")
     assert 30 < peak < 64  # 32 MiB
+
+
+def test_views_prints_ratios_and_writes_json(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    path = tmp_path / "views.json"
+    assert benchmark.main(["views", "--views", "2", "--size", "32", "--rounds", "2", "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    numbers = json.loads(path.read_text())["milliseconds"]
+    assert len(lines) == 1 + len(numbers) and lines[1].split() == ["ours", f"{numbers['ours']:.2f}", "1.00x"]
+    pil = numbers["PIL (torchvision's transforms, Pillow's blur)"]
+    assert lines[-1].endswith(f"{pil / numbers['ours']:.2f}x") and min(numbers.values()) > 0
+    with pytest.raises(UserError, match="--views is 0; it must be at least 1"):
+        benchmark.main(["views", "--views", "0"])

@@ -2,6 +2,7 @@
 
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py views --views 6 --json views.json
+python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from torchvision import transforms
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
+
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import write_json
 from pretrain.image_io import decode
 from pretrain.loader import stream
 from pretrain.methods import METHODS
 from pretrain.views import RECIPES, crop_views, make_views
+from tools.benchmark_detection import add_detection
 
 _MIB = 2**20
 
@@ -42,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     _add_objectives(commands)
     _add_views(commands)
+    add_detection(commands)
     args = parser.parse_args(argv)
     args.run(args)
     return 0

@@ -176,7 +176,6 @@ def _enter(rank: int, port: int, function, args) -> None:
 
 
 def _norm_of_two(rank: int, folder) -> None:
-    torch.distributed.init_process_group("gloo")
     images = torch.load(folder / "images.pth")
     share = (images[:1] if rank == 0 else images[1:]).requires_grad_()
     norm = ProcessSyncBatchNorm(5)
@@ -185,11 +184,8 @@ def _norm_of_two(rank: int, folder) -> None:
     torch.save([out, share.grad, norm.weight.grad, norm.running_mean, norm.running_var], folder / f"{rank}.pth")
 
 
-def test_batch_norm_over_two_processes_equals_one(tmp_path):
-    torch.manual_seed(0)
-    images = torch.randn(3, 5, 4, 6) * 3 + 50
-    torch.save(images, tmp_path / "images.pth")
-    spawn(_norm_of_two, tmp_path)
+def check_norm_of_two(tmp_path, images: torch.Tensor) -> None:
+    """Batch norm over two processes equals that over one batch: outputs, gradients, running statistics."""
     whole, norm = images.clone().requires_grad_(), nn.BatchNorm2d(5)
     out = norm(whole)
     (out**3).sum().backward()
@@ -203,7 +199,7 @@ def test_batch_norm_over_two_processes_equals_one(tmp_path):
 
 
 def _train_of_two(rank: int, folder, name: str) -> None:
-    """An uninterrupted run, then one that stops because one of the two is asked to, then its resumption."""
+    """An uninterrupted run, one that stops because one of the two is asked to, its resumption, and a batch norm."""
     keys = {"MODEL__MASK_ON": True, **PRECISE}
     metrics = engine.run(tiny_coco.config(folder / "whole", name, **keys))
     (folder / f"metrics{rank}.json").write_text(json.dumps(metrics))
@@ -216,11 +212,16 @@ def _train_of_two(rank: int, folder, name: str) -> None:
     engine.stop_requested = lambda: ""
     torch.distributed.barrier()
     engine.run(tiny_coco.config(folder / "halves", name, **keys), resume=True)
+    _norm_of_two(rank, folder)
 
 
 def test_two_processes_stop_together_resume_and_agree(tmp_path):
     name = tiny_coco.write(tmp_path / "data")
+    torch.manual_seed(0)
+    images = torch.randn(3, 5, 4, 6) * 3 + 50
+    torch.save(images, tmp_path / "images.pth")
     spawn(_train_of_two, tmp_path, name)
+    check_norm_of_two(tmp_path, images)
     assert (tmp_path / "halves" / "model_0000002.pth").is_file()
     assert (tmp_path / "stopped1").read_text() == "SIGUSR1"
     assert (tmp_path / "stopped0").read_text() == "another process was asked to stop"

@@ -44,7 +44,8 @@ def test_every_iterations_rate_is_detectron2s(keys):
     for iteration in range(ours.MAX_ITER):
         assert rate(iteration) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), iteration
         optimizer.step()
-        scheduler.step()
+        if iteration + 1 < ours.MAX_ITER:  # Detectron2 itself fails after the last step of one of the schedules
+            scheduler.step()
 
 
 def test_warm_up_then_steps_by_hand():
@@ -107,8 +108,8 @@ def test_clipping_by_value_and_by_each_parameters_norm():
 
 
 def test_scaling_to_the_number_of_processes():
-    words = "SOLVER.REFERENCE_WORLD_SIZE 8 SOLVER.IMS_PER_BATCH 16 SOLVER.BASE_LR 0.02 SOLVER.MAX_ITER 90000".split()
-    cfg = load_config(None, [*words, "SOLVER.STEPS", "(60000, 80000)", "TEST.EVAL_PERIOD", "10000"])
+    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
+    cfg = load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
     cfg.freeze()
     scaled = scale_to_world(cfg, 2)
     assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)

@@ -27,7 +27,8 @@ def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "") -> dic
             if interrupt.stop_requested() and step + 1 < steps:
                 raise interrupt.Stopped(f"{interrupt.stop_requested()}: counted to {step + 1}")
     results = {"stage": "fake", "metrics": {"count": steps}, "extra": extra, "ranks": _ranks()}
-    write_json(Path(folder) / "results.json", results)
+    if os.environ.get("RANK", "0") == "0":
+        write_json(Path(folder) / "results.json", results)
     return results
 
 
@@ -44,21 +45,6 @@ def hang(folder: str) -> None:
     """Waits for an hour; its process ids are in the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))
     time.sleep(3600)
-
-
-def all_reduce(folder: str) -> dict[str, Any]:
-    """The sum of all ranks, by a real process group."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.tensor([float(os.environ["RANK"]) + 1])
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    results = {"stage": "fake", "metrics": {"sum": total.item()}, "ranks": _ranks()}
-    if os.environ["RANK"] == "0":
-        write_json(Path(folder) / "results.json", results)
-    return results
 
 
 def _ranks() -> dict[str, str]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from tests.slurm_cluster import NODES, SlurmCluster
-from tools.launcher import control
+from tools.launcher import control, stages
 from tools.launcher.graph import Graph, Node, submit_all
 from tools.launcher.options import Options, resolve
 from tools.launcher.ranks import attempts
+from tools.launcher.run import run_stage
 from tools.launcher.spec import StageSpec, read_json
 from tools.launcher.submit import submit
 
@@ -49,10 +53,10 @@ def steps(folder: Path, rank: int = 0) -> list[int]:
 
 
 def test_a_stage_runs_on_two_nodes_with_two_ranks_each(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
-    (job,) = submit([stage(tmp_path, "all_reduce")], replace(options, nodes=2, tasks=2))
+    (job,) = submit([stage(tmp_path, "count", 2)], replace(options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job.job_id, "COMPLETED")
     results = read_json(tmp_path / "results.json")
-    assert results["metrics"] == {"sum": 10.0}
+    assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
     assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
@@ -73,6 +77,48 @@ def test_values_reach_sbatch_unchanged(options: Options, slurm_cluster: SlurmClu
     assert f"Comment={comment}" in told
     assert read_json(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(Path.cwd().glob("hacked")) and not list(tmp_path.glob("hacked"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 + 16 images of 20 px in two classes of different colour."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        for label, colour in enumerate(((200, 60, 60), (60, 60, 200))):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
+                cv2.imwrite(str(folder / f"{index:03d}.png"), pixels)
+    return root
+
+
+def tiny(images: Path, output: Path, *more: str) -> list[str]:
+    """Overrides for a pretraining of seconds."""
+    return [
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "DEVICE", "cpu",
+        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+        "OUTPUT_DIR", str(output), *more,
+    ]  # fmt: skip
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.json").read_text().splitlines() if "loss" in line]
+
+
+def test_pretraining_on_two_nodes_equals_one_process(
+    options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+):
+    groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
+    spec = stages.pretrain("", tiny(images, tmp_path / "slurm", *groups))
+    (job,) = submit([spec], replace(options, nodes=2, tasks=2))
+    run_stage(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), Options(cluster="debug"))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert losses(tmp_path / "slurm") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
+    assert len(losses(tmp_path / "here")) == 3
 
 
 def graph_of(folder: Path, nodes: list[Node]) -> Graph:

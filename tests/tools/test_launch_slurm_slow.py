@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 
+from pretrain import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.test_launch_slurm import last_attempt, options, stage, steps, wait_for  # noqa: F401  (a fixture)
-from tools.launcher import control
+from tests.tools.test_launch_slurm import images, last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
+from tools.launcher import control, pipeline, stages
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
-from tools.launcher.spec import read_json
+from tools.launcher.run import run_stage
+from tools.launcher.spec import StageSpec, read_json
 from tools.launcher.submit import submit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -104,3 +109,85 @@ def test_a_lost_node_costs_no_more_than_the_step(
     assert sorted(set(steps(tmp_path))) == list(range(60))
     assert len(attempts(tmp_path, job.job_id)) == 2
     assert read_json(tmp_path / "results.json")["metrics"] == {"count": 60}
+
+
+def test_a_preempted_pretraining_ends_bit_equal(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    images: Path,  # noqa: F811
+    tmp_path: Path,
+):
+    more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
+    whole = stages.pretrain("", tiny(images, tmp_path / "whole", *more))
+    run_stage(whole, Options(cluster="debug"))
+    spec = stages.pretrain("", tiny(images, tmp_path / "cut", *more))
+    (job,) = submit([spec], options)
+    metrics = tmp_path / "cut" / "metrics.json"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, seconds=120)
+    preempt(slurm_cluster)
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=300)
+    assert reasons(tmp_path / "cut", job.job_id) == [("requeued", "SIGUSR2"), ("done", "")]
+    one, two = (checkpoint.read(tmp_path / name / checkpoint.FINAL) for name in ("whole", "cut"))
+    assert one["step"] == two["step"] and one["state_dict"].keys() == two["state_dict"].keys()
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name]), name
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
+
+
+def test_a_pipeline_preempted_twice_ends_in_the_same_table(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "smoke.yaml"
+    file.write_text(yaml.safe_dump(smoke_plan(tmp_path)))
+    assert pipeline.run(pipeline.load(str(file), "whole"), Options(cluster="debug")) == 0
+    graph = pipeline.load(str(file), "cut")
+    assert pipeline.run(graph, options) == 0
+    specs = {node.key: node.spec for node in graph.nodes}
+    jobs = {key: control_job(spec) for key, spec in specs.items()}
+    for key in ("jcl/pretrain", "jcl/mask"):
+        metrics = Path(specs[key].folder) / "metrics.json"
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, seconds=240)  # noqa: B023
+        preempt(slurm_cluster)
+        slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
+        assert reasons(Path(specs[key].folder), jobs[key]) == [("requeued", "SIGUSR2"), ("done", "")]
+    slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=240)
+    one, two = ((tmp_path / name / "report.md").read_text() for name in ("whole", "cut"))
+    assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
+
+
+def control_job(spec: StageSpec) -> str:
+    return read_json(Path(spec.folder) / "launch" / "launch.json")["jobs"][-1]["id"]
+
+
+def smoke_plan(folder: Path) -> dict[str, object]:
+    """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
+    digits = folder / "digits"
+    truth = f"coco:{digits}/coco/annotations/instances_"
+    coco = [f"('{truth}{split}.json:{digits}/coco/{split}',)" for split in ("train", "val")]
+    size = ["--images", "64", "--val-images", "16", "--scenes", "8", "--val-scenes", "4"]
+    return {
+        "DATA": ["digits", *size, str(digits)],
+        "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
+        "OVERRIDES": [
+            "DATA.TRAIN", f"folder:{digits}/images/train", "DATA.VAL", f"folder:{digits}/images/val", "METHOD.NUM_KEYS",
+            "2", "VIEWS.IMAGE_SIZE", "32", "MODEL.STEM", "imagenet", "MODEL.QUEUE_SIZE", "32", "SOLVER.IMS_PER_BATCH",
+            "8", "SOLVER.EPOCHS", "5", "SOLVER.LOG_PERIOD", "1", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+            "DEVICE", "cpu",
+        ],
+        "TRANSFER": {"mask": str(MASK)},
+        "TRANSFER_OVERRIDES": [
+            "DATASETS.TRAIN", coco[0], "DATASETS.TEST", coco[1], "MODEL.ROI_HEADS.NUM_CLASSES", "10",
+            "MODEL.RESNETS.DEPTH", "18", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64", "MODEL.DEVICE", "cpu",
+            "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "SOLVER.BASE_LR", "0.001",
+            "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "DATALOADER.NUM_WORKERS", "0",
+            "TEST.PRECISE_BN.NUM_ITER", "1", "SEED", "1",
+        ],
+        "ENGINE": "torchvision",
+    }  # fmt: skip

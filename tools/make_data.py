@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, whe
 
 from pretrain.common.errors import UserError, run_command_line
 from tools.make_digits import write_digits
+from tools.make_people import write_people
 
 _MANIFEST = "made.json"
 _VERSION = 1  # raise it when the same arguments would make other data
@@ -31,11 +32,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(value, int) and value < (0 if name == "seed" else 1):
             raise UserError(f"--{name.replace('_', '-')} is {value}; give at least {0 if name == 'seed' else 1}")
     images = {"train": args["images"], "val": args["val_images"]}
-    if kind == "digits" and args["size"] < 16:
-        raise UserError(f"--size is {args['size']}; digits of 8 x 8 pixels need at least 16")
+    least = {"digits": 16, "people": 64}[kind]
+    if args["size"] < least:
+        raise UserError(f"--size is {args['size']}; {kind} need at least {least} pixels")
     if kind == "digits":
         scenes = {"train": args["scenes"], "val": args["val_scenes"]}
         make(output, args, lambda folder: write_digits(folder, images, args["size"], scenes, args["seed"]))
+    else:
+        make(output, args, lambda folder: write_people(folder, images, args["size"], args["seed"]))
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
@@ -84,7 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     digits.add_argument("--size", type=int, default=32, help="pixels a side of an image of the image folder")
     digits.add_argument("--scenes", type=int, default=400, help="training images of the COCO data set")
     digits.add_argument("--val-scenes", type=int, default=100)
-    digits.add_argument("--seed", type=int, default=0)
+    people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/coco")
+    people.add_argument("output", help="folder to make")
+    people.add_argument("--images", type=int, default=400, help="training images")
+    people.add_argument("--val-images", type=int, default=100)
+    people.add_argument("--size", type=int, default=160, help="pixels of an image's longer side")
+    for command in (digits, people):
+        command.add_argument("--seed", type=int, default=0)
     return parser
 
 

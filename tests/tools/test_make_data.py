@@ -1,0 +1,218 @@
+"""Made data sets: whole or absent, the same bytes for the same seed, valid for pycocotools, without shortcuts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from pycocotools import mask as run_lengths
+from pycocotools.coco import COCO
+
+from pretrain.common.errors import UserError
+from pretrain.datasets import load
+from tools import make_data, make_digits
+from tools.coco_writer import CocoWriter, polygons
+from tools.make_people import KEYPOINTS
+
+DIGITS = ["--images", "60", "--val-images", "30", "--scenes", "12", "--val-scenes", "6", "--size", "24"]
+PEOPLE = ["--images", "40", "--val-images", "10", "--size", "96"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "digits"
+    make_data.main(["digits", str(folder), *DIGITS])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "people"
+    make_data.main(["people", str(folder), *PEOPLE])
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def open_coco(path: Path) -> COCO:
+    return COCO(str(path))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("digits", DIGITS), ("people", PEOPLE)])
+def test_the_same_seed_makes_the_same_bytes(kind: str, words: list[str], request, tmp_path: Path):
+    first: Path = request.getfixturevalue(kind)
+    make_data.main([kind, str(tmp_path / "again"), *words])
+    assert files(tmp_path / "again") == files(first)
+    make_data.main([kind, str(tmp_path / "other"), *words, "--seed", "1"])
+    other, same = files(tmp_path / "other"), files(first)
+    assert all(other[name] != same[name] for name in same.keys() & other.keys())
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_second_run_does_nothing_and_says_so(digits: Path, capsys: pytest.CaptureFixture[str]):
+    before = {p: p.stat().st_mtime_ns for p in digits.rglob("*")}
+    make_data.main(["digits", str(digits), *DIGITS])
+    assert capsys.readouterr().out == f"{digits} is made already\n"
+    assert {p: p.stat().st_mtime_ns for p in digits.rglob("*")} == before
+
+
+def test_a_used_folder_is_refused(digits: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"holds data made with .*\"seed\": 0.*; name another folder, or remove it"):
+        make_data.main(["digits", str(digits), *DIGITS, "--seed", "5"])
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(UserError, match="holds something else"):
+        make_data.main(["people", str(tmp_path), *PEOPLE])
+    assert files(tmp_path) == {"mine.txt": b"precious"}
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path):
+    make_data.main(["people", str(tmp_path), "--images", "1", "--val-images", "1", "--size", "64"])
+    assert (tmp_path / "coco" / "annotations" / "keypoints_val.json").is_file()
+
+
+def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
+    script = (
+        "import os, sys; from tools import coco_writer, make_data; write = coco_writer.CocoWriter.write\n"
+        "coco_writer.CocoWriter.write = lambda *a: (write(*a), os.kill(os.getpid(), 9))\n"
+        f"make_data.main(['digits', sys.argv[1], *{DIGITS!r}])"
+    )
+    output = tmp_path / "digits"
+    killed = subprocess.run([sys.executable, "-c", script, str(output)], cwd=Path(make_data.__file__).parents[1])
+    assert killed.returncode == -9 and not output.exists()
+    make_data.main(["digits", str(output), *DIGITS])
+    assert len(list((output / "images").rglob("*.jpg"))) == 90
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(make_data, "write_digits", full)
+    with pytest.raises(UserError, match="No space left on device; free space or name another folder"):
+        make_data.main(["digits", str(tmp_path / "d"), *DIGITS])
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["digits", "x", "--images", "0"], "--images is 0; give at least 1"),
+        (["digits", "x", "--seed", "-1"], "--seed is -1; give at least 0"),
+        (["digits", "x", "--size", "8"], "--size is 8; digits need at least 16 pixels"),
+        (["people", "x", "--size", "32"], "--size is 32; people need at least 64 pixels"),
+    ],
+)
+def test_values_out_of_range(words: list[str], said: str):
+    with pytest.raises(UserError, match=said):
+        make_data.main(words)
+
+
+def test_digits_as_an_image_folder(digits: Path):
+    train, val = (load(f"folder:{digits / 'images'}", split) for split in ("train", "val"))
+    assert train.classes == val.classes == [str(i) for i in range(10)]
+    assert train.labels is not None and np.bincount(train.labels).tolist() == [6] * 10
+    assert len(val) == 30 and train.read(0).shape == (24, 24, 3)
+
+
+def test_the_background_tells_images_apart_no_better_than_chance(tmp_path: Path):
+    """Borders of the images: level and noise vary as much inside an image as between images."""
+    make_data.main(["digits", str(tmp_path / "d"), "--images", "200", "--scenes", "1", "--val-scenes", "1"])
+    data = load(f"folder:{tmp_path / 'd' / 'images'}", "train")
+    corners = np.array([[np.median(data.read(i)[s]) for s in (np.s_[:4, :4], np.s_[-4:, -4:])] for i in range(200)])
+    assert abs(np.corrcoef(corners.T)[0, 1]) < 0.25
+    assert corners.std() < 6
+
+
+def test_train_and_val_digits_are_disjoint():
+    split = make_digits._split_digits(0)
+    train, val = ({ink.tobytes() for part in split[name] for ink in part} for name in ("train", "val"))
+    assert not train & val
+    assert sum(map(len, split["train"])) + sum(map(len, split["val"])) == 1797
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_digits_as_coco(digits: Path, split: str):
+    coco = open_coco(digits / "coco" / "annotations" / f"instances_{split}.json")
+    assert [c["name"] for c in coco.loadCats(sorted(coco.getCatIds()))] == [str(i) for i in range(10)]
+    assert len(coco.getImgIds()) == {"train": 12, "val": 6}[split]
+    for image in coco.loadImgs(coco.getImgIds()):
+        pixels = cv2.imread(str(digits / "coco" / split / image["file_name"]), cv2.IMREAD_GRAYSCALE)
+        assert pixels.shape == (image["height"], image["width"])
+        annotations = coco.loadAnns(coco.getAnnIds(image["id"]))
+        assert 2 <= len(annotations) <= 5
+        masks = np.array([coco.annToMask(a).astype(bool) for a in annotations])
+        for annotation, mask in zip(annotations, masks, strict=True):
+            check_record(annotation, mask)
+            assert pixels[mask].mean() > 120  # ink, holes filled, against a background of 72
+        assert np.median(pixels[~masks.any(axis=0)]) < 90
+
+
+def check_record(annotation: dict, mask: np.ndarray) -> None:
+    """Box and area are those of the mask that pycocotools makes of the record."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1]
+    assert annotation["bbox"] == box and annotation["area"] == mask.sum() > 0
+
+
+def test_people(people: Path):
+    coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
+    category = coco.loadCats([1])[0]
+    assert category["keypoints"] == KEYPOINTS and len(KEYPOINTS) == 17 and len(category["skeleton"]) == 19
+    annotations = coco.loadAnns(coco.getAnnIds())
+    crowds = [a for a in annotations if a["iscrowd"]]
+    assert len(crowds) == 4 and all(isinstance(a["segmentation"]["counts"], list) for a in crowds)
+    assert sum(not coco.getAnnIds(i) for i in coco.getImgIds()) == 4  # one image in ten is empty
+    flags: list[int] = []
+    for annotation in annotations:
+        image = coco.loadImgs([annotation["image_id"]])[0]
+        mask = coco.annToMask(annotation).astype(bool)
+        check_record(annotation, mask)
+        x, y, v = np.array(annotation["keypoints"]).reshape(17, 3).T
+        assert annotation["num_keypoints"] == (v > 0).sum() and not (x[v == 0].any() or y[v == 0].any())
+        assert (x < image["width"]).all() and (y < image["height"]).all() and (x >= 0).all() and (y >= 0).all()
+        if annotation["iscrowd"]:
+            assert not v.any()
+            continue
+        flags += v.tolist()
+        grown = cv2.dilate(mask.astype(np.uint8), np.ones((3, 3))).astype(bool)
+        assert grown[y[v == 2], x[v == 2]].all()  # what is visible lies on the figure
+    assert (np.bincount(flags, minlength=3) > 10).all()
+
+
+def test_left_is_on_the_right_of_a_figure_that_faces_us(people: Path):
+    coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
+    points = np.array([a["keypoints"] for a in coco.loadAnns(coco.getAnnIds(iscrowd=False))]).reshape(-1, 17, 3)
+    left, right = points[:, KEYPOINTS.index("left_shoulder")], points[:, KEYPOINTS.index("right_shoulder")]
+    both = (left[:, 2] > 0) & (right[:, 2] > 0)
+    assert both.sum() > 20 and (left[both, 0] > right[both, 0]).all()
+
+
+@pytest.mark.parametrize("corner", [0, 1])
+def test_crowds_run_lengths_are_their_pixels(tmp_path: Path, corner: int):
+    mask = np.zeros((9, 7), bool)
+    mask[2:5, 1:6] = True
+    mask[0, 0] = corner
+    writer = CocoWriter(tmp_path, "train", [{"id": 1, "name": "thing"}])
+    writer.add_crowd(writer.add_image(np.zeros((9, 7, 3), np.uint8)), 1, mask)
+    writer.write("instances")
+    coco = open_coco(tmp_path / "annotations" / "instances_train.json")
+    annotation = coco.loadAnns([1])[0]
+    np.testing.assert_array_equal(coco.annToMask(annotation), mask)
+    assert annotation["area"] == mask.sum() and annotation["iscrowd"] == 1
+
+
+def test_polygons_enclose_the_pixels_of_each_part():
+    mask = np.zeros((40, 50), bool)
+    mask[5:20, 8:30] = True
+    mask[25, 40] = True  # a part of a single pixel
+    outlines = polygons(mask)
+    assert len(outlines) == 2 and all(len(outline) >= 6 for outline in outlines)
+    encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, 40, 50))  # type: ignore[arg-type]
+    assert np.array_equal(run_lengths.decode(encoded).astype(bool), mask)

@@ -1,0 +1,39 @@
+"""The picture of views holds the views that training sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from pretrain import datasets, views
+from pretrain.common.errors import UserError
+from pretrain.loader import Loader
+from tests.pretrain.images import write_folder
+from tools import show_views
+
+
+def test_the_grid_shows_what_training_sees(tmp_path: Path):
+    folder = write_folder(tmp_path / "set", [f"{i}.png" for i in range(5)])
+    out = tmp_path / "out.png"
+    words = ["--data", f"folder:{folder}", "--size", "32", "--images", "3", "--views", "2", "--seed", "4"]
+    show_views.main([*words, "--epoch", "1", "--out", str(out)])
+    picture = cv2.cvtColor(cv2.imread(str(out)), cv2.COLOR_BGR2RGB)
+    assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
+    data = datasets.load(f"folder:{folder}", "train")
+    np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))
+    batch = next(Loader(data, [views.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=4, num_workers=0).epoch(1))
+    row = int(torch.nonzero(batch.index_N == 2)[0, 0])
+    np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--recipe", "moco_v3"], "no recipe 'moco_v3'; .*did you mean 'moco_v"), (["--views", "0"], "--views is 0")],
+)
+def test_mistakes(tmp_path: Path, words: list[str], said: str):
+    with pytest.raises(UserError, match=said):
+        show_views.main(["--data", f"folder:{tmp_path}", *words])

@@ -1,4 +1,4 @@
-"""`benchmark.py detection`: a training iteration of the torchvision engine against Detectron2's, equal weights and data."""
+"""`benchmark.py detection`: a training iteration of the torchvision engine against Detectron2's, equal weights."""
 
 from __future__ import annotations
 
@@ -115,8 +115,9 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list[
         with EventStorage():
             losses = model(batch)
         optimizer.zero_grad()
-        sum(losses.values()).backward()
-        torch.stack([loss.detach() for loss in losses.values()]).tolist()  # a training loop reads them
+        values = torch.stack(list(losses.values()))
+        values.sum().backward()
+        values.tolist()  # a training loop reads them
         optimizer.step()
 
     return step

@@ -31,8 +31,9 @@ from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_loggin
 
 from . import coco_results
 from .config import check_supported
-from .torchvision_data import training_loader, training_records
+from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
+from .torchvision_loader import training_loader
 from .torchvision_model import Detector, build_model, detectron2_state
 from .torchvision_solver import build_optimizer, clip_gradients, learning_rate, scale_to_world, set_learning_rate
 from .weights import Weights, check_config, load_weights, read_weights

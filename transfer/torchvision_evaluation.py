@@ -18,7 +18,8 @@ from torch import Tensor
 from pretrain.common.errors import UserError
 
 from . import coco_data, coco_results, visualize
-from .torchvision_data import evaluation_loader, load_coco
+from .torchvision_data import load_coco
+from .torchvision_loader import evaluation_loader
 from .torchvision_model import Detector
 
 log = logging.getLogger("transfer")

@@ -67,8 +67,7 @@ class Learner:
         """One optimiser step on this rank's share of the batch; returns the objective with this rank's numbers."""
         cfg, total = self.cfg, self.cfg.SOLVER.IMS_PER_BATCH
         images = batch.views_VNCHW.to(self.device, non_blocking=True)
-        params = batch.params.to(self.device) if batch.params is not None else None
-        images = views.finish(images, params)
+        images = views.finish(images, batch.params)
         hyper = {name: _leaf(cfg, key) for name, key in self.method.hyper.items()}
         if cfg.METHOD.NAME == "jcl":
             hyper["lambda_"] = schedule.strength(epoch, cfg.SOLVER.EPOCHS, hyper["lambda_"], cfg.METHOD.LAMBDA_SCHEDULE)

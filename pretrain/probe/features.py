@@ -43,6 +43,12 @@ def probe_data(cfg: CfgNode) -> ProbeData:
     for name, data in ((train_name, train), (cfg.DATA.VAL or train_name, val)):
         if data.labels is None or not (data.labels >= 0).any():
             raise UserError(f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL")
+    same = [data.image_name(0) for data in (train, val)]
+    if same[0] == same[1] and len(train) == len(val):
+        raise UserError(
+            f"{train_name} has no val split of its own: probes would be scored on what they learn from; name "
+            "labelled images in DATA.VAL, or make train/ and val/ folders"
+        )
     if train.classes != val.classes:
         raise UserError(
             f"{train_name} and {cfg.DATA.VAL or train_name} name different classes; probes need the same ones"
@@ -84,12 +90,15 @@ def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: to
         labelled = labelled[np.linspace(0, len(labelled) - 1, most).round().astype(int)]
     start, stop = distributed.slice_bounds(len(labelled), distributed.rank(), distributed.world_size())
     size, resize = evaluation_size(cfg)
-    parts: list[Tensor] = []
-    batches = loader.eval_batches(data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, labelled[start:stop])
+    rows: list[Tensor] = [torch.empty(0, feature_dim(backbone), device=device)]
+    positions: list[Tensor] = [torch.empty(0, dtype=torch.long)]
+    mine, corrupt = labelled[start:stop], cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
+    batches = loader.eval_batches(data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, mine, corrupt)
     with torch.autocast(device.type, torch.bfloat16, enabled=cfg.SOLVER.AMP != "none"):
-        for images, _ in batches:
-            parts.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
-    if not parts:
-        parts = [torch.empty(0, feature_dim(backbone), device=device)]
-    features = distributed.gather(torch.cat(parts), distributed.slice_sizes(len(labelled)))
-    return Features(features, torch.from_numpy(data.labels[labelled]).to(device), len(data.classes))
+        for images, index_N in batches:
+            rows.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
+            positions.append(index_N)
+    index_N = torch.cat(positions).to(device)
+    sizes = distributed.gather(torch.tensor([len(index_N)], device=device), [1] * distributed.world_size()).tolist()
+    features, index_N = distributed.gather(torch.cat(rows), sizes), distributed.gather(index_N, sizes)
+    return Features(features, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))

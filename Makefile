@@ -51,9 +51,11 @@ test-all: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow or not slow' --timeout 1800
 
 lint: setup
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@status=0; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/ruff format --check . || status=1; \
+	$(BIN)/pyright || status=1; \
+	exit $$status
 
 demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml

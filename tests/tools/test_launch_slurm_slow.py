@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import yaml
 from pretrain import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.test_launch_slurm import images, last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
-from tools.launcher import control, pipeline, stages
+from tools.launcher import control, pipeline, stages, sweep
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.run import run_stage
@@ -61,6 +62,19 @@ def test_a_run_longer_than_its_time_limit_comes_back(
     ended = reasons(tmp_path, job.job_id)
     assert ended[0] == ("requeued", "SIGUSR2") and ended[-1] == ("done", "") and len(ended) > 1
     assert steps(tmp_path) == list(range(200))
+
+
+def test_a_stage_that_does_not_stop_comes_back_all_the_same(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    tmp_path: Path,
+):
+    spec = stage(tmp_path, "count", 240, 0.25, "", True)
+    (job,) = submit([spec], replace(options, time="1", signal_delay=45))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "TIMEOUT", "FAILED", seconds=300)
+    ended = reasons(tmp_path, job.job_id)
+    assert ended[0] == ("requeued", "not stopped in time") and ended[-1] == ("done", "")
+    assert sorted(set(steps(tmp_path))) == list(range(240))
 
 
 def test_time_outs_are_capped(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):  # noqa: F811
@@ -151,9 +165,10 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert pipeline.run(graph, options) == 0
     specs = {node.key: node.spec for node in graph.nodes}
     jobs = {key: control_job(spec) for key, spec in specs.items()}
-    for key in ("jcl/pretrain", "jcl/mask"):
-        metrics = Path(specs[key].folder) / "metrics.json"
-        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, seconds=240)  # noqa: B023
+    for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training on")):
+        log = Path(specs[key].folder) / "log.txt"
+        wait_for(lambda: log.exists() and sign in log.read_text(), seconds=240)  # noqa: B023
+        time.sleep(3)  # some steps into it
         preempt(slurm_cluster)
         slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
         assert reasons(Path(specs[key].folder), jobs[key]) == [("requeued", "SIGUSR2"), ("done", "")]
@@ -191,3 +206,30 @@ def smoke_plan(folder: Path) -> dict[str, object]:
         ],
         "ENGINE": "torchvision",
     }  # fmt: skip
+
+
+def test_a_sweep_is_two_arrays_and_a_table(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    images: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
+    monkeypatch.chdir(tmp_path)
+    more = ("SOLVER.MAX_STEPS", "2", "LINEAR.EPOCHS", "1", "LINEAR.IMS_PER_BATCH", "16")
+    (tmp_path / "linear.yaml").write_text("LINEAR: {BASE_LR: 1.0}\n")
+    plan = {
+        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "OVERRIDES": [*tiny(images, tmp_path)[:-2], *more],
+    }  # fmt: skip
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))
+    graph = sweep.load("sweep.yaml", "out")
+    assert sweep.run(graph, replace(options, parallel=1)) == 0
+    slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=300)
+    table = (tmp_path / "out/sweep.md").read_text()
+    assert "| 1 |" in table and "| 4 |" in table and "not done" not in table
+    assert (tmp_path / "out/sweep.png").exists()
+    capsys.readouterr()
+    assert sweep.run(graph, options) == 0  # again: nothing is submitted, the table is drawn at once
+    assert "array" not in (shown := capsys.readouterr().out) and "| 1 |" in shown

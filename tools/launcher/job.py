@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -38,11 +39,13 @@ class StageJob:
         fingerprint: written to the run folder when the stage is done.
         cuda_devices: CUDA_VISIBLE_DEVICES of a local job (submitit numbers devices from 0, whatever the caller's own
             value); None leaves what is there.
+        patience_s: on SLURM, seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
     spec: StageSpec
     fingerprint: str = ""
     cuda_devices: str | None = None
+    patience_s: float = 100.0
 
     def __call__(self) -> Any:
         env = submitit.JobEnvironment()
@@ -50,15 +53,16 @@ class StageJob:
         if self.cuda_devices is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.cuda_devices
         record = RankRecord(self.spec.folder, env.job_id, env.global_rank, env.num_tasks)
-        requeue = signal.getsignal(_REQUEUE)  # submitit's handler; it counts time-outs and knows the cluster
-        heard = _listen()
+        departure = _Departure(env, record, self.patience_s)
         try:
             result = self.run()
         except interrupt.Stopped as stop:
-            self._leave(env, record, heard, requeue, str(stop))
+            departure.leave(str(stop))
         except BaseException as error:
+            departure.stay()
             record.fail(error)
             raise
+        departure.stay()
         record.end("done")
         return result if env.global_rank == 0 else None
 
@@ -75,29 +79,70 @@ class StageJob:
         """What runs after a requeue: the same; the stage finds its own place from the run folder."""
         return submitit.helpers.DelayedSubmission(self)
 
-    def _leave(self, env: Any, record: RankRecord, heard: set[str], requeue: Any, reason: str) -> None:
+
+class _Departure:
+    """The job's signals as requests to stop, and the ways out of it.
+
+    Attributes:
+        heard: names of the signals this process got.
+    """
+
+    def __init__(self, env: Any, record: RankRecord, patience_s: float) -> None:
+        self.heard: set[str] = set()
+        self._env, self._record, self._patience_s = env, record, patience_s
+        self._requeue: Any = signal.getsignal(_REQUEUE)  # submitit's handler; it counts time-outs and knows the cluster
+        self._once = threading.Lock()
+        self._timer: threading.Timer | None = None
+        interrupt.clear()
+        for number in (_REQUEUE, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._hear)
+
+    def leave(self, reason: str) -> None:
         """Ends this process after a checkpoint; it does not return, and leaves no result that could pass for one."""
+        self.stay()
         deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
-        while not heard and time.monotonic() < deadline:  # this rank was told by another one
+        while not self.heard and time.monotonic() < deadline:  # this rank was told by another one
             time.sleep(0.1)
-        if heard and _REQUEUE.name not in heard and _is_ended(env):
-            record.end("stopped", reason)
+        if self.heard and _REQUEUE.name not in self.heard and _is_ended(self._env):
+            self._record.end("stopped", reason)
             sys.exit(128 + signal.SIGTERM)
-        record.end("requeued", reason)
-        if env.global_rank == 0:
-            try:
-                requeue(_REQUEUE, None)  # exits; raises when the job has timed out too often
-            except subprocess.CalledProcessError as error:
-                # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
-                if not _is_ended(env):
-                    record.fail(error)
-                    raise
-            except Exception as error:
-                record.fail(error)
-                raise
-        if env.cluster == "slurm":  # to exit now would end the step, and with it rank 0 before its requeue
+        self._go_back(reason)
+        if self._env.cluster == "slurm":  # to exit now would end the step, and with it rank 0 before its requeue
             time.sleep(_WAIT_FOR_END_S)
         sys.exit(0)
+
+    def stay(self) -> None:
+        """The stage has ended or stopped by itself: nobody needs to lose patience."""
+        if self._timer:
+            self._timer.cancel()
+
+    def _hear(self, number: int, _frame: Any) -> None:
+        self.heard.add(signal.Signals(number).name)
+        interrupt.request_stop(signal.Signals(number).name)
+        is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
+        if number == _REQUEUE and is_decider and self._timer is None:
+            # A stage may be deep in an evaluation. Better back in the queue with its newest checkpoint than timed out.
+            self._timer = threading.Timer(self._patience_s, self._go_back, ["not stopped in time: from the checkpoint"])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _go_back(self, reason: str) -> None:
+        """Rank 0 sends the job back to the queue; once."""
+        if not self._once.acquire(blocking=False):
+            return
+        self._record.end("requeued", reason)
+        if self._env.global_rank != 0:
+            return
+        try:
+            self._requeue(_REQUEUE, None)  # exits; raises when the job has timed out too often
+        except subprocess.CalledProcessError as error:
+            # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
+            if not _is_ended(self._env):
+                self._record.fail(error)
+                raise
+        except Exception as error:
+            self._record.fail(error)
+            raise
 
 
 def set_rank_environment(env: Any) -> None:
@@ -127,17 +172,3 @@ def _is_ended(env: Any) -> bool:
         return False
     asked = subprocess.run(["squeue", "-h", "-j", env.job_id, "-o", "%T"], capture_output=True, text=True, timeout=60)
     return asked.stdout.strip() != "RUNNING"
-
-
-def _listen() -> set[str]:
-    """Turns the job's signals into requests to stop; returns the set of those heard, which grows."""
-    heard: set[str] = set()
-
-    def hear(number: int, _frame: Any) -> None:
-        heard.add(signal.Signals(number).name)
-        interrupt.request_stop(signal.Signals(number).name)
-
-    interrupt.clear()
-    for number in (_REQUEUE, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, hear)
-    return heard

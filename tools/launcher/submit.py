@@ -57,7 +57,8 @@ def submit(
     code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
     fingerprints = fingerprints or [spec.fingerprint() for spec in specs]
     devices = None if options.cluster == "slurm" else ",".join(visible_gpus()[: options.gpus_per_node])
-    jobs = [StageJob(spec, mark, devices) for spec, mark in zip(specs, fingerprints, strict=True)]
+    patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
+    jobs = [StageJob(spec, mark, devices, patience) for spec, mark in zip(specs, fingerprints, strict=True)]
     executor = _executor(log_folder, options, code, dependency, name or job_name(specs[0]), len(specs))
     try:
         with _job_environment(options, code):

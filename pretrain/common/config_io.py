@@ -71,7 +71,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
     for key, value in zip(words[::2], words[1::2], strict=True):
         try:
             is_float = isinstance(_get(cfg, key), float) and value.lstrip("+-").isdigit()
-            cfg.merge_from_list([key, float(value) if is_float else value])
+            cfg.merge_from_list([key, f"{value}.0" if is_float else value])
         except (ValueError, SyntaxError, AssertionError) as error:
             raise UserError(f"{key} {value!r}: {_one_line(error)}") from error
 

@@ -212,7 +212,7 @@ def validate(cfg: CfgNode) -> None:
     if cfg.METHOD.NAME == "sce" and cfg.METHOD.LAMBDA > 1:
         raise UserError(f"METHOD.LAMBDA is {cfg.METHOD.LAMBDA}; for sce it must be at most 1 (1 is MoCo, 0 is ReSSL)")
     if cfg.METHOD.LABELS == "class" and cfg.METHOD.NAME not in ("supcon", "tcl"):
-        raise UserError(f"METHOD.LABELS is class, but {cfg.METHOD.NAME} learns without labels; use supcon or tcl, or index")
+        raise UserError(f"METHOD.LABELS is class, but {cfg.METHOD.NAME} has no use for labels; use supcon or tcl")
     if cfg.METHOD.NUM_KEYS > 1 and not method.many_keys:
         many = ", ".join(name for name, other in METHODS.items() if other.many_keys)
         raise UserError(f"METHOD.NUM_KEYS is {cfg.METHOD.NUM_KEYS}, but {cfg.METHOD.NAME} takes 1; {many} take more")

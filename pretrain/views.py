@@ -100,7 +100,7 @@ RECIPES: dict[str, Recipe] = {
     "simclr_cifar": Recipe(_ANY_SCALE, colours=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
     "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
     "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
-    "digits": Recipe(RandomResizedCrop(), flip=0.0, colours=(Jitter(0.4, 0.4, 0.0, 0.0, p=0.8), Blur(0.5))),
+    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colours=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Recipe(PadCrop()),
     "eval": Recipe(CenterCrop(), flip=0.0),

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 
 from pretrain.common.errors import UserError, nearest, run_command_line
 
-_TAKES_OVERRIDES = ("pretrain", "linear", "knn", "transfer", "distributions")
+_TAKES_OVERRIDES = ("pretrain", "linear", "knn", "embedding", "transfer", "distributions")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,11 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("pretrain", "pretrains by a recipe")
     sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
     sub.add_argument("--config-file", default="", metavar="FILE", help="another recipe")
-    for name, text in (("linear", "trains a linear classifier on frozen features"), ("knn", "scores features by kNN")):
+    for name, text in (
+        ("linear", "trains a linear classifier on frozen features"),
+        ("knn", "scores features by kNN"),
+        ("embedding", "draws a map (t-SNE) of validation features"),
+    ):
         sub = command(name, text)
-        sub.add_argument(
-            "weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file" + " or 'random'" * (name == "knn")
-        )
+        sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="over the run's own config")
     sub = command("convert", "converts a backbone to Detectron2 weights, and proves it")
     sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT")

@@ -28,11 +28,15 @@ def pretrain(args: argparse.Namespace) -> int:
 
 
 def linear(args: argparse.Namespace) -> int:
-    return _start(stages.probe("linear", _existing(args.weights), args.config_file, args.overrides), args)
+    return _start(stages.probe("linear", _existing(args.weights, "random"), args.config_file, args.overrides), args)
 
 
 def knn(args: argparse.Namespace) -> int:
     return _start(stages.probe("knn", _existing(args.weights, "random"), args.config_file, args.overrides), args)
+
+
+def embedding(args: argparse.Namespace) -> int:
+    return _start(stages.probe("embedding", _existing(args.weights, "random"), args.config_file, args.overrides), args)
 
 
 def convert(args: argparse.Namespace) -> int:

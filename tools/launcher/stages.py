@@ -40,7 +40,7 @@ def pretrain(config_file: str | Path, overrides: Sequence[str] = (), folder: str
 def probe(
     stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), folder: str = "", base: str = ""
 ) -> StageSpec:
-    """The ``linear`` or ``knn`` probe of a run folder or checkpoint (kNN also of ``random``).
+    """The ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
 
     Args:
         base: config as YAML text under ``config_file``; empty: that of the run ``weights``, where it is one.

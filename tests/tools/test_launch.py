@@ -242,13 +242,14 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
         "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.LAMBDA: [0.5, 4]}\n"
     )
     graph = sweep.load(str(file))
-    assert len(graph.nodes) == 8
+    assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()
     spec = graph.nodes[-1].spec
     assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
     for place, node in enumerate(graph.nodes[:6]):  # the last setting's seeds are not done
         folder = Path(node.spec.folder)
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
+    graph.remember()
     table = sweep.draw(graph.output).read_text()
     assert "| 2 | 0.5 | 10.50 | ± 6.36 | 2 |" in table
     assert table.count("not done: num_keys=5_lambda=4_seed") == 2

@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import write_json
@@ -36,6 +37,7 @@ class Graph:
     Attributes:
         kind: pipeline or sweep.
         report: runs after everything else, whatever became of it.
+        facts: whatever the report needs beside the stages.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Graph:
     nodes: tuple[Node, ...]
     report: StageSpec
     command: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def fingerprints(self) -> dict[str, str]:
         found: dict[str, str] = {}

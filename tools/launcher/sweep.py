@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write, write_json
+from pretrain.common.run_folder import atomic_write
 
 from . import stages
 from .graph import Graph, Node, active_job, begin, preview, run_here, submit_report
@@ -60,17 +60,14 @@ def load(path: str, output: str = "") -> Graph:
             )
             nodes += _point(name, setting, seed, plan, folder)
             points.append({"name": name, "setting": setting, "seed": seed, "folder": nodes[-1].spec.folder})
-    write_json(
-        folder / "launch" / "points.json",
-        {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"},
-    )
+    facts = {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"}
     report = StageSpec(
         "report", str(folder / "report"), "tools.launcher.sweep:draw", args=(str(folder),),
         produces=str(folder / "sweep.md"),
         one_process=True,
     )  # fmt: skip
     command = ("sweep", str(Path(path).absolute()), "--output", str(folder))
-    return Graph("sweep", str(folder), tuple(nodes), report, command)
+    return Graph("sweep", str(folder), tuple(nodes), report, command, facts)
 
 
 def run(graph: Graph, options: Options) -> int:
@@ -111,7 +108,7 @@ def run(graph: Graph, options: Options) -> int:
 
 def draw(folder: str) -> Path:
     """Table (sweep.md) and plot (sweep.png) of the points that are done; those that are not are named."""
-    data = read_json(Path(folder) / "launch" / "points.json")
+    data = read_json(Path(folder) / "launch" / "sweep.json")
     keys = list(data["grid"])
     scores: dict[tuple[Any, ...], list[float]] = {}
     absent = []

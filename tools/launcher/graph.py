@@ -62,7 +62,8 @@ class Graph:
             for node in self.nodes
         ]  # fmt: skip
         write_json(
-            Path(self.output) / "launch" / f"{self.kind}.json", {"command": list(self.command), "stages": stages}
+            Path(self.output) / "launch" / f"{self.kind}.json",
+            {**self.facts, "command": list(self.command), "stages": stages},
         )
 
 

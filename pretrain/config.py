@@ -45,7 +45,7 @@ def default_config() -> CfgNode:
     c.MODEL.EMA_MOMENTUM = 0.999  # m, of the key encoder
     c.MODEL.EMA_SCHEDULE = "constant"  # constant | cosine (m rises to 1)
     c.MODEL.EMA_UPDATE = "before_keys"  # before_keys (MoCo, JCL) | after_step (SCE's pseudo-code)
-    c.MODEL.BN_GROUPS = 0  # groups of the global batch that share BN statistics; 0: one a process; 1 needs 1 process
+    c.MODEL.BN_GROUPS = 0  # parts of the global batch that share BN statistics; 0: one a process; 1: SyncBN over all
 
     c.VIEWS = CfgNode()
     c.VIEWS.QUERY = "moco_v2"  # a key of pretrain.views.RECIPES
@@ -69,7 +69,7 @@ def default_config() -> CfgNode:
     c.SOLVER.BASE_LR = 0.03  # at the global batch size below
     c.SOLVER.MOMENTUM = 0.9
     c.SOLVER.WEIGHT_DECAY = 1e-4
-    c.SOLVER.LARS_TRUST = 0.001  # lars: trust coefficient (eta)
+    c.SOLVER.LARS_TRUST = 0.001  # lars: trust coefficient (eta); a layer's rate is min(eta |w| / |g|, lr)
     c.SOLVER.IMS_PER_BATCH = 256  # N, the global batch, whatever the number of processes
     c.SOLVER.EPOCHS = 200
     c.SOLVER.LR_SCHEDULE = "cosine"  # cosine | step

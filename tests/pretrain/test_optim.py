@@ -1,0 +1,69 @@
+"""Optimisers: a skipped first step under a gradient scaler, and LARS by its own equation."""
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.config import load_config
+from pretrain.optim import build_optimizer
+
+
+def _solver(*overrides: str):
+    return load_config(None, overrides).SOLVER
+
+
+def _model() -> nn.Linear:
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2.0, 2.0], [0.5, 0.0, 4.0]]))
+        model.bias.copy_(torch.tensor([1.0, -1.0]))
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)  # uninitialised memory is filled with NaN
+    try:
+        results = []
+        for skip_first in (False, True):
+            model = _model()
+            steps = build_optimizer(model, _solver("SOLVER.OPTIMIZER", optimizer, "SOLVER.BASE_LR", "0.1"))
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+            for factor in [float("inf"), 1.0, 2.0] if skip_first else [1.0, 2.0]:
+                steps.zero_grad()
+                scaler.scale(model(torch.ones(1, 3)).sum() * factor).backward()
+                scaler.step(steps)
+                scaler.update()
+            results.append([p.detach().clone() for p in model.parameters()])
+        for one, two in zip(*results, strict=True):
+            assert one.isfinite().all() and torch.equal(one, two)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("trust", [0.02, 0.5])  # below the learning rate, and above it
+def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust):
+    """You et al. 2017, clipped as LARC does: the rate of a layer is min(trust ratio, lr), not their product."""
+    model, lr, decay = _model(), 0.4, 0.01
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    lars = build_optimizer(model, _solver(
+        "SOLVER.OPTIMIZER", "lars", "SOLVER.BASE_LR", str(lr), "SOLVER.WEIGHT_DECAY", str(decay),
+        "SOLVER.LARS_TRUST", str(trust),
+    ))  # fmt: skip
+    gradient = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]) / 10
+    model.weight.grad, model.bias.grad = gradient.clone(), torch.ones(2)
+    lars.step()
+    ratio = trust * weight.norm() / (gradient.norm() + decay * weight.norm())
+    rate = min(ratio, lr)
+    torch.testing.assert_close(model.weight.detach(), weight - rate * (gradient + decay * weight))
+    torch.testing.assert_close(model.bias.detach(), bias - lr)
+
+
+def test_lars_takes_the_first_step_of_a_warm_up_at_rate_zero():
+    model = _model()
+    lars = build_optimizer(model, _solver("SOLVER.OPTIMIZER", "lars", "SOLVER.BASE_LR", "0.0"))
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    lars.step()
+    assert torch.equal(model.weight.detach(), before)

@@ -13,6 +13,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .distributed import slice_bounds
+
 
 def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:
     """A random ResNet without classifier: (N, 3, H, W) -> (N, F) after global average pooling.
@@ -65,7 +67,7 @@ def build_encoder(
 
 
 class _Grouped:
-    """Training statistics over ``groups`` parts of the batch (row n belongs to part n mod groups).
+    """Training statistics over ``groups`` contiguous parts of the batch: the slices that as many processes would hold.
 
     One process then behaves as ``groups`` processes do, each with its own BN: what ShuffleBN needs (He et al. 2020,
     Sec. 3.3). Running statistics are the mean over the parts.
@@ -79,22 +81,16 @@ class _Grouped:
             return super().forward(x)  # type: ignore[misc]
         mean, var = cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)
         cast(Tensor, bn.num_batches_tracked).add_(1)
-        n, channels, groups = x.shape[0], x.shape[1], self.groups
-        means_G, vars_G = mean.repeat(groups), var.repeat(groups)
-        if n % groups == 0 and x.is_contiguous():  # one call on a view: rows of a part differ by `groups`
-            folded = x.view(n // groups, groups * channels, *x.shape[2:])
-            weight, bias = bn.weight.repeat(groups), bn.bias.repeat(groups)
-            y = F.batch_norm(folded, means_G, vars_G, weight, bias, True, cast(float, bn.momentum), bn.eps).view_as(x)
-        else:
-            means, variances = means_G.view(groups, channels), vars_G.view(groups, channels)
-            y = torch.empty_like(x)
-            for g in range(groups):
-                y[g::groups] = F.batch_norm(
-                    x[g::groups], means[g], variances[g], bn.weight, bn.bias, True, cast(float, bn.momentum), bn.eps
-                )
+        means_GC, vars_GC = mean.repeat(self.groups, 1), var.repeat(self.groups, 1)
+        bounds = [slice_bounds(len(x), g, self.groups) for g in range(self.groups)]
+        # In parts and joined: as fast as folding parts into channels, and it keeps channels_last as it is.
+        rest = (bn.weight, bn.bias, True, cast(float, bn.momentum), bn.eps)
+        y = torch.cat(
+            [F.batch_norm(x[start:stop], means_GC[g], vars_GC[g], *rest) for g, (start, stop) in enumerate(bounds)]
+        )
         with torch.no_grad():
-            mean.copy_(means_G.view(groups, channels).mean(0))
-            var.copy_(vars_G.view(groups, channels).mean(0))
+            mean.copy_(means_GC.mean(0))
+            var.copy_(vars_GC.mean(0))
         return y
 
 
@@ -116,14 +112,3 @@ def split_batch_norm(module: nn.Module, groups: int) -> None:
         else:
             continue
         cast(_Grouped, child).groups = groups
-
-
-def interleave(count: int, groups: int) -> Tensor | None:
-    """Order that puts contiguous part g of ``count`` rows on rows n mod groups = g; None where there is nothing to do.
-
-    With it the parts of `_Grouped` are the contiguous slices that as many processes would hold. Where ``count`` is no
-    multiple of ``groups`` the parts are the strided ones instead.
-    """
-    if groups == 1 or count % groups:
-        return None
-    return torch.arange(count).view(groups, count // groups).T.reshape(-1)

@@ -16,7 +16,7 @@ from .backbone_file import load_backbone
 from .common import interrupt
 from .common.config_io import dump
 from .common.errors import UserError
-from .encoder import build_encoder, interleave
+from .encoder import build_encoder
 from .loader import Batch
 from .methods import METHODS, Objective
 from .optim import build_optimizer
@@ -41,7 +41,7 @@ class Learner:
         if cfg.MODEL.BN_GROUPS == 1 and distributed.world_size() > 1:
             encoder = nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
         queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) if self.method.kind == "queue" else None
-        self.siamese = SiameseEncoder(encoder, queue, groups).to(device)
+        self.siamese = SiameseEncoder(encoder, queue).to(device)
         if cfg.SOLVER.CHANNELS_LAST:
             self.siamese.to(memory_format=cast(Any, torch.channels_last))
         if cfg.SOLVER.COMPILE:
@@ -107,8 +107,7 @@ class Learner:
         return x.contiguous(memory_format=torch.channels_last) if self.cfg.SOLVER.CHANNELS_LAST else x
 
     def _encode_queries(self, images: Tensor) -> Tensor:
-        order = interleave(images.shape[0], self.siamese.bn_groups)
-        return encode(self.query_forward, self._prepare(images), order)
+        return encode(self.query_forward, self._prepare(images))
 
     def _in_batch(self, anchors_AD: Tensor, batch: Batch, hyper: dict[str, Any]) -> Objective:
         """Objectives whose negatives are the other images of the global batch, all ranks and views."""

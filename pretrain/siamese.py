@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import distributed
-from .encoder import interleave
 from .queue import NegativeQueue
 
 
@@ -22,13 +21,11 @@ class SiameseEncoder(nn.Module):
     Args:
         encoder_q: module (n, 3, H, W) -> (n, D).
         queue: the negatives; None, with no ``encoder_k`` either, for objectives inside the batch.
-        bn_groups: parts of this rank's batch that share BN statistics.
     """
 
-    def __init__(self, encoder_q: nn.Module, queue: NegativeQueue | None, bn_groups: int = 1) -> None:
+    def __init__(self, encoder_q: nn.Module, queue: NegativeQueue | None) -> None:
         super().__init__()
         self.encoder_q = encoder_q
-        self.bn_groups = bn_groups
         self.encoder_k: nn.Module | None = None
         self.negatives = queue
         if queue is not None:
@@ -61,9 +58,7 @@ class SiameseEncoder(nn.Module):
         order = torch.randperm(many * total, generator=shuffle)
         plan = distributed.ExchangePlan(order, many, total)
         rows = plan.scatter(images_MnCHW.flatten(0, 1))
-        inner = interleave(rows.shape[0], self.bn_groups)
-        keys = encode(self.encoder_k, prepare(rows), inner)
-        return plan.collect(keys).view(many, count, -1)
+        return plan.collect(encode(self.encoder_k, prepare(rows))).view(many, count, -1)
 
     def moco_state_dict(self) -> dict[str, Tensor]:
         """The state under MoCo's checkpoint names (``module.encoder_q.*``, ``module.queue``, ...)."""
@@ -75,10 +70,6 @@ class SiameseEncoder(nn.Module):
         self.load_state_dict({names.get(name, name): value for name, value in state.items()}, strict=True)
 
 
-def encode(encoder: nn.Module, images: Tensor, order: Tensor | None) -> Tensor:
-    """Unit-norm embeddings in float32 of ``images``, run through the encoder in ``order`` and returned in their own."""
-    if order is None:
-        return F.normalize(encoder(images).float(), dim=1)
-    order = order.to(images.device)
-    embeddings = F.normalize(encoder(images[order]).float(), dim=1)
-    return torch.empty_like(embeddings).index_copy(0, order, embeddings)
+def encode(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Unit-norm embeddings in float32."""
+    return F.normalize(encoder(images).float(), dim=1)

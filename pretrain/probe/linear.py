@@ -68,8 +68,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             progress.waited(time.perf_counter() - waiting)
             loss = heads.step(features, labels)
             progress.advance()
-            if interrupt.stop_requested() and distributed.world_size() == 1:
-                raise interrupt.Stopped(f"{interrupt.stop_requested()}: {epoch} whole epochs are in {output_dir}")
+            if heads.stop:
+                raise interrupt.Stopped(f"{heads.stop}: {epoch} whole epochs are in {output_dir}")
             waiting = time.perf_counter()
         if not loss.isfinite():
             raise UserError(f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR")
@@ -97,6 +97,7 @@ class Heads(nn.Module):
     def __init__(self, features: int, classes: int, cfg: CfgNode) -> None:
         super().__init__()
         self.cfg = cfg.LINEAR
+        self.stop = ""  # why to stop after this step, if so; the same on every rank
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
         for head in heads:  # as MoCo's protocol starts it
@@ -126,12 +127,14 @@ class Heads(nn.Module):
         losses = [F.cross_entropy(head(features_nF), labels_n) for head in self.heads]
         self.optimizer.zero_grad(set_to_none=True)
         (torch.stack(losses).sum() * (len(labels_n) * ranks / total)).backward()
-        if ranks > 1:
+        self.stop = interrupt.stop_requested()
+        if ranks > 1:  # one collective carries the gradients and the wish to stop, so that all ranks agree on it
             grads = [p.grad for p in self.heads.parameters() if p.grad is not None]
-            flat = distributed.mean_(torch.cat([g.flatten() for g in grads]))
-            torch._foreach_copy_(
-                grads, [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in grads]), grads, strict=True)]
-            )
+            wish = grads[0].new_tensor([float(bool(self.stop))])
+            flat = distributed.mean_(torch.cat([wish, *(g.flatten() for g in grads)]))
+            parts = flat[1:].split([g.numel() for g in grads])
+            torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
+            self.stop = (self.stop or "another rank was asked to stop") if flat[0] > 0 else ""
         self.optimizer.step()
         return torch.stack(losses).mean().detach()
 

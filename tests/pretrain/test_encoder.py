@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, interleave, pooled_features
+from pretrain.distributed import slice_bounds
+from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
 
 
 def test_head_has_mocos_names():
@@ -47,16 +48,10 @@ def test_grouped_bn_is_a_bn_a_group(count, groups, channels_last):
     expected = torch.empty_like(x)
     for g, other in enumerate(plain):
         other.load_state_dict(bn.state_dict())
-        expected[g::groups] = other(x[g::groups])
+        part = slice(*slice_bounds(count, g, groups))
+        expected[part] = other(x[part])
     torch.testing.assert_close(bn(x), expected)
     torch.testing.assert_close(bn.running_mean, torch.stack([p.running_mean for p in plain]).mean(0))
     torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))
     assert bn.num_batches_tracked == 1
     torch.testing.assert_close(bn.eval()(x), F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias))
-
-
-def test_interleave_puts_contiguous_parts_on_strided_rows():
-    order = interleave(6, 2)
-    assert order.tolist() == [0, 3, 1, 4, 2, 5]
-    assert order[0::2].tolist() == [0, 1, 2]
-    assert interleave(7, 2) is None and interleave(6, 1) is None

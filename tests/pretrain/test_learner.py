@@ -95,7 +95,7 @@ def test_shuffling_hides_the_batch_statistics():
     keys = learner.siamese.encode_keys(images, N, torch.Generator().manual_seed(3), lambda x: x.float())
     order = (seen[0] / 10).long()
     assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
-    groups_of_keys = {i: position % 2 for position, i in enumerate(order.tolist())}
+    groups_of_keys = {i: position * 2 // N for position, i in enumerate(order.tolist())}
     assert any(groups_of_keys[i] != i * 2 // N for i in range(N))
     assert keys.shape == (1, N, 16)
 

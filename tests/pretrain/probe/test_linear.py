@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from pretrain import distributed
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import knn, linear
+from tests.pretrain.ranks import run_ranks
 from tests.pretrain.test_train import images  # noqa: F401  (fixture)
 
 
@@ -51,6 +54,19 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch): 
     assert again["per_learning_rate"] == whole["per_learning_rate"]
     lines = [(tmp_path / n / "metrics.json").read_text() for n in ("whole", "killed")]
     assert lines[0] == lines[1]
+
+
+def _one_rank_is_told(images, output) -> None:  # noqa: F811
+    interrupt.clear()
+    if distributed.rank() == 1:
+        interrupt.request_stop("told")
+    with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
+        linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
+
+
+def test_every_rank_stops_when_one_is_told(images, tmp_path):  # noqa: F811
+    run_ranks(_one_rank_is_told, 2, images, tmp_path / "run")
+    assert linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", "none"), "random")["metrics"]["top1"] > 90
 
 
 def test_unlabelled_data_are_refused_by_name(images, tmp_path):  # noqa: F811

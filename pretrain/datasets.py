@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .common.errors import UserError, nearest
-from .image_io import Array, CorruptImage, Files, Joined, Source
+from .image_io import Array, Chosen, CorruptImage, Files, Joined, Source
 
 __all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
 
@@ -52,6 +52,13 @@ class ImageData:
     def image_name(self, index: int) -> str:
         """The file of the image, or its place in an archive of many."""
         return self.source.name(index)
+
+    def labelled(self) -> ImageData:
+        """Only the images that have a label; itself where all have one."""
+        if self.labels is None or (self.labels >= 0).all():
+            return self
+        positions = np.flatnonzero(self.labels >= 0)
+        return ImageData(Chosen(self.source, positions), self.labels[positions], self.classes)
 
 
 def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:

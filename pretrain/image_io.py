@@ -141,3 +141,19 @@ class Joined:
     def name(self, index: int) -> str:
         source, within = self._locate(index)
         return source.name(within)
+
+
+class Chosen:
+    """Some of another source's images, by their positions in it."""
+
+    def __init__(self, source: Source, positions: np.ndarray) -> None:
+        self.source, self.positions = source, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.source.read(int(self.positions[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.positions[index]))

@@ -53,7 +53,7 @@ def probe_data(cfg: CfgNode) -> ProbeData:
         raise UserError(
             f"{train_name} and {cfg.DATA.VAL or train_name} name different classes; probes need the same ones"
         )
-    return ProbeData(train, val)
+    return ProbeData(train.labelled(), val.labelled())
 
 
 def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict]:
@@ -78,6 +78,12 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
 
 
+def autocast(amp: str, device: torch.device) -> torch.autocast:
+    """The precision of SOLVER.AMP: none | bf16 | fp16 (which is chosen where a GPU has no bf16)."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
+
+
 @torch.no_grad()
 def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, most: int = 0) -> Features:
     """Features of all labelled images (at most ``most``, evenly spaced; 0: all), gathered from every rank.
@@ -94,7 +100,7 @@ def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: to
     positions: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     mine, corrupt = labelled[start:stop], cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
     batches = loader.eval_batches(data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, mine, corrupt)
-    with torch.autocast(device.type, torch.bfloat16, enabled=cfg.SOLVER.AMP != "none"):
+    with autocast(cfg.SOLVER.AMP, device):
         for images, index_N in batches:
             rows.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
             positions.append(index_N)

@@ -20,7 +20,7 @@ from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, writ
 from ..encoder import feature_dim, pooled_features
 from ..loader import Loader
 from ..progress import Progress
-from .features import Features, extract, load_frozen, probe_data
+from .features import Features, autocast, extract, load_frozen, probe_data
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class _Augmented:
     """Batches of (features, labels) from augmented images."""
 
     def __init__(self, backbone, data, cfg: CfgNode, device: torch.device) -> None:
-        self.backbone, self.device, self.amp = backbone, device, cfg.SOLVER.AMP != "none"
+        self.backbone, self.device, self.amp = backbone, device, cfg.SOLVER.AMP
         self.loader = Loader(
             data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
             batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
@@ -176,9 +176,9 @@ class _Augmented:
     def epoch(self, epoch: int):
         for batch in self.loader.epoch(epoch):
             images = views.normalize(batch.views_VNCHW[0].to(self.device, non_blocking=True))
-            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            with torch.no_grad(), autocast(self.amp, self.device):
                 features = pooled_features(self.backbone, images).float()
-            yield features, batch.label_N.to(self.device)
+            yield features, batch.label_N.to(self.device, non_blocking=True)
 
 
 class _Cached:

@@ -180,6 +180,8 @@ _RANGES = {
     "PROBE.KNN_PERIOD": (0, 1 << 30, True),
     "PROBE.KNN_K": (1, 1 << 30, True),
     "PROBE.KNN_TEMPERATURE": (0, float("inf"), False),
+    "PROBE.KNN_MAX_IMAGES": (0, 1 << 40, True),
+    "PROBE.IMAGE_SIZE": (0, 4096, True),
     "LINEAR.BASE_LR": (0, float("inf"), True),
     "LINEAR.IMS_PER_BATCH": (1, 1 << 30, True),
     "LINEAR.EPOCHS": (1, 1 << 30, True),
@@ -209,6 +211,9 @@ def validate(cfg: CfgNode) -> None:
                 f"{key} {_leaf(cfg, key)!r} is not one of {', '.join(RECIPES)}{nearest(_leaf(cfg, key), RECIPES)}"
             )
     method = METHODS[cfg.METHOD.NAME]
+    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # else found out when pretraining has ended
+        raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")
     if cfg.METHOD.NAME == "sce" and cfg.METHOD.LAMBDA > 1:
         raise UserError(f"METHOD.LAMBDA is {cfg.METHOD.LAMBDA}; for sce it must be at most 1 (1 is MoCo, 0 is ReSSL)")
     if cfg.METHOD.LABELS == "class" and cfg.METHOD.NAME not in ("supcon", "tcl"):

@@ -146,22 +146,27 @@ class ExchangePlan:
 
     def scatter(self, rows: Tensor) -> Tensor:
         """This rank's (M n, ...) rows -> the rows of its positions."""
-        picked = rows[self._send.to(rows.device)]
+        picked = rows[to_device(self._send, rows.device)]
         if self._alone:
             return picked
         received = picked.new_empty(sum(self._receive_sizes), *rows.shape[1:])
         dist.all_to_all_single(received, picked, self._receive_sizes, self._send_sizes)
-        return received[self._arrange.to(rows.device)]
+        return received[to_device(self._arrange, rows.device)]
 
     def collect(self, results: Tensor) -> Tensor:
         """Results of this rank's positions -> results of its own rows (inverse of `scatter`)."""
         if not self._alone:
-            grouped = results[torch.argsort(self._arrange).to(results.device)].contiguous()
+            grouped = results[to_device(torch.argsort(self._arrange), results.device)].contiguous()
             results = grouped.new_empty(sum(self._send_sizes), *results.shape[1:])
             dist.all_to_all_single(results, grouped, self._send_sizes, self._receive_sizes)
         own = torch.empty_like(results)
-        own[self._send.to(results.device)] = results
+        own[to_device(self._send, results.device)] = results
         return own
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on ``device``, in order but without waiting for the device, as unpinned memory would."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def mean_(x: Tensor) -> Tensor:

@@ -39,6 +39,11 @@ class Learner:
         if cfg.MODEL.WEIGHTS:
             _start_from(encoder, cfg)
         if cfg.MODEL.BN_GROUPS == 1 and distributed.world_size() > 1:
+            if device.type != "cuda":
+                raise UserError(
+                    f"MODEL.BN_GROUPS is 1 with {distributed.world_size()} processes: that is SyncBN, which torch has "
+                    "on GPUs only; start one process, or set MODEL.BN_GROUPS 0 (one a process)"
+                )
             encoder = nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
         queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE) if self.method.kind == "queue" else None
         self.siamese = SiameseEncoder(encoder, queue).to(device)
@@ -61,7 +66,7 @@ class Learner:
                 self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
         self._control: Tensor | None = None  # [non-finite?, stop?] of the step before, on its way to the host
-        self._control_at = ""
+        self._stop = False  # what all ranks agreed on in the step before the last
 
     def step(self, batch: Batch, step: int, progress: float, epoch: int, lr: float, data) -> Objective:
         """One optimiser step on this rank's share of the batch; returns the objective with this rank's numbers."""
@@ -114,7 +119,8 @@ class Learner:
         many = len(batch.views_VNCHW)
         sizes = [many * size for size in distributed.slice_sizes(self.cfg.SOLVER.IMS_PER_BATCH)]
         labels = batch.index_N if self.cfg.METHOD.LABELS == "index" else batch.label_N
-        labels_A = labels.to(self.device).repeat_interleave(many)
+        labels = torch.where(labels < 0, -1 - batch.index_N, labels)  # without a label: alike to its own views only
+        labels_A = labels.to(self.device, non_blocking=True).repeat_interleave(many)
         start = sum(sizes[: distributed.rank()])
         candidates_BD, labels_B = (
             distributed.gather(anchors_AD, sizes, with_grad=True),
@@ -134,7 +140,7 @@ class Learner:
         One collective a step carries all of it. Averaged statistics are those of the averaged moments, so a checkpoint
         of rank 0 speaks for every rank and resuming loses nothing.
         """
-        control = torch.stack([(~loss.isfinite()).float(), loss.new_tensor(float(bool(interrupt.stop_requested())))])
+        control = torch.stack([(~loss.isfinite()).float(), torch.full_like(loss, bool(interrupt.stop_requested()))])
         if distributed.world_size() > 1:
             flat = distributed.mean_(torch.cat([control, *self._buffers]))
             torch._foreach_copy_(self._buffers, list(flat[2:].split([b.numel() for b in self._buffers])))
@@ -151,6 +157,7 @@ class Learner:
             return
         if self._ready:
             self._ready.synchronize()
+        self._stop = bool(self._control[1] > 0)
         if self._control[0] > 0:
             step, lr, indices, data = self._suspect
             names = ", ".join(data.image_name(int(i)) for i in indices[:8])
@@ -161,14 +168,14 @@ class Learner:
             )
 
     def stop_agreed(self) -> str:
-        """The reason to stop, if any rank was asked to before the last step; the same answer on every rank."""
+        """The reason to stop, if any rank was asked to; the same answer on every rank.
+
+        It is the answer of the step before the last, which is on the host already: waiting for the last one's would
+        leave the device without work after every step.
+        """
         if distributed.world_size() == 1:
             return interrupt.stop_requested()
-        if self._control is None:
-            return ""
-        if self._ready:
-            self._ready.synchronize()
-        return (interrupt.stop_requested() or "another rank was asked to stop") if self._control[1] > 0 else ""
+        return (interrupt.stop_requested() or "another rank was asked to stop") if self._stop else ""
 
     def state(self, cfg: CfgNode, step: int, steps_per_epoch: int) -> dict[str, Any]:
         """Everything a continuation needs, in MoCo's format."""
@@ -199,6 +206,8 @@ class Learner:
 def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
     """Parts of this rank's batch with their own BN statistics, from MODEL.BN_GROUPS (parts of the global batch)."""
     ranks, wanted, total = distributed.world_size(), cfg.MODEL.BN_GROUPS, cfg.SOLVER.IMS_PER_BATCH
+    if total < ranks:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
     if METHODS[cfg.METHOD.NAME].kind == "batch":  # every view goes through one encoder: nothing to hide
         return 1 if wanted == 0 else max(1, wanted // ranks)
     if wanted == 0:

@@ -62,6 +62,11 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     if cfg.SOLVER.MAX_STEPS:
         total_steps = min(total_steps, cfg.SOLVER.MAX_STEPS)
 
+    if found and found[1].get("steps_per_epoch", steps_per_epoch) != steps_per_epoch:
+        raise UserError(
+            f"{output_dir} was begun with {found[1]['steps_per_epoch']} steps an epoch, but {cfg.DATA.TRAIN} now gives "
+            f"{steps_per_epoch}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
+        )
     learner = Learner(cfg, device, log.info)
     step = learner.load(found[1]) if found else 0
     if found:

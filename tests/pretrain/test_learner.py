@@ -116,3 +116,40 @@ def test_mixed_precision_takes_a_step_near_full_precision(amp):
 
     full, mixed = loss(), loss("SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
     assert mixed == pytest.approx(full, rel=0.05) and mixed != full
+
+
+def test_an_image_without_a_label_is_alike_to_its_own_views_only():
+    def loss(*more: str) -> float:
+        learner = Learner(_config("supcon", *more), torch.device("cpu"), lambda _: None)
+        images = torch.randint(0, 256, (2, N, 3, 16, 16), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+        batch = Batch(images, torch.arange(N), torch.full((N,), -1), None)
+        return float(learner.step(batch, 0, 0.0, 0, 0.1, None).loss.detach())
+
+    assert loss("METHOD.LABELS", "class") == loss("METHOD.LABELS", "index")
+
+
+def test_the_wish_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
+    class NotYet:
+        def synchronize(self) -> None:
+            raise AssertionError("waited for the device")
+
+    learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    learner._control, learner._ready, learner._suspect = torch.tensor([0.0, 1.0]), NotYet(), ()
+    assert learner.stop_agreed() == ""
+    learner._ready = None
+    learner.check_finite()  # the next step's look at this one
+    assert learner.stop_agreed() == "another rank was asked to stop"
+
+
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (["MODEL.BN_GROUPS", "1"], "SyncBN, which torch has on GPUs only"),
+        (["SOLVER.IMS_PER_BATCH", "1"], "fewer images than the 2 processes"),
+    ],
+)
+def test_what_two_processes_cannot_do_is_refused(overrides, says, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(UserError, match=says):
+        Learner(_config("simclr", *overrides), torch.device("cpu"), lambda _: None)

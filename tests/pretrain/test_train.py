@@ -106,6 +106,20 @@ def test_another_config_in_the_same_folder_is_refused(images, whole):
         _run(images, whole, "SOLVER.BASE_LR", "0.06")
 
 
+def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path):
+    for name in ("run/checkpoint_final.pth", "data/train/class0/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run/checkpoint_final.pth").write_bytes((whole / checkpoint.FINAL).read_bytes())
+    for i in range(16):
+        (tmp_path / f"data/train/class0/{i}.png").write_bytes((images / "train/class0/000.png").read_bytes())
+    root = tmp_path / "data"
+    state = checkpoint.read(tmp_path / "run/checkpoint_final.pth")
+    state["config"] = state["config"].replace(str(images), str(root))
+    checkpoint.save(tmp_path / "run/checkpoint_final.pth", state)
+    with pytest.raises(UserError, match=r"6 steps an epoch, but folder:.* now gives 2: its images have changed"):
+        _run(root, tmp_path / "run")
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path, workers, monkeypatch):
     calls = iter([""] * 4 + ["preempted"] * 99)
@@ -176,6 +190,7 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
         ("METHOD.NUM_KEYS", "0", "METHOD.NUM_KEYS is 0; it must be at least 1"),
         ("METHOD.TEMPERATURE", "0.0", "METHOD.TEMPERATURE is 0.0; it must be above 0"),
         ("METHOD.NAME", "jlc", "did you mean 'jcl'"),
+        ("PROBE.RESIZE", "15", "PROBE.RESIZE is 15, below the crop of 16 pixels"),
         ("SOLVER.BASE_LRR", "1", "unknown config key SOLVER.BASE_LRR; did you mean 'SOLVER.BASE_LR'"),
         ("DATA.TRAIN", "folder:/nowhere", "/nowhere"),
         ("SOLVER.IMS_PER_BATCH", "4096", "4096"),

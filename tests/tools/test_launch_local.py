@@ -76,11 +76,11 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "rank 1 ended without a word: it was killed" in capfd.readouterr().err
 
 
-def command(folder: Path, count: int) -> list[str]:
+def command(folder: Path, count: int, deaf: bool = False) -> list[str]:
     code = (
         "import sys; from tools.launcher.run import run_stage; from tools.launcher.options import Options\n"
         "from tools.launcher.spec import StageSpec\n"
-        f"folder, args = {str(folder)!r}, ({str(folder)!r}, {count}, 0.1)\n"
+        f"folder, args = {str(folder)!r}, ({str(folder)!r}, {count}, 0.1, '', {deaf})\n"
         "spec = StageSpec('fake', folder, 'tests.tools.fake_stages:count', args=args)\n"
         "sys.exit(run_stage(spec, Options(cluster='local', gpus=0)))"
     )
@@ -108,6 +108,18 @@ def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
     done = int((tmp_path / "count.0").read_text())
     assert run_stage(stage(tmp_path, "count", done + 2), here()) == 0
     assert steps(tmp_path) == list(range(done + 2))
+
+
+def test_ctrl_c_at_a_stages_end_still_ends_the_command(tmp_path: Path):
+    """The stage completes, having no step left to stop after; a pipeline must not go on to the next one."""
+    started = subprocess.Popen(
+        command(tmp_path, 20, deaf=True), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_count(tmp_path)
+    os.killpg(started.pid, signal.SIGINT)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130 and "was at its end and is complete" in shown
+    assert steps(tmp_path) == list(range(20))
 
 
 def test_a_second_job_is_refused_and_cancel_ends_the_first(tmp_path: Path, capfd: pytest.CaptureFixture):

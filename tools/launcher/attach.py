@@ -41,8 +41,8 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
     last = tries[-1] if tries else {"state": "failed", "reason": "it ended before its first line"}
     if last["state"] == "running":
         last = {**last, "state": "failed", "reason": "it was killed (out of memory?)"}
-    if told and last["state"] != "done":
-        raise Interrupted(last.get("reason", ""))
+    if told:  # also where the stage had no step left to stop after: what follows it must not start
+        raise Interrupted(last.get("reason") or f"the stage in {folder} was at its end and is complete")
     return last
 
 

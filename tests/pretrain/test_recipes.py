@@ -29,13 +29,14 @@ def test_one_leaf_of_every_objective_is_in_the_ordinary_suite():
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """24 different pictures in two classes."""
-    names = [f"train/class{i % 2}/{i:02d}.png" for i in range(24)]
+    """Different pictures in two classes, one batch of them: else it matters more which meet than what was learnt."""
+    names = [f"train/class{i % 2}/{i:02d}.png" for i in range(BATCH)]
     return write_folder(tmp_path_factory.mktemp("images"), names, height=32, width=32)
 
 
-def _steps(method: str) -> int:
-    return 20 if method in ("sce", "ressl") else 12  # a target that moves makes a noisier loss
+def _steps(path: Path) -> int:
+    """Fewer in the ordinary suite; a target that moves makes a noisier loss."""
+    return 12 if path.stem in ORDINARY and not path.stem.startswith(("sce", "ressl")) else 20
 
 
 def _smoke(path: Path, images: Path, output: Path) -> list[str]:
@@ -53,7 +54,8 @@ def _smoke(path: Path, images: Path, output: Path) -> list[str]:
         "SOLVER.OPTIMIZER": "lars" if cfg.SOLVER.OPTIMIZER == "lars" else "sgd",
         "SOLVER.BASE_LR": 0.4 if cfg.SOLVER.OPTIMIZER == "lars" else 0.05,
         "SOLVER.WARMUP_EPOCHS": 0.0,
-        "SOLVER.MAX_STEPS": _steps(cfg.METHOD.NAME),
+        "SOLVER.EPOCHS": 100,  # of one step each
+        "SOLVER.MAX_STEPS": _steps(path),
         "SOLVER.LOG_PERIOD": 1,
         "SOLVER.CHECKPOINT_PERIOD": 100,
         "PROBE.KNN_PERIOD": 0,
@@ -71,7 +73,9 @@ def test_a_recipe_learns(path, images, tmp_path):
     results = main(load_config(path, _smoke(path, images, tmp_path / "run")))
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.json").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
-    assert results["steps"] == len(losses) == _steps(results["method"])
+    assert results["steps"] == len(losses) == _steps(path)
     if METHODS[results["method"]].kind == "queue":
         losses = losses[1:]  # the first step meets a queue of random vectors
-    assert statistics.mean(losses[-WINDOW:]) < statistics.mean(losses[:WINDOW]), losses
+    # The draw of the views alone (learning rate 0) lowers theirs by up to 6 in 100; most others it raises.
+    enough = 0.9 if results["method"] in ("sce", "ressl") else 1.0
+    assert statistics.mean(losses[-WINDOW:]) < enough * statistics.mean(losses[:WINDOW]), losses

@@ -175,12 +175,3 @@ def mean_(x: Tensor) -> Tensor:
         dist.all_reduce(x)
         x.div_(world_size())
     return x
-
-
-def broadcast_object(value: object) -> object:
-    """Rank 0's value on every rank (plain Python objects)."""
-    if world_size() == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box)
-    return box[0]

@@ -53,7 +53,6 @@ def _all_cases() -> None:
     for total in (4, 5):
         _gather(total)
     assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == (distributed.world_size() - 1) / 2
-    assert distributed.broadcast_object({"from": distributed.rank()}) == {"from": 0}
 
 
 def test_three_ranks_exchange_and_gather_uneven_shares():

@@ -21,6 +21,7 @@ from typing import Any
 import submitit
 
 from pretrain.common import interrupt
+from pretrain.common.errors import UserError
 
 from .ranks import RankRecord
 from .spec import StageSpec
@@ -61,6 +62,8 @@ class StageJob:
         except BaseException as error:
             departure.stay()
             record.fail(error)
+            if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
+                sys.exit(2)
             raise
         departure.stay()
         record.end("done")

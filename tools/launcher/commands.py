@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from pretrain.common.errors import UserError
 
@@ -56,17 +57,17 @@ def distributions(args: argparse.Namespace) -> int:
 def pipeline(args: argparse.Namespace) -> int:
     from . import pipeline as module
 
-    plan = module.load(args.file, args.output)
-    options = options_of(args)
-    if args.dry_run:
-        module.preview(plan, options)
-        return 0
-    return _detached(args, Path(plan.output)) if _wants_detached(args, options) else module.run(plan, options)
+    return _run_plan(module, args)
 
 
 def sweep(args: argparse.Namespace) -> int:
     from . import sweep as module
 
+    return _run_plan(module, args)
+
+
+def _run_plan(module: Any, args: argparse.Namespace) -> int:
+    """A pipeline or sweep file: shown, started in the background, or run."""
     plan = module.load(args.file, args.output)
     options = options_of(args)
     if args.dry_run:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from . import distributed
 from .common import interrupt
 from .common.errors import UserError
+from .common.workers import ShieldedDataLoader
 from .datasets import CorruptImage, ImageData
 from .views import Recipe, center_view, crop_views, make_views
 
@@ -253,7 +254,7 @@ class _EvalViews(Dataset):
 
 
 def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool) -> DataLoader:
-    return DataLoader(
+    return ShieldedDataLoader(
         views,
         batch_sampler=order,  # type: ignore[arg-type]  # any iterable of batches will do
         num_workers=num_workers,
@@ -261,7 +262,6 @@ def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bo
         worker_init_fn=_start_worker,
         persistent_workers=persistent and num_workers > 0,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else each iterator would draw from torch's global stream, and resuming shift it
     )
 
 

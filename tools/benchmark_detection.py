@@ -1,4 +1,8 @@
-"""`benchmark.py detection`: a training iteration of the torchvision engine against Detectron2's, equal weights."""
+"""Training iterations, paired.
+
+`benchmark.py detection`: model and optimiser of the torchvision engine against Detectron2's, equal weights, noise images.
+`benchmark.py trainer`: this project's Detectron2 engine against stock Detectron2's trainer, data and hooks included.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import argparse
 import copy
 import gc
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +34,13 @@ def add_detection(commands: Any) -> None:
     command.add_argument("--rounds", type=int, default=7, help="timed rounds; each runs both engines, in turns first")
     command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
     command.set_defaults(run=detection)
+    command = commands.add_parser(
+        "trainer", help="an iteration of the Detectron2 engine and of stock Detectron2, paired"
+    )
+    command.add_argument("--config-file", required=True, help="its DATASETS.TRAIN must be there")
+    command.add_argument("--rounds", type=int, default=20, help="timed rounds; each runs both, in turns first")
+    command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
+    command.set_defaults(run=trainer)
 
 
 def detection(args: argparse.Namespace) -> None:
@@ -42,8 +55,6 @@ def detection(args: argparse.Namespace) -> None:
         from detectron2.solver import build_optimizer as build_their_optimizer
     except ImportError as error:
         raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
-    from tools.benchmark import peak_mib
-
     cfg, theirs = load_config(args.config_file, args.opts), get_cfg()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cfg.MODEL.DEVICE = device.type
@@ -59,19 +70,74 @@ def detection(args: argparse.Namespace) -> None:
     }
     for step in steps.values():  # caches, and the optimisers' momentum
         step()
-    seconds = _rounds(steps, args.rounds)
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
+    compare(steps, args.rounds, device)
+
+
+def trainer(args: argparse.Namespace) -> None:
+    """The same figures for whole iterations of a run: reading images, hooks, step.
+
+    Raises:
+        UserError: Detectron2 is not installed, or the data is not there.
+    """
+    try:
+        from detectron2.engine import DefaultTrainer
+        from detectron2.utils.events import EventStorage
+
+        from transfer import detectron2_engine
+    except ImportError as error:
+        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
+    cfg = detectron2_engine.load_config(args.config_file, args.opts)
+    cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+    cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
+    for name in cfg.DATASETS.TRAIN:
+        detectron2_engine.register(name)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = {}
+        for name, kind in {"this project": detectron2_engine.Trainer, "detectron2": DefaultTrainer}.items():
+            own = cfg.clone()
+            own.OUTPUT_DIR = str(Path(folder) / name)
+            Path(own.OUTPUT_DIR).mkdir()
+            steps[name] = _iteration(kind(own), EventStorage(0))
+        for step in steps.values():
+            step()
+        print(f"{args.config_file}: {cfg.SOLVER.IMS_PER_BATCH} images a step, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
+        compare(steps, args.rounds, torch.device(cfg.MODEL.DEVICE))
+
+
+def _iteration(trainer: Any, storage: Any) -> Callable[[], None]:
+    """One iteration of a trainer, as its `train` runs it."""
+    trainer.iter, trainer.storage = 0, storage
+    storage.__enter__()
+    trainer.before_train()
+    storage.__exit__(None, None, None)
+
+    def step() -> None:
+        with storage:
+            trainer.before_step()
+            trainer.run_step()
+            trainer.after_step()
+            trainer.iter += 1
+
+    return step
+
+
+def compare(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> None:
+    """Prints the medians of each form, and the median of the rounds' ratios of the first to the second."""
+    from tools.benchmark import peak_mib
+
+    seconds = _rounds(steps, rounds)
     print(f"{'':14}{'wall s':>9}{'CPU s':>9}{'peak MiB':>10}")
     peaks = {}
     for name, step in steps.items():
         gc.collect()
-        peaks[name] = peak_mib(step, device)
+        peaks[name] = peak_mib(step, device) or float("nan")
         wall, cpu = (statistics.median(column) for column in zip(*seconds[name], strict=True))
-        print(f"{name:14}{wall:9.3f}{cpu:9.3f}{peaks[name] or float('nan'):10.0f}")
-    pairs = zip(seconds["torchvision"], seconds["detectron2"], strict=True)
-    ratios = zip(*[(a[0] / b[0], a[1] / b[1]) for a, b in pairs], strict=True)
-    wall, cpu = (statistics.median(column) for column in ratios)
-    print(f"{'ratio':14}{wall:9.3f}{cpu:9.3f}{(peaks['torchvision'] or 0) / (peaks['detectron2'] or 1):10.3f}")
+        print(f"{name:14}{wall:9.3f}{cpu:9.3f}{peaks[name]:10.0f}")
+    first, second = steps
+    ratios = [(a[0] / b[0], a[1] / b[1]) for a, b in zip(seconds[first], seconds[second], strict=True)]
+    wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"{'ratio':14}{wall:9.3f}{cpu:9.3f}{peaks[first] / peaks[second]:10.3f}")
 
 
 def random_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """The reference engine: Detectron2's DefaultTrainer, and only what it lacks.
 
 Added: strict weights, the SyncBN rule of a CPU, BN statistics that agree across ranks after PRECISE_BN, refusal of a
-used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, a checkpoint when a stop is requested.
-An iteration is stock Detectron2's.
+used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, a checkpoint when a stop is requested,
+random choices that depend on the seed and the iteration only, so that a resumed run is the uninterrupted one. An
+iteration is stock Detectron2's.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from detectron2.config import get_cfg
-from detectron2.data import DatasetCatalog, MetadataCatalog, build_detection_test_loader
-from detectron2.data.datasets import register_coco_instances
+from detectron2.data import MetadataCatalog, build_detection_test_loader
 from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
@@ -38,6 +38,8 @@ from pretrain.common.run_folder import write_environment
 
 from . import coco_data, coco_results
 from . import visualize as drawing
+from .detectron2_data import TrainingBatches, register, training_batches
+from .stream import mix
 from .weights import check_config, load_weights, read_weights
 
 log = logging.getLogger("detectron2.transfer")
@@ -86,7 +88,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     for note in notes:
         log.info(note)
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
-        _register(name)
+        register(name)
     if eval_only:
         model = build_model(cfg)
         load_weights(model.state_dict, weights, whole=True, log=log.info)
@@ -103,6 +105,7 @@ class Trainer(DefaultTrainer):
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
         self.results: dict[str, coco_results.Metrics] = {}
         self._visualize = visualize
+        self.seed: int = cfg.SEED if cfg.SEED >= 0 else int(comm.shared_random_seed())  # type: ignore[arg-type]
         # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
         ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
         ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
@@ -123,6 +126,8 @@ class Trainer(DefaultTrainer):
             load_weights(own_state, found, whole=True, log=log.info)
             self.checkpointer.load(str(path))
             self.start_iter = self.iter + 1
+            if isinstance(self._trainer.data_loader, TrainingBatches):
+                self._trainer.data_loader.seed, self._trainer.data_loader.start = self.seed, self.start_iter
             return
         if resume and _checkpoints(self.cfg.OUTPUT_DIR):
             raise UserError(f"every checkpoint in {self.cfg.OUTPUT_DIR} is damaged; start again in another OUTPUT_DIR")
@@ -130,14 +135,28 @@ class Trainer(DefaultTrainer):
         check_config(weights, self.cfg, log.info)
         load_weights(own_state, weights, log=log.info)
 
+    def build_train_loader(self, cfg: CfgNode) -> Any:  # type: ignore[override]  # stock's is a class's method
+        loader, exact = training_batches(cfg, self.seed)
+        if not exact:
+            log.warning(f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN}: a resumed run sees other images")
+        return loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seed = state_dict.get("seed", self.seed)  # of a run that Detectron2's own script began: none
+        super().load_state_dict(state_dict)
+
     def build_hooks(self) -> list[HookBase]:
-        built: list[HookBase] = []
+        built: list[HookBase] = [SeedIteration()]
         for hook in super().build_hooks():
             if isinstance(hook, hooks.EvalHook):
                 hook = hooks.EvalHook(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
+            elif isinstance(hook, hooks.PreciseBN):
+                period, count = self.cfg.TEST.EVAL_PERIOD, self.cfg.TEST.PRECISE_BN.NUM_ITER
+                hook = PreciseBatchNorm(period, self._trainer.model, hook._data_loader, count)
             built.extend([] if hook is None else [hook])
-            if isinstance(hook, hooks.PreciseBN) and comm.get_world_size() > 1:
-                built.append(AgreeOnBatchNorm(self.cfg.TEST.EVAL_PERIOD, self._trainer.model))
         return [*built, StopOnRequest(self.checkpointer)]
 
     def _evaluate(self) -> dict[str, Any]:
@@ -149,25 +168,42 @@ class Trainer(DefaultTrainer):
         return self._last_eval_results
 
 
-class AgreeOnBatchNorm(HookBase):
-    """Pools BN statistics over ranks after PreciseBN, which leaves each rank those of its own images.
+class SeedIteration(HookBase):
+    """Before each iteration: the sampling of anchors and proposals depends on (seed, iteration, rank) only."""
 
-    The pooled variance is the mean of variances plus the variance of means (law of total variance).
+    trainer: Trainer  # type: ignore[assignment]
+
+    def before_step(self) -> None:
+        torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
+
+
+class PreciseBatchNorm(hooks.PreciseBN):
+    """Detectron2's, from images that depend on (seed, iteration) only, its statistics pooled over ranks.
+
+    Stock leaves each rank the statistics of its own images.
     """
 
-    def __init__(self, period: int, model: torch.nn.Module) -> None:
-        self._period, self._model = period, model
+    trainer: Trainer  # type: ignore[assignment]
 
-    def after_step(self) -> None:
-        done = self.trainer.iter + 1
-        if done == self.trainer.max_iter or (self._period > 0 and done % self._period == 0):
+    def update_stats(self) -> None:
+        if self._disabled:
+            return
+        seed, self._data_iter = self.trainer.seed, None
+        torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
+        if isinstance(self._data_loader, TrainingBatches):
+            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
+        super().update_stats()
+        if comm.get_world_size() > 1:
             for norm in get_bn_modules(self._model):
                 pool_batch_norm(norm)
 
 
 @torch.no_grad()
 def pool_batch_norm(norm: torch.nn.Module) -> None:
-    """Replaces the running mean and variance by those of all ranks' images together, in place."""
+    """Replaces the running mean and variance by those of all ranks' images together, in place.
+
+    The pooled variance is the mean of variances plus the variance of means (law of total variance).
+    """
     mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
     moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
     dist.all_reduce(moments)
@@ -274,20 +310,6 @@ def _join(device: str) -> None:
         if not dist.is_initialized():
             dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
-
-
-def _register(name: str) -> None:
-    """Makes a data set by two paths known to Detectron2; the standard names are, already."""
-    annotations, images = coco_data.resolve(name)
-    if name in DatasetCatalog:
-        return
-    metadata: dict[str, Any] = {}
-    names = next((c["keypoints"] for c in coco_data.read(annotations)["categories"] if c.get("keypoints")), None)
-    if names:
-        pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
-        flips = [(left, right) for left, right in pairs if right in names]
-        metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flips)}
-    register_coco_instances(name, metadata, str(annotations), str(images))
 
 
 def _checkpoints(output_dir: str) -> list[Path]:

@@ -31,6 +31,7 @@ from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_loggin
 
 from . import coco_results
 from .config import check_supported
+from .stream import mix
 from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
 from .torchvision_loader import training_loader
@@ -171,7 +172,7 @@ class _Training:
             if isinstance(record, UserError):
                 raise record
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
-        torch.manual_seed(_mix(self.seed, iteration, self.rank))
+        torch.manual_seed(mix(self.seed, iteration, self.rank))
         with torch.autocast(self.device.type, enabled=self.cfg.SOLVER.AMP.ENABLED, dtype=torch.float16):
             losses = self._forward(batch, iteration)
             total = torch.stack(list(losses.values())).sum()
@@ -227,8 +228,8 @@ class _Training:
             return
         count = self.cfg.TEST.PRECISE_BN.NUM_ITER
         self.logger.info(f"precise BN over {count} batches")
-        torch.manual_seed(_mix(self.seed, iteration, self.rank))
-        update_bn_stats(self.model, self._batches(0, _mix(self.seed, iteration, 0), 0), count)
+        torch.manual_seed(mix(self.seed, iteration, self.rank))
+        update_bn_stats(self.model, self._batches(0, mix(self.seed, iteration, 0), 0), count)
         if self.world > 1:
             for norm in get_bn_modules(self.model):
                 mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
@@ -308,12 +309,6 @@ def _seed(configured: int, world: int) -> int:
     box = [seed]
     dist.broadcast_object_list(box)
     return box[0]
-
-
-def _mix(seed: int, iteration: int, rank: int) -> int:
-    """One 63-bit seed of the three, by a multiplicative hash: neighbours get unrelated streams."""
-    value = (seed * 0x9E3779B97F4A7C15 + iteration * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
-    return (value ^ (value >> 29)) & (2**63 - 1)
 
 
 def _newest(out: Path, logger: Logger) -> dict[str, Any] | None:

@@ -1,26 +1,22 @@
-r"""The infinite, shuffled stream of training images, its batches, and the loaders of training and evaluation.
+"""The torchvision engine's loaders of training and evaluation.
 
-A record's random choices and a batch's content are functions of (seed, position in the stream), so a run resumes in the
-middle of a pass with the batches it would have had.
+A record's random choices are a function of (seed, position in the stream), as a batch's content is.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import pickle
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from fvcore.common.config import CfgNode
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from pretrain.common.errors import UserError
-from pretrain.common.interrupt import ignore_in_worker
+from pretrain.common.workers import ShieldedDataLoader
 
+from .stream import Batches, repeat_factors
 from .torchvision_data import CocoInfo, Mapper, mapper
 
 
@@ -47,68 +43,6 @@ class Records(Dataset):
             return self.mapper(record, None if self.seed is None else np.random.default_rng([self.seed, position]))
         except UserError as error:
             return error
-
-
-def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """An endless stream of indices: every pass is shuffled and holds index i ``weights[i]`` times on average.
-
-    Raises:
-        ValueError: a weight below 1 (LVIS's repeat factors are at least 1).
-    """
-    whole = torch.tensor(weights).trunc()
-    part = torch.tensor(weights) - whole
-    if (whole < 1).any():
-        raise ValueError("repeat factors are at least 1")
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        order = torch.arange(len(whole))
-        if part.any() or (whole > 1).any():
-            extra = torch.rand(len(part), generator=generator) < part
-            order = order.repeat_interleave((whole + extra).long())
-        yield from order[torch.randperm(len(order), generator=generator)].tolist()
-
-
-def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
-    """LVIS's repeat factor of every image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
-    present = [{a["label"] for a in record["annotations"]} for record in records]
-    images = Counter(label for labels in present for label in labels)
-    ratio = {label: threshold / (count / len(records)) for label, count in images.items()}
-    factor = {label: max(1.0, math.sqrt(r) if square_root else r) for label, r in ratio.items()}
-    return [max((factor[label] for label in labels), default=1.0) for labels in present]
-
-
-class Batches(Sampler):
-    """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
-
-    A batch holds images all wider than high or all not, if ``wide`` is given, as Detectron2 groups them. ``start``
-    batches are passed over without reading an image.
-    """
-
-    def __init__(
-        self,
-        weights: Sequence[float],
-        wide: Sequence[bool] | None,
-        size: int,
-        seed: int,
-        rank: int,
-        world: int,
-        start: int,
-    ) -> None:
-        self.weights, self.wide, self.size, self.seed = weights, wide, size, seed
-        self.rank, self.world, self.start = rank, world, start
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return itertools.islice(self._all(), self.start, None)
-
-    def _all(self) -> Iterator[list[tuple[int, int]]]:
-        buckets: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        stream = enumerate(index_stream(self.weights, self.seed))
-        for position, index in itertools.islice(stream, self.rank, None, self.world):
-            bucket = buckets[self.wide[index] if self.wide is not None else True]
-            bucket.append((position, index))
-            if len(bucket) == self.size:
-                yield list(bucket)
-                bucket.clear()
 
 
 def training_loader(
@@ -149,4 +83,4 @@ def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, wo
 
 
 def _loader(dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:
-    return DataLoader(dataset, num_workers=workers, collate_fn=list, worker_init_fn=ignore_in_worker, **kwargs)
+    return ShieldedDataLoader(dataset, num_workers=workers, collate_fn=list, **kwargs)

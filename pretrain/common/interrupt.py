@@ -5,12 +5,15 @@ The stage ends the step in hand, writes its checkpoint and raises `Stopped`. Not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 _reason: str = ""
+_IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 
 
 class Stopped(Exception):
@@ -51,13 +54,24 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
     SIGTERM from the parent is obeyed: torch and multiprocessing end workers by it, and wait for ever for deaf ones.
     """
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    for number in _IGNORED_IN_WORKERS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if not hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Signals wait until the block ends; workers started in it are born with them blocked, so none comes too early."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_IN_WORKERS | {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 def _end_with_parent(parent: int) -> None:

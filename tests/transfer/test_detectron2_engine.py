@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -116,13 +117,76 @@ def test_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
     interrupt.request_stop("SIGUSR2")
     try:
         with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
-            go(tmp_path, name, SOLVER__MAX_ITER=3)
+            go(tmp_path, name, SOLVER__MAX_ITER=3, SEED=-1)
     finally:
         interrupt.clear()
+    seed = torch.load(tmp_path / "out" / "model_0000000.pth")["trainer"]["seed"]
     assert (tmp_path / "out" / "last_checkpoint").read_text() == "model_0000000.pth"
     assert not (tmp_path / "out" / "results.json").exists()
-    go(tmp_path, name, "--resume", SOLVER__MAX_ITER=3)
+    go(tmp_path, name, "--resume", SOLVER__MAX_ITER=3, SEED=-1)
+    assert torch.load(tmp_path / "out" / "model_final.pth")["trainer"]["seed"] == seed  # a random one stays
     assert "Starting training from iteration 1" in (tmp_path / "out" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("mask", {"DATALOADER__NUM_WORKERS": 2, "TEST__EVAL_PERIOD": 2}),
+        ("keypoint", {"DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler", "DATALOADER__REPEAT_THRESHOLD": 0.9}),
+        ("faster", {"SOLVER__STEPS": [4]}),
+    ],
+)
+def test_a_stopped_run_resumes_to_the_bit_equal_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, keys: dict[str, Any]
+) -> None:
+    from transfer import detectron2_engine
+
+    name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
+    keys = {"SOLVER__MAX_ITER": 5, **{k.replace(".", "__"): v for k, v in KINDS[kind].items()}, **keys}
+    expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
+    asked = iter(["", "", "SIGUSR2"])
+    with monkeypatch.context() as patch:
+        patch.setattr(detectron2_engine, "stop_requested", lambda: next(asked))
+        with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
+            go(tmp_path, name, **keys)
+    torch.rand(5)
+    found = go(tmp_path, name, "--resume", **keys)
+    assert found["metrics"] == expected["metrics"]
+    states = [torch.load(tmp_path / out / "model_final.pth") for out in ("whole", "out")]
+    assert states[0]["trainer"]["seed"] == states[1]["trainer"]["seed"]
+    momentum = [state["trainer"]["_trainer"]["optimizer"]["state"] for state in states]
+    for number, state in momentum[0].items():
+        assert torch.equal(state["momentum_buffer"], momentum[1][number]["momentum_buffer"])
+    for key, tensor in states[0]["model"].items():
+        assert torch.equal(tensor, states[1]["model"][key]), key
+
+
+def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
+    from detectron2.config import get_cfg
+    from detectron2.data import build_detection_train_loader
+
+    from transfer import detectron2_data
+
+    name = tiny_coco.write(tmp_path / "data")
+    cfg = get_cfg()
+    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, SEED=5))
+    detectron2_data.register(name)
+    own, exact = detectron2_data.training_batches(cfg, 5)
+    ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
+    stock = itertools.islice(build_detection_train_loader(cfg), 9)
+    assert exact and ids == [[record["image_id"] for record in batch] for batch in stock]
+    own.start = 4
+    first = next(iter(own))
+    assert [record["image_id"] for record in first] == ids[4]
+    cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER.RANDOM_SUBSET_RATIO = "RandomSubsetTrainingSampler", 0.6
+    assert not detectron2_data.training_batches(cfg, 5)[1]
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    (tmp_path / "data" / "3.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"3\.png cannot be read: cannot identify image file"):
+        go(tmp_path, name, SOLVER__MAX_ITER=9, DATALOADER__NUM_WORKERS=1)
 
 
 def spoil(path: Path, how: str) -> None:

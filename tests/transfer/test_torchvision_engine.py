@@ -152,12 +152,6 @@ def test_half_precision_on_a_cpu_is_refused(tmp_path):
         engine.run(tiny_coco.config(tmp_path / "out", name, SOLVER__AMP__ENABLED=True))
 
 
-def test_seeds_of_neighbouring_steps_and_ranks_differ():
-    seeds = {engine._mix(s, i, r) for s in range(5) for i in range(200) for r in range(8)}
-    assert len(seeds) == 5 * 200 * 8
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
 def spawn(function, *args) -> None:
     """Runs ``function(rank, *args)`` in two gloo processes."""
     with socket.socket() as free:

@@ -1,8 +1,6 @@
-"""The stream of batches and the loaders, without Detectron2."""
+"""The torchvision engine's loaders, without Detectron2."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
@@ -30,13 +28,6 @@ def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
     assert len(pictures) == 6  # three sizes, flipped or not
     assert other["file_name"] == first["file_name"]
     assert "target" not in loader.Records(records, mapper(), None)[0]
-
-
-def test_every_image_is_seen_once_a_pass_by_one_of_the_processes():
-    batches = [loader.Batches([1.0] * 12, None, 2, 5, rank, 3, 0) for rank in range(3)]
-    first = [list(itertools.islice(b, 2)) for b in batches]
-    assert sorted(i for part in first for batch in part for _, i in batch) == list(range(12))
-    assert sorted(p for part in first for batch in part for p, _ in batch) == list(range(12))
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):

@@ -1,0 +1,84 @@
+r"""The infinite, shuffled stream of training images and its batches, for both engines.
+
+A batch's content is a function of (seed, position in the stream), so a run resumes in the middle of a pass with the
+batches it would have had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+
+def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
+    """An endless stream of indices: every pass is shuffled and holds index i ``weights[i]`` times on average.
+
+    Raises:
+        ValueError: a weight below 1 (LVIS's repeat factors are at least 1).
+    """
+    whole = torch.tensor(weights).trunc()
+    part = torch.tensor(weights) - whole
+    if (whole < 1).any():
+        raise ValueError("repeat factors are at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.arange(len(whole))
+        if part.any() or (whole > 1).any():
+            extra = torch.rand(len(part), generator=generator) < part
+            order = order.repeat_interleave((whole + extra).long())
+        yield from order[torch.randperm(len(order), generator=generator)].tolist()
+
+
+def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
+    """LVIS's repeat factor of every image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
+    present = [{a["label"] for a in record["annotations"]} for record in records]
+    images = Counter(label for labels in present for label in labels)
+    ratio = {label: threshold / (count / len(records)) for label, count in images.items()}
+    factor = {label: max(1.0, math.sqrt(r) if square_root else r) for label, r in ratio.items()}
+    return [max((factor[label] for label in labels), default=1.0) for labels in present]
+
+
+class Batches(Sampler):
+    """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
+
+    A batch holds images all wider than high or all not, if ``wide`` is given, as Detectron2 groups them. ``start``
+    batches are passed over without reading an image.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        wide: Sequence[bool] | None,
+        size: int,
+        seed: int,
+        rank: int,
+        world: int,
+        start: int,
+    ) -> None:
+        self.weights, self.wide, self.size, self.seed = weights, wide, size, seed
+        self.rank, self.world, self.start = rank, world, start
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return itertools.islice(self._all(), self.start, None)
+
+    def _all(self) -> Iterator[list[tuple[int, int]]]:
+        buckets: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        stream = enumerate(index_stream(self.weights, self.seed))
+        for position, index in itertools.islice(stream, self.rank, None, self.world):
+            bucket = buckets[self.wide[index] if self.wide is not None else True]
+            bucket.append((position, index))
+            if len(bucket) == self.size:
+                yield list(bucket)
+                bucket.clear()
+
+
+def mix(seed: int, iteration: int, rank: int) -> int:
+    """One 63-bit seed of the three, by a multiplicative hash: neighbours get unrelated streams."""
+    value = (seed * 0x9E3779B97F4A7C15 + iteration * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
+    return (value ^ (value >> 29)) & (2**63 - 1)

@@ -13,6 +13,8 @@ export DETECTRON2
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 # One thread a process: tests start several, and tiny tensors gain nothing from more.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Two processes, a test file to one of them; what is slow on a SLURM cluster waits for others, and runs alone.
+IN_PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help setup detectron2 test test-all lint demo clean
 
@@ -45,10 +47,11 @@ detectron2: setup
 	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2"
 
 test: setup
-	@$(ONE_THREAD) $(BIN)/python -m pytest
+	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)
 
-test-all: setup
-	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow or not slow' --timeout 1800
+test-all: test
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
 lint: setup
 	@status=0; \

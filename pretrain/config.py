@@ -6,6 +6,7 @@ A recipe's values stand in configs/pretrain/*.yaml, never here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -203,14 +204,21 @@ def validate(cfg: CfgNode) -> None:
             raise UserError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
     for key, (low, high, closed) in _RANGES.items():
         value = _leaf(cfg, key)
-        if not (low <= value <= high) or (value == low and not closed):
+        if not (math.isfinite(value) and low <= value <= high) or (value == low and not closed):
             raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}" + _at_most(high))
     for key in ("VIEWS.QUERY", "VIEWS.KEY"):
         if _leaf(cfg, key) not in RECIPES:
             raise UserError(
                 f"{key} {_leaf(cfg, key)!r} is not one of {', '.join(RECIPES)}{nearest(_leaf(cfg, key), RECIPES)}"
             )
+    if any(not isinstance(width, int) or width < 1 for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
+        raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; every width must be at least 1")
     method = METHODS[cfg.METHOD.NAME]
+    if cfg.METHOD.LAMBDA_SCHEDULE != "constant" and cfg.METHOD.NAME != "jcl":
+        raise UserError(
+            f"METHOD.LAMBDA_SCHEDULE is {cfg.METHOD.LAMBDA_SCHEDULE}, but {cfg.METHOD.NAME} has no schedule; set it "
+            "constant, or use jcl"
+        )
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # else found out when pretraining has ended
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import distributed
 from .common.errors import UserError, nearest
 from .image_io import Array, Chosen, CorruptImage, Files, Joined, Source
 
@@ -77,7 +78,13 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
         raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
-    root = Path(root)
+    if download:  # one process at a time: the others find it there
+        with distributed.in_turns():
+            return _load(name, split, Path(root), True)
+    return _load(name, split, Path(root), False)
+
+
+def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name.startswith("folder:"):
         return _folder(Path(name[len("folder:") :]).expanduser(), split)
     if name in ("imagenet", "imagenet100"):

@@ -28,10 +28,11 @@ class Learner:
     """Encoders, objective and optimiser: everything one step changes."""
 
     def __init__(self, cfg: CfgNode, device: torch.device, say) -> None:
-        self.cfg, self.device = cfg, device
+        self.cfg, self.device, self.say = cfg, device, say
         self.method = METHODS[cfg.METHOD.NAME]
         torch.manual_seed(cfg.SEED)  # initial weights and queue: the same on every rank
         groups = local_bn_groups(cfg, say)
+        self.bn_groups = 1 if cfg.MODEL.BN_GROUPS == 1 else groups * distributed.world_size()  # of the global batch
         encoder = build_encoder(
             cfg.MODEL.ARCH, cfg.MODEL.STEM, hidden_dims=cfg.MODEL.HEAD_HIDDEN_DIMS, head_bn=cfg.MODEL.HEAD_BN,
             dim=cfg.MODEL.EMBEDDING_DIM, bn_groups=groups,
@@ -178,7 +179,17 @@ class Learner:
         return (interrupt.stop_requested() or "another rank was asked to stop") if self._stop else ""
 
     def state(self, cfg: CfgNode, step: int, steps_per_epoch: int) -> dict[str, Any]:
-        """Everything a continuation needs, in MoCo's format."""
+        """Everything a continuation needs, in MoCo's format.
+
+        Raises:
+            UserError: a weight is not finite, which no later step would mend.
+        """
+        norms = torch._foreach_norm([p.detach() for p in self.encoder.parameters()])
+        if not torch.stack(norms).isfinite().all():
+            raise UserError(
+                f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
+                "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
+            )
         random_states = {"torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             random_states["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -186,11 +197,15 @@ class Learner:
             "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH, "state_dict": self.siamese.moco_state_dict(),
             "optimizer": self.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
             "scaler": self.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
-            "config": dump(cfg),
+            "bn_groups": self.bn_groups, "config": dump(cfg),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> int:
-        """Restores `state`; returns the step to go on from."""
+        """Restores `state`; returns the step to go on from.
+
+        Raises:
+            UserError: the checkpoint is of another model.
+        """
         try:
             self.siamese.load_moco_state_dict(state["state_dict"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -200,6 +215,12 @@ class Learner:
                 torch.cuda.set_rng_state(state["random_states"]["cuda"], self.device)
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(f"the checkpoint does not fit this config: {str(error).splitlines()[0]}") from error
+        earlier = state.get("bn_groups", self.bn_groups)
+        if earlier != self.bn_groups:
+            self.say(
+                f"warning: begun with batch-norm statistics over {earlier} parts of the batch, now {self.bn_groups} "
+                "(another number of processes): the result will not be the uninterrupted run's"
+            )
         return int(state["step"])
 
 
@@ -208,15 +229,16 @@ def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
     ranks, wanted, total = distributed.world_size(), cfg.MODEL.BN_GROUPS, cfg.SOLVER.IMS_PER_BATCH
     if total < ranks:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
-    if METHODS[cfg.METHOD.NAME].kind == "batch":  # every view goes through one encoder: nothing to hide
-        return 1 if wanted == 0 else max(1, wanted // ranks)
+    in_batch = METHODS[cfg.METHOD.NAME].kind == "batch"  # every view goes through one encoder: nothing to hide
+    if in_batch and wanted == 0:
+        return 1
     if wanted == 0:
         if ranks > 1:
             return 1
         groups = min(8, max(1, total // 2), max(2, total // 32))
         say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
         return groups
-    if wanted == 1 and ranks == 1:
+    if wanted == 1 and ranks == 1 and not in_batch:
         say("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted > 1 and (wanted % ranks or wanted > total):
         raise UserError(

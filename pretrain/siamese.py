@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import distributed
+from .common.errors import UserError
 from .queue import NegativeQueue
 
 
@@ -71,5 +72,18 @@ class SiameseEncoder(nn.Module):
 
 
 def encode(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Unit-norm embeddings in float32."""
-    return F.normalize(encoder(images).float(), dim=1)
+    """Unit-norm embeddings in float32.
+
+    Raises:
+        UserError: batch norm has a single value a channel to take statistics of.
+    """
+    try:
+        embeddings = encoder(images)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UserError(
+            f"batch norm cannot take statistics of one image ({len(images)} here): raise SOLVER.IMS_PER_BATCH, lower "
+            "MODEL.BN_GROUPS or start fewer processes"
+        ) from error
+    return F.normalize(embeddings.float(), dim=1)

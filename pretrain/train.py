@@ -7,6 +7,7 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,10 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         return _read_json(output_dir / "results.json")
 
     progress = Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME)
-    knn_score: dict[str, float] = {}
+    if _probe_is_due(step, cfg, steps_per_epoch, total_steps):  # stopped between this checkpoint and its kNN?
+        missing = distributed.is_main() and not metrics.holds(step - 1, "knn_top1")
+        if distributed.mean_(torch.full((), float(missing), device=device)) > 0:
+            _probe(learner, cfg, device, step, steps_per_epoch, metrics if distributed.is_main() else None, log.info)
     while step < total_steps:
         epoch = step // steps_per_epoch
         batches = iter(loader.epoch(epoch, step % steps_per_epoch))
@@ -109,11 +113,8 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             if stop and step < total_steps:
                 progress.close()
                 raise interrupt.Stopped(f"{stop}: checkpoint of step {step} is in {output_dir}")
-        if cfg.PROBE.KNN_PERIOD and (epoch + 1) % cfg.PROBE.KNN_PERIOD == 0 and step < total_steps:
-            knn_score = knn.evaluate(learner.encoder, cfg, device)
-            if knn_score and distributed.is_main():
-                metrics.write(step - 1, {f"knn_{k}": v for k, v in knn_score.items()})
-                log.info(f"epoch {epoch + 1}: kNN top-1 {knn_score['top1']:.2f}")
+        if _probe_is_due(step, cfg, steps_per_epoch, total_steps):
+            _probe(learner, cfg, device, step, steps_per_epoch, metrics if distributed.is_main() else None, log.info)
     progress.close()
 
     knn_score = knn.evaluate(learner.encoder, cfg, device)
@@ -131,6 +132,27 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         log.info(f"done: {output_dir / checkpoint.FINAL}")
     distributed.barrier()
     return results
+
+
+def _probe_is_due(step: int, cfg: CfgNode, steps_per_epoch: int, total_steps: int) -> bool:
+    """True at the end of every PROBE.KNN_PERIOD epochs but the last, which has its own."""
+    period = cfg.PROBE.KNN_PERIOD * steps_per_epoch
+    return bool(period) and 0 < step < total_steps and step % period == 0
+
+
+def _probe(
+    learner: Learner,
+    cfg: CfgNode,
+    device: torch.device,
+    step: int,
+    steps_per_epoch: int,
+    metrics: MetricsWriter | None,
+    say: Callable[[str], None],
+) -> None:
+    score = knn.evaluate(learner.encoder, cfg, device)
+    if score and metrics:
+        metrics.write(step - 1, {f"knn_{k}": v for k, v in score.items()})
+        say(f"epoch {step // steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:

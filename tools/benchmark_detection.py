@@ -1,6 +1,6 @@
 """Training iterations, paired.
 
-`benchmark.py detection`: model and optimiser of the torchvision engine against Detectron2's, equal weights, noise images.
+`benchmark.py detection`: model and optimiser of the torchvision engine against Detectron2's, equal weights, noise.
 `benchmark.py trainer`: this project's Detectron2 engine against stock Detectron2's trainer, data and hooks included.
 """
 

@@ -88,6 +88,10 @@ class MetricsWriter:
             if isinstance(value, (int, float)):
                 self._events.add_scalar(name, value, iteration)
 
+    def holds(self, iteration: int, name: str) -> bool:
+        """True if a line of ``iteration`` has ``name``."""
+        return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
+
     def close(self) -> None:
         self._events.close()
 

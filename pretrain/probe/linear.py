@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from .. import checkpoint, distributed, schedule, views
 from ..common import interrupt
-from ..common.config_io import dump
+from ..common.config_io import dump, flatten
 from ..common.errors import UserError
 from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
 from ..encoder import feature_dim, pooled_features
@@ -26,19 +27,23 @@ from .features import Features, autocast, extract, load_frozen, probe_data
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns what stands in results.json.
 
-    With LINEAR.LRS several heads learn side by side from one pass over the data, one a learning rate. With
-    LINEAR.AUGMENT none every feature is computed once.
+    With LINEAR.LRS several heads learn side by side from one pass over the data, one a learning rate; one that diverges
+    scores 0 and leaves the others alone. With LINEAR.AUGMENT none every feature is computed once.
 
     Raises:
-        UserError: bad input. interrupt.Stopped: asked to stop; the checkpoint is written.
+        UserError: bad input, every head diverged, the folder holds a probe of another protocol or backbone.
+        interrupt.Stopped: asked to stop; the checkpoint is written.
     """
     output_dir = Path(cfg.OUTPUT_DIR or "runs/linear")
     device = distributed.init(cfg.DEVICE)
     log = setup_logging(output_dir, distributed.rank())
-    if (output_dir / "results.json").is_file():
-        log.info(f"{output_dir} is complete; nothing to do")
-        return json.loads((output_dir / "results.json").read_text())
     backbone, source = load_frozen(weights, cfg, device)
+    work = _work(cfg, source)
+    if (output_dir / "results.json").is_file():
+        results = json.loads((output_dir / "results.json").read_text())
+        _check_same(results.get("work", work), work, output_dir)
+        log.info(f"{output_dir} is complete; nothing to do")
+        return results
     data = probe_data(cfg)
     torch.manual_seed(cfg.SEED)
     heads = Heads(feature_dim(backbone), len(data.train.classes), cfg).to(device)
@@ -46,6 +51,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     stream = _Cached(extract(backbone, data.train, cfg, device), cfg) if cfg.LINEAR.AUGMENT == "none" else _Augmented(
         backbone, data.train, cfg, device)  # fmt: skip
     found = checkpoint.newest(output_dir, warn=log.warning)
+    if found:
+        _check_same(found[1].get("work", work), work, output_dir)
     first = heads.load(found[1]) if found else 0
     if distributed.is_main():
         atomic_write(output_dir / "config.yaml", dump(cfg))
@@ -62,27 +69,28 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     )
     for epoch in range(first, cfg.LINEAR.EPOCHS):
         factor = heads.set_rates(epoch)
-        loss = torch.zeros((), device=device)
+        losses = torch.zeros(len(heads.rates), device=device)
         waiting = time.perf_counter()
         for features, labels in stream.epoch(epoch):
             progress.waited(time.perf_counter() - waiting)
-            loss = heads.step(features, labels)
+            losses += heads.step(features, labels)
             progress.advance()
             if heads.stop:
                 raise interrupt.Stopped(f"{heads.stop}: {epoch} whole epochs are in {output_dir}")
             waiting = time.perf_counter()
-        if not loss.isfinite():
-            raise UserError(f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR")
+        heads.retire(losses, epoch, log.warning)
         score = heads.score(val)
+        best = _best(score)
         if distributed.is_main():
-            metrics.write((epoch + 1) * len(stream) - 1, {"loss": float(loss), "lr_factor": factor, **_best(score)})
-            progress.report(f"epoch {epoch + 1}  top-1 {_best(score)['top1']:.2f}", progress.rates())
-            checkpoint.save(checkpoint.path_of_step(output_dir, epoch + 1), heads.state(epoch + 1))
+            loss = float(losses[heads.rates.index(best["learning_rate"])]) / len(stream)
+            metrics.write((epoch + 1) * len(stream) - 1, {"loss": loss, "lr_factor": factor, **best})
+            progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
+            checkpoint.save(checkpoint.path_of_step(output_dir, epoch + 1), {**heads.state(epoch + 1), "work": work})
             checkpoint.prune(output_dir, 1)
         distributed.barrier()
     progress.close()
     results = {"stage": "linear", "source": source, "metrics": _best(score), "per_learning_rate": score,
-               "protocol": {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}}  # fmt: skip
+               "protocol": {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}, "work": work}  # fmt: skip
     if distributed.is_main():
         metrics.close()
         write_json(output_dir / "results.json", results)
@@ -98,6 +106,7 @@ class Heads(nn.Module):
         super().__init__()
         self.cfg = cfg.LINEAR
         self.stop = ""  # why to stop after this step, if so; the same on every rank
+        self.diverged: list[float] = []
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
         for head in heads:  # as MoCo's protocol starts it
@@ -122,7 +131,7 @@ class Heads(nn.Module):
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
-        """One optimiser step on this rank's share; returns the mean loss over heads (this rank's)."""
+        """One optimiser step on this rank's share; returns each head's mean loss (this rank's)."""
         total, ranks = self.cfg.IMS_PER_BATCH, distributed.world_size()
         losses = [F.cross_entropy(head(features_nF), labels_n) for head in self.heads]
         self.optimizer.zero_grad(set_to_none=True)
@@ -136,7 +145,28 @@ class Heads(nn.Module):
             torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
             self.stop = (self.stop or "another rank was asked to stop") if flat[0] > 0 else ""
         self.optimizer.step()
-        return torch.stack(losses).mean().detach()
+        return torch.stack(losses).detach()
+
+    def retire(self, losses_H: Tensor, epoch: int, say: Callable[[str], None]) -> None:
+        """Zeroes the heads whose loss or weights were not finite in this epoch, on every rank alike.
+
+        Raises:
+            UserError: no head is left.
+        """
+        norms = torch.stack([next(head.parameters()).detach().norm() for head in self.heads])
+        finite = distributed.mean_((losses_H.isfinite() & norms.isfinite()).float()) == 1
+        for head, rate, good in zip(self.heads, self.rates, finite.tolist(), strict=True):
+            if not good and rate not in self.diverged:
+                self.diverged.append(rate)
+                say(f"the head of learning rate {rate:g} diverged in epoch {epoch}; it scores 0")
+            if not good:
+                for parameter in head.parameters():
+                    nn.init.zeros_(parameter)
+                    self.optimizer.state.pop(parameter, None)
+        if len(self.diverged) == len(self.rates):
+            raise UserError(
+                f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR or LINEAR.LRS"
+            )
 
     @torch.no_grad()
     def score(self, val: Features) -> dict[str, dict[str, float]]:
@@ -144,17 +174,22 @@ class Heads(nn.Module):
         top = min(5, val.num_classes)
         scores = {}
         for head, rate in zip(self.heads, self.rates, strict=True):
+            if rate in self.diverged:
+                scores[f"{rate:g}"] = {"top1": 0.0, "top5": 0.0, "diverged": True}
+                continue
             ranked = torch.cat([head(part).topk(top).indices for part in val.features_NF.split(4096)])
             right = (ranked == val.labels_N[:, None]).float()
             scores[f"{rate:g}"] = {"top1": 100 * float(right[:, 0].mean()), "top5": 100 * float(right.sum(1).mean())}
         return scores
 
     def state(self, epoch: int) -> dict[str, Any]:
-        return {"epoch": epoch, "state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {"epoch": epoch, "state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
+                "diverged": self.diverged}  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> int:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.diverged = list(state.get("diverged", []))
         return int(state["epoch"])
 
 
@@ -201,6 +236,24 @@ class _Cached:
         for step in range(len(self)):
             mine = order[step * self.total + start : step * self.total + stop]
             yield self.features.features_NF[mine], self.features.labels_N[mine]
+
+
+def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, str]:
+    """What the result depends on: protocol, data, seed, and the backbone by its hash or seed."""
+    names = ("LINEAR.", "PROBE.IMAGE_SIZE", "PROBE.RESIZE", "DATA.TRAIN", "DATA.VAL", "DATA.PROBE_TRAIN", "SEED")
+    kept = [f"{key} {value!r}" for key, value in flatten(cfg) if key.startswith(names)]
+    backbone = str(source.get("source_sha256") or source)
+    return {"config": "; ".join(kept), "backbone": backbone}
+
+
+def _check_same(earlier: dict[str, str], now: dict[str, str], output_dir: Path) -> None:
+    """Refuses to go on with, or to report, a probe of something else."""
+    if earlier["backbone"] != now["backbone"]:
+        raise UserError(f"{output_dir} holds a probe of another backbone; choose another OUTPUT_DIR")
+    before, after = (set(work["config"].split("; ")) for work in (earlier, now))
+    if before != after:
+        changed = "; ".join([*sorted(before - after), "now", *sorted(after - before)])
+        raise UserError(f"{output_dir} holds a probe of another protocol ({changed}); choose another OUTPUT_DIR")
 
 
 def _best(scores: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["MODEL.EMA_MOMENTUM", "1.5"], "at most 1"),
         (["VIEWS.QUERY", "moco_v3"], "moco_v2"),
         (["METHOD.NAME", "sce", "METHOD.LAMBDA", "4.0"], "at most 1"),
+        (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "sce has no schedule"),
         (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "supcon"),
     ],
 )

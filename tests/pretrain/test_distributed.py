@@ -1,3 +1,5 @@
+import os
+
 import torch
 
 from pretrain import distributed
@@ -45,6 +47,19 @@ def _gather(total: int) -> None:
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
     ((distributed.rank() + 1) * got.sum()).backward()
     assert torch.equal(mine.grad, torch.full_like(mine, sum(r + 1 for r in range(distributed.world_size()))))
+
+
+def _one_after_another(path: str) -> None:
+    os.environ["LOCAL_RANK"] = str((0, 1, 0)[distributed.rank()])  # ranks 0 and 1 on one machine, 2 on another
+    with distributed.in_turns(), open(path, "a") as file:
+        file.write(str(distributed.rank()))
+
+
+def test_ranks_take_turns(tmp_path):
+    run_ranks(_one_after_another, 3, str(tmp_path / "turns"))
+    assert (tmp_path / "turns").read_text() == "021"
+    with distributed.in_turns():  # a single process
+        pass
 
 
 def _all_cases() -> None:

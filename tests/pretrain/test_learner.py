@@ -8,6 +8,7 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.learner import Learner, local_bn_groups
 from pretrain.loader import Batch
+from pretrain.siamese import encode
 from tests.pretrain.ranks import run_ranks
 
 N, V = 8, 4
@@ -72,6 +73,19 @@ def test_single_process_splits_bn_and_says_so():
     assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "1")) == 1
     with pytest.raises(UserError, match="BN_GROUPS is 99"):
         local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "99"))
+
+
+def test_batch_norm_of_one_image_is_told():
+    with pytest.raises(UserError, match=r"statistics of one image \(1 here\): raise SOLVER.IMS_PER_BATCH"):
+        encode(torch.nn.BatchNorm1d(4), torch.ones(1, 4))
+
+
+def test_other_bn_groups_than_the_checkpoints_are_told():
+    said = []
+    state = Learner(_config("jcl"), torch.device("cpu"), said.append).state(_config("jcl"), 3, 9)
+    other = Learner(_config("jcl", "MODEL.BN_GROUPS", "4"), torch.device("cpu"), said.append)
+    assert other.load(state) == 3
+    assert "batch-norm statistics over 2 parts of the batch, now 4" in said[-1]
 
 
 def test_keys_follow_the_queries_by_the_moving_average():
@@ -146,6 +160,7 @@ def test_the_wish_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch)
     "overrides, says",
     [
         (["MODEL.BN_GROUPS", "1"], "SyncBN, which torch has on GPUs only"),
+        (["MODEL.BN_GROUPS", "3"], "BN_GROUPS is 3; it must be a multiple of 2 processes"),
         (["SOLVER.IMS_PER_BATCH", "1"], "fewer images than the 2 processes"),
     ],
 )

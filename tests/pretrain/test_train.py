@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import checkpoint, distributed
+from pretrain import checkpoint, distributed, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
@@ -149,6 +149,39 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
     _assert_same_end(whole, output)
 
 
+def test_a_knn_that_a_kill_took_is_made_up_for(images, tmp_path, monkeypatch):
+    def killed(*_args):
+        raise KeyboardInterrupt
+
+    every = ("PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "0")
+    _run(images, tmp_path / "whole", *every)
+    with monkeypatch.context() as patch:
+        patch.setattr(train.knn, "evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _run(images, tmp_path / "run", *every)
+    _run(images, tmp_path / "run", *every)
+    probed = []
+    for name in ("whole", "run"):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
+        probed.append([(line["iteration"], line["knn_top1"]) for line in lines if "knn_top1" in line])
+    assert probed[0] == probed[1] and [iteration for iteration, _ in probed[0]] == [5, 11]
+
+
+def test_weights_that_are_not_finite_are_not_saved(images, tmp_path, monkeypatch):
+    real = train.Learner.step
+
+    def poisoned(self, *args):  # the loss is finite, its gradient was not
+        objective = real(self, *args)
+        with torch.no_grad():
+            self.encoder.conv1.weight[0] = float("nan")
+        return objective
+
+    monkeypatch.setattr(train.Learner, "step", poisoned)
+    with pytest.raises(UserError, match="weights are not finite after step 1; nothing was saved"):
+        _run(images, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", "1")
+    assert not list((tmp_path / "run").glob("*.pth"))
+
+
 def _steps_on_record(output: Path) -> int:
     path = output / "metrics.json"
     return len(path.read_text().splitlines()) if path.is_file() else 0
@@ -189,6 +222,8 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
         ("MODEL.QUEUE_SIZE", "0", "MODEL.QUEUE_SIZE is 0; it must be at least 1"),
         ("METHOD.NUM_KEYS", "0", "METHOD.NUM_KEYS is 0; it must be at least 1"),
         ("METHOD.TEMPERATURE", "0.0", "METHOD.TEMPERATURE is 0.0; it must be above 0"),
+        ("METHOD.TEMPERATURE", "1e999", "METHOD.TEMPERATURE is inf; it must be above 0"),
+        ("MODEL.HEAD_HIDDEN_DIMS", "[16, 0]", "MODEL.HEAD_HIDDEN_DIMS is [16, 0]; every width must be at least 1"),
         ("METHOD.NAME", "jlc", "did you mean 'jcl'"),
         ("PROBE.RESIZE", "15", "PROBE.RESIZE is 15, below the crop of 16 pixels"),
         ("SOLVER.BASE_LRR", "1", "unknown config key SOLVER.BASE_LRR; did you mean 'SOLVER.BASE_LR'"),

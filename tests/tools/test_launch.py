@@ -145,6 +145,22 @@ def test_fingerprint_knows_what_is_computed_and_not_where(tmp_path: Path):
     assert StageSpec.from_json(json.loads(json.dumps(one.to_json()))).fingerprint() == one.fingerprint()
 
 
+def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):
+    from pretrain import config
+
+    earlier = stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint()
+    real = config.default_config
+
+    def later():  # a later version has one key more
+        cfg = real()
+        cfg.SOLVER.NESTEROV = False
+        return cfg
+
+    monkeypatch.setattr(config, "default_config", later)
+    assert stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint() == earlier
+    assert stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier
+
+
 def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
     trained = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / "run")])
     (tmp_path / "run").mkdir()

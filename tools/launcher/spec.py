@@ -46,8 +46,11 @@ class StageSpec:
         return function(from_yaml_text(self.config), *self.args)
 
     def fingerprint(self, parents: tuple[str, ...] = ()) -> str:
-        """Identity of what this stage computes, with that of the stages it builds on; paths of output do not count."""
-        lines = [line for line in _flat_lines(self.config) if not line.startswith(_FREE_KEYS)]
+        """Identity of what this stage computes, with that of the stages it builds on; paths of output do not count.
+
+        Keys at their default do not count either: a key that a later version adds leaves finished work finished.
+        """
+        lines = [line for line in _changed_lines(self.config) if not line.startswith(_FREE_KEYS)]
         args = [str(arg).replace(self.folder, "FOLDER") for arg in self.args]
         text = json.dumps([self.entry, lines, args, sorted(parents)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -79,11 +82,12 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _flat_lines(config: str) -> list[str]:
+def _changed_lines(config: str) -> list[str]:
     if not config:
         return []
-    import yaml
-
     from pretrain.common.config_io import flatten
+    from pretrain.config import default_config, from_yaml_text
 
-    return [f"{key} {value!r}" for key, value in sorted(flatten(yaml.safe_load(config)))]
+    defaults = dict(flatten(default_config()))
+    found = sorted(flatten(from_yaml_text(config)))
+    return [f"{key} {value!r}" for key, value in found if value != defaults[key]]

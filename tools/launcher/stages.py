@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: st
     if len(names) < len(runs):
         names = {str(run): _absolute(run) for run in runs}
     output = _override(overrides, "OUTPUT_DIR") or folder
-    return _spec("distributions", "pretrain.probe.distributions:main", cfg, output, (names,))
+    spec = _spec("distributions", "pretrain.probe.distributions:main", cfg, output, (names,))
+    return dataclasses.replace(spec, one_process=True)
 
 
 def convert(source: str, output: str, words: Sequence[str] = (), folder: str = "") -> StageSpec:

@@ -56,6 +56,30 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch): 
     assert lines[0] == lines[1]
 
 
+def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):  # noqa: F811
+    def run(name, rates):
+        cfg = _config(images, tmp_path / name, "LINEAR.AUGMENT", "none", "LINEAR.LRS", rates)
+        return linear.main(cfg, "random")
+
+    results = run("both", "[1.0, 1e38]")
+    assert results["per_learning_rate"]["1e+38"] == {"top1": 0.0, "top5": 0.0, "diverged": True}
+    assert results["per_learning_rate"]["1"] == run("alone", "[1.0]")["per_learning_rate"]["1"]
+    assert results["metrics"]["learning_rate"] == 1.0
+    assert "head of learning rate 1e+38 diverged" in (tmp_path / "both/log.txt").read_text()
+    with pytest.raises(UserError, match=r"not finite in epoch 0; lower LINEAR.BASE_LR"):
+        run("none", "[1e38]")
+
+
+def test_a_folder_of_another_protocol_or_backbone_is_refused(images, tmp_path):  # noqa: F811
+    output = tmp_path / "run"
+    first = linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
+    assert linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random") == first
+    with pytest.raises(UserError, match=r"another protocol \(LINEAR.EPOCHS 4; now; LINEAR.EPOCHS 5\)"):
+        linear.main(_config(images, output, "LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "5"), "random")
+    with pytest.raises(UserError, match="another backbone"):
+        linear.main(_config(images, output, "LINEAR.AUGMENT", "none", "SEED", "3"), "random")
+
+
 def _one_rank_is_told(images, output) -> None:  # noqa: F811
     interrupt.clear()
     if distributed.rank() == 1:

@@ -7,23 +7,20 @@ the old and the zip format, `.pkl` and `.safetensors`. Another family's names (D
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
-import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
 import yaml
 from torch import Tensor
 
 from . import checkpoint
-from .common.errors import UserError, nearest
+from .common.errors import UserError
+from .weights_file import read_file, sha256, state_tensors
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
@@ -84,55 +81,6 @@ def load_backbone(
     stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
     state = check_tensors(picked, arch, stem, path)
     return BackboneFile(arch, stem, state, _provenance(content, path, chosen, arch, stem))
-
-
-def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
-    """The content of a `.safetensors`, `.pkl` or torch file, and its metadata (safetensors only).
-
-    Raises:
-        UserError: missing, damaged, or holding more than tensors, arrays and plain types.
-    """
-    path = Path(path)
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
-        raise UserError(f"no weights file at {path}{nearest(path.name, siblings)}")
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    if path.suffix != ".pkl":
-        return checkpoint.read(path, unsafe_pickle), {}
-    try:
-        data = path.read_bytes()
-        content = pickle.loads(data, encoding="latin1") if unsafe_pickle else _PlainUnpickler(io.BytesIO(data)).load()
-    except _NotPlain as error:
-        raise UserError(
-            f"{path} holds {error}, more than arrays; if you trust its source, add --unsafe-pickle"
-        ) from error
-    except Exception as error:  # a damaged pickle raises anything
-        raise UserError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of arrays")
-    return content, {}
-
-
-def state_tensors(content: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
-    """The name -> tensor part of a file's content: under ``state_dict`` or ``model``, or the content itself.
-
-    Raises:
-        UserError: something in it is not a tensor or an array.
-    """
-    state: Any = next(
-        (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
-    )
-    tensors: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(np.array(value))  # a copy: torch wants it writable
-        if not isinstance(value, Tensor):
-            raise UserError(
-                f"{path}: {name} is a {type(value).__name__}, not a tensor; this is no checkpoint of weights"
-            )
-        tensors[str(name)] = value
-    return tensors
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
@@ -201,24 +149,6 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
     return checked
 
 
-def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return (
-            hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(file.read())
-        )
-
-
-def tensor_digest(tensor: Tensor) -> str:
-    """16 hexadecimal digits that change with any value, shape or type of ``tensor``."""
-    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    return _sha256(head + tensor.detach().cpu().contiguous().numpy().tobytes())[:16]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> tuple[dict[str, Tensor], str]:
     """The tensors of one encoder without prefixes and heads, and which encoder it was ("" where there is one only)."""
     if encoder not in _ENCODERS:
@@ -271,38 +201,6 @@ def _provenance(content: Mapping[str, Any], path: Path, encoder: str, arch: str,
     return {**earlier, **found, "earlier_source": earlier.get("source")} if isinstance(earlier, Mapping) else found
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file: {error}") from error
-
-
 def _list(names: list[str]) -> str:
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-class _NotPlain(Exception):
-    """A pickle asks for something else than arrays and plain types."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain types, runs nothing else."""
-
-    _ALLOWED = frozenset(
-        {("collections", "OrderedDict"), ("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
-        | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
-        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
-    )
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, encoding="latin1")
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise _NotPlain(f"{module}.{name}")
-        return super().find_class(module, name)

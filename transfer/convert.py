@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from pretrain import checkpoint
-from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone, read_file, sha256, state_tensors
-from pretrain.backbone_file import tensor_digest as digest
+from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, write_json
+from pretrain.weights_file import read_file, sha256, state_tensors
+from pretrain.weights_file import tensor_digest as digest
 
 from . import proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision

@@ -9,7 +9,6 @@ iteration is stock Detectron2's.
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import logging
 import os
@@ -19,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog, build_detection_test_loader
 from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
@@ -30,15 +28,16 @@ from detectron2.utils import comm
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules
 
-from pretrain.backbone_file import read_file
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.run_folder import write_environment
+from pretrain.weights_file import read_file
 
 from . import coco_data, coco_results
 from . import visualize as drawing
 from .detectron2_data import TrainingBatches, register, training_batches
+from .distributed import join, pool_batch_norm
 from .stream import mix
 from .weights import check_config, load_weights, read_weights
 
@@ -81,7 +80,10 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
     cfg, notes = _adapt(cfg)
     check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
-    _join(cfg.MODEL.DEVICE)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    join(cfg.MODEL.DEVICE, world)
+    if world > 1:
+        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
     default_setup(cfg, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
     if comm.is_main_process():
         write_environment(out)
@@ -194,22 +196,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
             self._data_loader.seed = mix(seed, self.trainer.iter, 0)
         super().update_stats()
         if comm.get_world_size() > 1:
-            for norm in get_bn_modules(self._model):
-                pool_batch_norm(norm)
-
-
-@torch.no_grad()
-def pool_batch_norm(norm: torch.nn.Module) -> None:
-    """Replaces the running mean and variance by those of all ranks' images together, in place.
-
-    The pooled variance is the mean of variances plus the variance of means (law of total variance).
-    """
-    mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-    moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
-    dist.all_reduce(moments)
-    moments /= dist.get_world_size()
-    mean.copy_(moments[0])
-    var.copy_(moments[1] - moments[0] ** 2)
+            pool_batch_norm(get_bn_modules(self._model))
 
 
 class StopOnRequest(HookBase):
@@ -295,21 +282,6 @@ def _adapt(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
     own.freeze()
     return own, notes
-
-
-def _join(device: str) -> None:
-    """Joins the process group of the environment, with Detectron2's group of this machine's ranks."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    cuda = device.startswith("cuda")
-    if cuda:
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count > 1:
-            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
-        torch.cuda.set_device(local if local < count else 0)
-    if world > 1:
-        if not dist.is_initialized():
-            dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
-        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
 
 
 def _checkpoints(output_dir: str) -> list[Path]:

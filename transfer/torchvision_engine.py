@@ -31,6 +31,7 @@ from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_loggin
 
 from . import coco_results
 from .config import check_supported
+from .distributed import join, pool_batch_norm, shared_seed
 from .stream import mix
 from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
@@ -61,7 +62,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     """
     check_supported(cfg)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = _join(cfg.MODEL.DEVICE, world)
+    device = join(cfg.MODEL.DEVICE, world)
     cfg = scale_to_world(cfg, world)
     out = Path(cfg.OUTPUT_DIR)
     if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):
@@ -77,7 +78,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
 
     state = _newest(out, logger) if resume else None
-    seed = state["seed"] if state else _seed(cfg.SEED, world)
+    seed = state["seed"] if state else shared_seed(cfg.SEED, world)
     torch.manual_seed(seed)
     model = build_model(cfg, device)
     if state:
@@ -231,12 +232,7 @@ class _Training:
         torch.manual_seed(mix(self.seed, iteration, self.rank))
         update_bn_stats(self.model, self._batches(0, mix(self.seed, iteration, 0), 0), count)
         if self.world > 1:
-            for norm in get_bn_modules(self.model):
-                mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-                moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
-                dist.all_reduce(moments)  # the law of total variance over the processes' images
-                mean.copy_(moments[0] / self.world)
-                var.copy_(moments[1] / self.world - (moments[0] / self.world) ** 2)
+            pool_batch_norm(get_bn_modules(self.model))
 
     def _summary(self, iteration: int, rate: float) -> dict[str, float]:
         """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data."""
@@ -284,31 +280,6 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
         return state["iteration"] + 1
-
-
-def _join(device_name: str, world: int) -> torch.device:
-    """This process's device; joins the process group of the environment."""
-    cuda = device_name.startswith("cuda") and torch.cuda.is_available()
-    device = torch.device("cpu")
-    if cuda:
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count > 1:
-            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
-        device = torch.device("cuda", local if local < count else 0)
-        torch.cuda.set_device(device)
-    if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
-    return device
-
-
-def _seed(configured: int, world: int) -> int:
-    """SEED, or a random one that all processes share where it is negative."""
-    seed = configured if configured >= 0 else int.from_bytes(os.urandom(4), "little")
-    if world == 1:
-        return seed
-    box = [seed]
-    dist.broadcast_object_list(box)
-    return box[0]
 
 
 def _newest(out: Path, logger: Logger) -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.backbone_file import infer_arch, read_file, sha256, state_tensors, tensor_digest
+from pretrain.backbone_file import infer_arch
 from pretrain.common.errors import UserError
+from pretrain.weights_file import read_file, sha256, state_tensors, tensor_digest
 
 from .resnet_names import PREFIX, to_torchvision
 

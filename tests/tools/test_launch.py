@@ -235,6 +235,18 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     assert words[words.index("MODEL.WEIGHTS") + 1] == ""
 
 
+PIPELINES = sorted((Path(__file__).parents[2] / "configs" / "pipeline").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(path.parents[2])
+    graph = pipeline.load(str(path))
+    assert f"{path.name}" in path.read_text() or "make demo" in path.read_text()
+    assert {node.spec.stage for node in graph.nodes} >= {"pretrain", "knn" if path.stem != "jcl_table2" else "transfer"}
+    assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,12 +18,14 @@ import yaml
 from pretrain import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.test_launch_slurm import images, last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
+from tools import make_data
 from tools.launcher import control, pipeline, stages, sweep
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.run import run_stage
 from tools.launcher.spec import StageSpec, read_json
 from tools.launcher.submit import submit
+from transfer import train_net
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -151,28 +154,35 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 
 
+ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    engine: str,
 ):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "smoke.yaml"
-    file.write_text(yaml.safe_dump(smoke_plan(tmp_path)))
+    file.write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
     assert pipeline.run(pipeline.load(str(file), "whole"), Options(cluster="debug")) == 0
     graph = pipeline.load(str(file), "cut")
     assert pipeline.run(graph, options) == 0
     specs = {node.key: node.spec for node in graph.nodes}
     jobs = {key: control_job(spec) for key, spec in specs.items()}
-    for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training on")):
+    for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
         log = Path(specs[key].folder) / "log.txt"
-        wait_for(lambda: log.exists() and sign in log.read_text(), seconds=240)  # noqa: B023
+        wait_for(lambda: log.exists() and re.search(sign, log.read_text()), seconds=240)  # noqa: B023
         time.sleep(3)  # some steps into it
         preempt(slurm_cluster)
         slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
         assert reasons(Path(specs[key].folder), jobs[key]) == [("requeued", "SIGUSR2"), ("done", "")]
     slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=240)
+    found = [read_json(tmp_path / name / "jcl/mask/results.json")["metrics"] for name in ("whole", "cut")]
+    assert found[0] == found[1] and found[0]["bbox"]["AP50"] > 0 and found[0]["segm"]["AP50"] > 0
     one, two = ((tmp_path / name / "report.md").read_text() for name in ("whole", "cut"))
     assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
 
@@ -200,12 +210,56 @@ def smoke_plan(folder: Path) -> dict[str, object]:
         "TRANSFER_OVERRIDES": [
             "DATASETS.TRAIN", coco[0], "DATASETS.TEST", coco[1], "MODEL.ROI_HEADS.NUM_CLASSES", "10",
             "MODEL.RESNETS.DEPTH", "18", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64", "MODEL.DEVICE", "cpu",
-            "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "12", "SOLVER.STEPS", "(8,)", "SOLVER.BASE_LR", "0.001",
+            "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(36,)", "SOLVER.BASE_LR", "0.01",
+            "SOLVER.WARMUP_ITERS", "10", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "SOLVER.CHECKPOINT_PERIOD", "1000",
             "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "DATALOADER.NUM_WORKERS", "0",
-            "TEST.PRECISE_BN.NUM_ITER", "1", "SEED", "1",
+            "TEST.PRECISE_BN.NUM_ITER", "2", "SEED", "1",
         ],
-        "ENGINE": "torchvision",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_transfer_on_two_nodes_equals_two_processes_here(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    tmp_path: Path,
+    engine: str,
+):
+    plan = smoke_plan(tmp_path)
+    assert make_data.main([str(word) for word in plan["DATA"]]) == 0
+    words = ["--engine", engine, *plan["TRANSFER_OVERRIDES"], "SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()"]
+    (job,) = submit([stages.transfer(str(MASK), words, str(tmp_path / "slurm"))], replace(options, nodes=2, tasks=1))
+    here = ["--config-file", str(MASK), "--num-gpus", "2", *words, "OUTPUT_DIR", str(tmp_path / "here")]
+    train_net.main(here)
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
+    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
+    lines = [(tmp_path / name / "metrics.json").read_text().splitlines()[-1] for name in ("slurm", "here")]
+    losses = [{k: v for k, v in json.loads(line).items() if "loss" in k} for line in lines]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) > 4
+
+
+def test_a_linear_probe_on_two_nodes_equals_one_process(
+    options: Options,  # noqa: F811
+    slurm_cluster: SlurmCluster,
+    images: Path,  # noqa: F811
+    tmp_path: Path,
+):
+    more = ["LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.BASE_LR", "0.1"]
+    words = [*tiny(images, tmp_path), *more]
+    spec = stages.probe("linear", "random", overrides=words, folder=str(tmp_path / "slurm"))
+    (job,) = submit([spec], replace(options, nodes=2, tasks=2))
+    run_stage(
+        stages.probe("linear", "random", overrides=words, folder=str(tmp_path / "here")), Options(cluster="debug")
+    )
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    heads = [checkpoint.newest(tmp_path / name)[1]["state_dict"] for name in ("slurm", "here")]
+    for name, value in heads[0].items():
+        assert torch.allclose(value, heads[1][name], atol=1e-4), name
+    one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    assert one["metrics"] == two["metrics"]
 
 
 def test_a_sweep_is_two_arrays_and_a_table(

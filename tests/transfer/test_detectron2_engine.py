@@ -225,22 +225,6 @@ def test_bad_weights_end_the_run_before_it_starts(tmp_path: Path, weights: Path,
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
-def test_batch_norm_is_pooled_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer import detectron2_engine
-
-    def add_other_rank(moments: torch.Tensor) -> None:  # mean 3, variance 2 there
-        moments += torch.tensor([[3.0], [2.0 + 9.0]])
-
-    monkeypatch.setattr(detectron2_engine.dist, "all_reduce", add_other_rank)
-    monkeypatch.setattr(detectron2_engine.dist, "get_world_size", lambda: 2)
-    norm = torch.nn.BatchNorm2d(3)
-    norm.running_mean.fill_(1.0)
-    norm.running_var.fill_(4.0)
-    detectron2_engine.pool_batch_norm(norm)
-    assert torch.allclose(norm.running_mean, torch.full((3,), 2.0))
-    assert torch.allclose(norm.running_var, torch.full((3,), 3.0 + 1.0))  # mean of variances, variance of means
-
-
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path, weights: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Runs an importable function in several gloo processes, for tests; the first failing rank's error is raised."""
+"""Runs an importable function in several processes, for tests; the first failing rank's error is raised."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch.multiprocessing as mp
 from pretrain import distributed
 
 
-def run_ranks(function: Callable, ranks: int, *args) -> None:
-    """Calls ``function(*args)`` in ``ranks`` processes of one gloo group on this machine."""
+def run_ranks(function: Callable, ranks: int, *args, device: str = "cpu") -> None:
+    """Calls ``function(*args)`` in ``ranks`` processes of one group (gloo; nccl on cuda) on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_enter, (ranks, port, function, args), nprocs=ranks, start_method="spawn")
+    mp.start_processes(_enter, (ranks, port, function, args, device), nprocs=ranks, start_method="spawn")
 
 
-def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple) -> None:
+def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     torch.set_num_threads(1)
-    distributed.init("cpu")
+    distributed.init(device)
     try:
         function(*args)
     finally:

@@ -19,6 +19,7 @@ Words after the options are config overrides (KEY VALUE). A run folder that hold
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +40,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         word = (unknown or extra)[0]
         options = [option for action in args.parser._actions for option in action.option_strings]
         raise UserError(f"{args.command} does not know {word!r}{nearest(word, options)}")
+    if args.command == "distributions":
+        args.weights, extra = _until_a_key(args.weights, extra)
     args.overrides, args.words = extra, list(sys.argv[1:] if argv is None else argv)
     from tools.launcher import commands  # after --help: no import of a stage or of submitit before it is needed
 
     return getattr(commands, args.command)(args) or 0
+
+
+def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+    """Paths, and the config overrides that a list of paths of any length has swallowed."""
+    key_like = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z][A-Z0-9_]*)*(=.*)?")
+    at = next((i for i, word in enumerate(words) if key_like.fullmatch(word) and not Path(word).exists()), len(words))
+    return words[:at], [*words[at:], *rest]
 
 
 def _parser() -> argparse.ArgumentParser:

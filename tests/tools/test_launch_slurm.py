@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
 from tests.slurm_cluster import NODES, SlurmCluster
@@ -77,20 +75,6 @@ def test_values_reach_sbatch_unchanged(options: Options, slurm_cluster: SlurmClu
     assert f"Comment={comment}" in told
     assert read_json(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(Path.cwd().glob("hacked")) and not list(tmp_path.glob("hacked"))
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 + 16 images of 20 px in two classes of different colour."""
-    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for split, count in (("train", 24), ("val", 8)):
-        for label, colour in enumerate(((200, 60, 60), (60, 60, 200))):
-            folder = root / split / f"class{label}"
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
-                cv2.imwrite(str(folder / f"{index:03d}.png"), pixels)
-    return root
 
 
 def tiny(images: Path, output: Path, *more: str) -> list[str]:

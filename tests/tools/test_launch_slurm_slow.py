@@ -17,7 +17,7 @@ import yaml
 
 from pretrain import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.test_launch_slurm import images, last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
+from tests.tools.test_launch_slurm import last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
 from tools import make_data
 from tools.launcher import control, pipeline, stages, sweep
 from tools.launcher.options import Options
@@ -131,7 +131,7 @@ def test_a_lost_node_costs_no_more_than_the_step(
 def test_a_preempted_pretraining_ends_bit_equal(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
-    images: Path,  # noqa: F811
+    images: Path,
     tmp_path: Path,
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
@@ -243,7 +243,7 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
 def test_a_linear_probe_on_two_nodes_equals_one_process(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
-    images: Path,  # noqa: F811
+    images: Path,
     tmp_path: Path,
 ):
     more = ["LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.BASE_LR", "0.1"]
@@ -265,7 +265,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
 def test_a_sweep_is_two_arrays_and_a_table(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
-    images: Path,  # noqa: F811
+    images: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,

@@ -6,7 +6,6 @@ import torch
 
 from pretrain.config import load_config
 from pretrain.probe import distributions
-from tests.pretrain.test_train import images  # noqa: F401  (fixture)
 
 
 def test_spread_equals_all_pairs_and_the_explicit_covariance():
@@ -20,7 +19,7 @@ def test_spread_equals_all_pairs_and_the_explicit_covariance():
         assert variance[b].item() == pytest.approx(np.cov(u.T.numpy(), bias=True).diagonal().mean(), rel=1e-5)
 
 
-def test_two_runs_in_one_picture_and_one_table(images, tmp_path):  # noqa: F811
+def test_two_runs_in_one_picture_and_one_table(images, tmp_path):
     cfg = load_config(None, [
         "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path),

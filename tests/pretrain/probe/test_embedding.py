@@ -2,10 +2,9 @@ import csv
 
 from pretrain.config import load_config
 from pretrain.probe import embedding
-from tests.pretrain.test_train import images  # noqa: F401  (fixture)
 
 
-def test_two_colours_lie_apart_on_the_map(images, tmp_path):  # noqa: F811
+def test_two_colours_lie_apart_on_the_map(images, tmp_path):
     cfg = load_config(None, [
         "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path),

@@ -10,10 +10,9 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import knn, linear
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.test_train import images  # noqa: F401  (fixture)
 
 
-def _config(images, output, *more):  # noqa: F811
+def _config(images, output, *more):
     return load_config(None, [
         "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "LINEAR.IMS_PER_BATCH", "16", "LINEAR.EPOCHS", "4", "LINEAR.BASE_LR", "1.0", "LINEAR.STEPS", "[2, 3]",
@@ -22,13 +21,13 @@ def _config(images, output, *more):  # noqa: F811
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
-def test_two_colours_are_told_apart(images, tmp_path, augment):  # noqa: F811
+def test_two_colours_are_told_apart(images, tmp_path, augment):
     results = linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", augment), "random")
     assert results["metrics"]["top1"] > 90
     assert json.loads((tmp_path / "run/results.json").read_text())["stage"] == "linear"
 
 
-def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):  # noqa: F811
+def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
     def run(name, *more):
         return linear.main(_config(images, tmp_path / name, "LINEAR.AUGMENT", "none", *more), "random")
 
@@ -37,7 +36,7 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path): 
     assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
 
 
-def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):  # noqa: F811
+def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
     whole = linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
     real = linear.Heads.set_rates
 
@@ -56,7 +55,7 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch): 
     assert lines[0] == lines[1]
 
 
-def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):  # noqa: F811
+def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
     def run(name, rates):
         cfg = _config(images, tmp_path / name, "LINEAR.AUGMENT", "none", "LINEAR.LRS", rates)
         return linear.main(cfg, "random")
@@ -70,7 +69,7 @@ def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):  # noqa
         run("none", "[1e38]")
 
 
-def test_a_folder_of_another_protocol_or_backbone_is_refused(images, tmp_path):  # noqa: F811
+def test_a_folder_of_another_protocol_or_backbone_is_refused(images, tmp_path):
     output = tmp_path / "run"
     first = linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
     assert linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random") == first
@@ -80,7 +79,7 @@ def test_a_folder_of_another_protocol_or_backbone_is_refused(images, tmp_path): 
         linear.main(_config(images, output, "LINEAR.AUGMENT", "none", "SEED", "3"), "random")
 
 
-def _one_rank_is_told(images, output) -> None:  # noqa: F811
+def _one_rank_is_told(images, output) -> None:
     interrupt.clear()
     if distributed.rank() == 1:
         interrupt.request_stop("told")
@@ -88,17 +87,17 @@ def _one_rank_is_told(images, output) -> None:  # noqa: F811
         linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
 
 
-def test_every_rank_stops_when_one_is_told(images, tmp_path):  # noqa: F811
+def test_every_rank_stops_when_one_is_told(images, tmp_path):
     run_ranks(_one_rank_is_told, 2, images, tmp_path / "run")
     assert linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", "none"), "random")["metrics"]["top1"] > 90
 
 
-def test_unlabelled_data_are_refused_by_name(images, tmp_path):  # noqa: F811
+def test_unlabelled_data_are_refused_by_name(images, tmp_path):
     flat = images / "train" / "class0"
     with pytest.raises(UserError, match="labels"):
         linear.main(_config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{flat}"), "random")
 
 
-def test_knn_of_the_random_encoder(images, tmp_path):  # noqa: F811
+def test_knn_of_the_random_encoder(images, tmp_path):
     results = knn.main(_config(images, tmp_path / "run", "PROBE.KNN_K", "5"), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"

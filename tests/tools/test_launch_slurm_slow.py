@@ -213,6 +213,9 @@ def smoke_plan(folder: Path) -> dict[str, object]:
             "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(36,)", "SOLVER.BASE_LR", "0.01",
             "SOLVER.WARMUP_ITERS", "10", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "SOLVER.CHECKPOINT_PERIOD", "1000",
             "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "DATALOADER.NUM_WORKERS", "0",
+            "MODEL.FPN.OUT_CHANNELS", "64", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "32",
+            "MODEL.ROI_BOX_HEAD.FC_DIM", "64", "MODEL.ROI_MASK_HEAD.NUM_CONV", "1",
+            "MODEL.ROI_MASK_HEAD.CONV_DIM", "32", "TEST.DETECTIONS_PER_IMAGE", "40",
             "TEST.PRECISE_BN.NUM_ITER", "2", "SEED", "1",
         ],
     }  # fmt: skip

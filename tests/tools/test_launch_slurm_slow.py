@@ -229,8 +229,18 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     engine: str,
 ):
     plan = smoke_plan(tmp_path)
-    assert make_data.main([str(word) for word in plan["DATA"]]) == 0
-    words = ["--engine", engine, *plan["TRANSFER_OVERRIDES"], "SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()"]
+    make_data.main([str(word) for word in plan["DATA"]])
+    words = [
+        "--engine",
+        engine,
+        *plan["TRANSFER_OVERRIDES"],
+        "SOLVER.MAX_ITER",
+        "3",
+        "SOLVER.STEPS",
+        "()",
+        "MODEL.WEIGHTS",
+        "",
+    ]
     (job,) = submit([stages.transfer(str(MASK), words, str(tmp_path / "slurm"))], replace(options, nodes=2, tasks=1))
     here = ["--config-file", str(MASK), "--num-gpus", "2", *words, "OUTPUT_DIR", str(tmp_path / "here")]
     train_net.main(here)
@@ -238,8 +248,10 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
     one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
-    lines = [(tmp_path / name / "metrics.json").read_text().splitlines()[-1] for name in ("slurm", "here")]
-    losses = [{k: v for k, v in json.loads(line).items() if "loss" in k} for line in lines]
+    losses = []
+    for name in ("slurm", "here"):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
+        losses.append({k: v for line in lines for k, v in line.items() if "loss" in k})
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) > 4
 
 

@@ -90,6 +90,7 @@ def trainer(args: argparse.Namespace) -> None:
     cfg = detectron2_engine.load_config(args.config_file, args.opts)
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
+    cfg.SOLVER.MAX_ITER += args.rounds + 4  # no round is the last iteration, which would evaluate
     for name in cfg.DATASETS.TRAIN:
         detectron2_engine.register(name)
     with tempfile.TemporaryDirectory() as folder:

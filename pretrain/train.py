@@ -72,6 +72,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     step = learner.load(found[1]) if found else 0
     if found:
         log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+    metrics: MetricsWriter | None = None  # rank 0 writes
     if distributed.is_main():
         if found is None:
             atomic_write(output_dir / "config.yaml", dump(cfg))
@@ -84,9 +85,9 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 
     progress = Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME)
     if _probe_is_due(step, cfg, steps_per_epoch, total_steps):  # stopped between this checkpoint and its kNN?
-        missing = distributed.is_main() and not metrics.holds(step - 1, "knn_top1")
+        missing = metrics is not None and not metrics.holds(step - 1, "knn_top1")
         if distributed.mean_(torch.full((), float(missing), device=device)) > 0:
-            _probe(learner, cfg, device, step, steps_per_epoch, metrics if distributed.is_main() else None, log.info)
+            _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
     while step < total_steps:
         epoch = step // steps_per_epoch
         batches = iter(loader.epoch(epoch, step % steps_per_epoch))
@@ -101,7 +102,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             if step % cfg.SOLVER.LOG_PERIOD == 0 or step == total_steps:
                 values = _mean_over_ranks({"loss": objective.loss.detach(), **objective.metrics})
                 rates = progress.rates()
-                if distributed.is_main():
+                if metrics is not None:
                     corrupt = {"corrupt_images": loader.corrupt_count} if loader.corrupt_count else {}
                     metrics.write(step - 1, {**values, "lr": lr, "epoch": step / steps_per_epoch, **corrupt, **rates})
                     progress.report(f"loss {values['loss']:.4f}  lr {lr:.3g}", rates, force=step == total_steps)
@@ -114,13 +115,13 @@ def main(cfg: CfgNode) -> dict[str, Any]:
                 progress.close()
                 raise interrupt.Stopped(f"{stop}: checkpoint of step {step} is in {output_dir}")
         if _probe_is_due(step, cfg, steps_per_epoch, total_steps):
-            _probe(learner, cfg, device, step, steps_per_epoch, metrics if distributed.is_main() else None, log.info)
+            _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
     progress.close()
 
     knn_score = knn.evaluate(learner.encoder, cfg, device)
     results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": step / steps_per_epoch,
                "steps": step, "metrics": {f"knn_{k}": v for k, v in knn_score.items()}}  # fmt: skip
-    if distributed.is_main():
+    if metrics is not None:
         if knn_score:
             metrics.write(step - 1, results["metrics"])
             log.info(f"kNN top-1 {knn_score['top1']:.2f} ({knn_score['train_images']} images, k {cfg.PROBE.KNN_K})")
@@ -150,7 +151,7 @@ def _probe(
     say: Callable[[str], None],
 ) -> None:
     score = knn.evaluate(learner.encoder, cfg, device)
-    if score and metrics:
+    if score and metrics is not None:
         metrics.write(step - 1, {f"knn_{k}": v for k, v in score.items()})
         say(f"epoch {step // steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
 

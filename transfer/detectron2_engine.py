@@ -157,6 +157,7 @@ class Trainer(DefaultTrainer):
                 hook = hooks.EvalHook(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
             elif isinstance(hook, hooks.PreciseBN):
                 period, count = self.cfg.TEST.EVAL_PERIOD, self.cfg.TEST.PRECISE_BN.NUM_ITER
+                # Stock makes the hook only where there are BN layers.
                 hook = PreciseBatchNorm(period, self._trainer.model, hook._data_loader, count)
             built.extend([] if hook is None else [hook])
         return [*built, StopOnRequest(self.checkpointer)]
@@ -188,8 +189,6 @@ class PreciseBatchNorm(hooks.PreciseBN):
     trainer: Trainer  # type: ignore[assignment]
 
     def update_stats(self) -> None:
-        if self._disabled:
-            return
         seed, self._data_iter = self.trainer.seed, None
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
         if isinstance(self._data_loader, TrainingBatches):

@@ -265,7 +265,7 @@ PIPELINES = sorted((Path(__file__).parents[2] / "configs" / "pipeline").glob("*.
 def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parents[2])
     graph = pipeline.load(str(path))
-    assert f"{path.name}" in path.read_text() or "make demo" in path.read_text()
+    assert path.name in path.read_text() or "make demo" in path.read_text()
     assert {node.spec.stage for node in graph.nodes} >= {"pretrain", "knn" if path.stem != "jcl_table2" else "transfer"}
     assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
 

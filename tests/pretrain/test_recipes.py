@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2] / "configs" / "pretrain"
 # One leaf an objective in the ordinary suite, on ImageNet's stem where there is one: it is the faster at 32 pixels.
 ORDINARY = {
     "mocov1_R50_IN1k_200ep", "mocov2_R18_IN100_100ep", "multikey_R50_IN1k_200ep", "jcl_R18_IN100_100ep",
-    "sce_R18_cifar10_200ep", "ressl_R18_cifar10_200ep", "tcl_R18_imagenet100_400ep",
+    "sce_R50_IN1k_200ep", "ressl_R18_cifar10_200ep", "tcl_R18_imagenet100_400ep",
     "supcon_R50_imagenet100_100ep", "simclr_R18_imagenet100_400ep",
 }  # fmt: skip
 LEAVES = [p for p in sorted(ROOT.rglob("*.yaml")) if not p.name.startswith("Base-") and p.parent.name != "sweeps"]

@@ -36,7 +36,7 @@ def smoke_words(tmp_path: Path, leaf: str) -> list[str]:
 def test_there_is_a_leaf_for_every_row_of_table_2() -> None:
     for detector in ("", "mask_", "keypoint_"):
         assert f"coco_{detector}R18_FPN_1x_simclr.yaml" in LEAVES
-        assert {f"coco_{detector}R50_FPN_1x_{init}.yaml" for init in (*INITS, "tcl")} <= set(LEAVES)
+        assert {f"coco_{detector}R50_FPN_1x_{init}.yaml" for init in (*INITS, "tcl", "sce")} <= set(LEAVES)
         assert {f"coco_{detector}R50_FPN_2x_{init}.yaml" for init in ("mocov2", "jcl")} <= set(LEAVES)
 
 
@@ -63,7 +63,7 @@ def test_header_has_the_commands_and_the_papers_numbers(leaf: str) -> None:
     text = (CONFIGS / leaf).read_text()
     assert f"python transfer/train_net.py --config-file configs/{leaf}" in text and "Hardware:" in text
     assert ("python tools/convert_to_d2.py" in text) == ("random" not in leaf)
-    if leaf.endswith(("_tcl.yaml", "_simclr.yaml")):
+    if leaf.endswith(("_tcl.yaml", "_sce.yaml", "_simclr.yaml")):
         assert "Published: none" in text
     elif "_1x_" in leaf and "4conv1fc" not in leaf:
         task = "segm" if "_mask_" in leaf else "keypoints" if "_keypoint_" in leaf else "bbox"

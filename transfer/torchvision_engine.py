@@ -169,9 +169,6 @@ class _Training:
         began = time.perf_counter()
         batch = next(batches)
         waited = time.perf_counter() - began
-        for record in batch:
-            if isinstance(record, UserError):
-                raise record
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
         torch.manual_seed(mix(self.seed, iteration, self.rank))
         with torch.autocast(self.device.type, enabled=self.cfg.SOLVER.AMP.ENABLED, dtype=torch.float16):
@@ -218,10 +215,14 @@ class _Training:
         return [value / self.world for value in sums]
 
     def _batches(self, start: int, seed: int, workers: int) -> Iterator[list[Any]]:
-        loader = training_loader(
+        """Endless batches from number ``start`` on; raises the UserError of a record that cannot be made."""
+        for batch in training_loader(
             self.cfg, self.records, self.info, seed=seed, rank=self.rank, world=self.world, start=start, workers=workers
-        )
-        return iter(loader)
+        ):
+            for record in batch:
+                if isinstance(record, UserError):
+                    raise record
+            yield batch
 
     def _precise_bn(self, iteration: int) -> None:
         """Replaces the running statistics by the true averages over NUM_ITER batches, the same in every process."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader, Dataset
 
@@ -71,7 +72,7 @@ def training_loader(
         weights = repeat_factors(records, loader.REPEAT_THRESHOLD, loader.REPEAT_SQRT)
     wide = [r["width"] > r["height"] for r in records] if loader.ASPECT_RATIO_GROUPING else None
     batches = Batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
-    return _loader(Records(records, mapper(cfg, True, info.flip), seed), workers, batch_sampler=batches)
+    return _loader(cfg, Records(records, mapper(cfg, True, info.flip), seed), workers, batch_sampler=batches)
 
 
 def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, world: int) -> DataLoader:
@@ -79,8 +80,9 @@ def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, wo
     share = records[len(records) * rank // world : len(records) * (rank + 1) // world]
     if not share:
         return DataLoader([])  # type: ignore[arg-type]
-    return _loader(Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_size=1)
+    return _loader(cfg, Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_size=1)
 
 
-def _loader(dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:
-    return ShieldedDataLoader(dataset, num_workers=workers, collate_fn=list, **kwargs)
+def _loader(cfg: CfgNode, dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:
+    pin = cfg.MODEL.DEVICE.startswith("cuda") and torch.cuda.is_available()  # so that copies to the device do not wait
+    return ShieldedDataLoader(dataset, num_workers=workers, collate_fn=list, pin_memory=pin, **kwargs)

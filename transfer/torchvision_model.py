@@ -78,7 +78,7 @@ class Detector(nn.Module):
         height, width = (-(-max(side) // 32) * 32 for side in zip(*sizes, strict=True))
         batch = self.mean.new_zeros(len(images), 3, height, width)
         for slot, image, (h, w) in zip(batch, images, sizes, strict=True):
-            slot[:, :h, :w] = (image.to(self.mean.device) - self.mean) / self.std
+            slot[:, :h, :w] = (image.to(self.mean.device, non_blocking=True) - self.mean) / self.std
         return batch, sizes
 
 

@@ -7,6 +7,7 @@ background is class K, the last one, as in Detectron2. Targets of an image: ``bo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from pycocotools import mask as coco_mask
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, BoxCoder
+from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from .torchvision_rpn import RoIPooler, match
+from .torchvision_rpn import RoIPooler, match, subsample
 
 Target = dict[str, Any]
 
@@ -79,7 +80,7 @@ class RoIHeads(nn.Module):
         if keypoint:
             self.keypoint_pooler, self.keypoint_head = keypoint
         self.num_classes, self.iou_threshold, self.append_gt = num_classes, iou_threshold, append_gt
-        self.sampler = BalancedPositiveNegativeSampler(batch_size_per_image, positive_fraction)
+        self.batch_size_per_image, self.positive_fraction = batch_size_per_image, positive_fraction
         self.box_coder = BoxCoder(box_weights)
         self.beta, self.box_loss_weight = beta, box_loss_weight
         self.keypoint_loss_weight, self.keypoint_normaliser = keypoint_loss_weight, keypoint_normaliser
@@ -90,10 +91,7 @@ class RoIHeads(nn.Module):
         boxes, labels, matched = self.sample(proposals, targets)
         logits, deltas = self.box_predictor(self.box_head(self.box_pooler(features, boxes)))
         losses = self.box_losses(logits, deltas, boxes, labels, matched, targets)
-        foreground = [torch.where(label < self.num_classes)[0] for label in labels]
-        boxes, labels, matched = (
-            [x[i] for x, i in zip(xs, foreground, strict=True)] for xs in (boxes, labels, matched)
-        )
+        boxes, labels = _in_front(boxes, matched), _in_front(labels, matched)
         if self.has_mask:
             logits = self.mask_head(self.mask_pooler(features, boxes))
             losses["loss_mask"] = mask_loss(logits, boxes, labels, matched, targets)
@@ -103,19 +101,19 @@ class RoIHeads(nn.Module):
 
     @torch.no_grad()
     def sample(self, proposals: list[Tensor], targets: list[Target]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Boxes (R_i, 4), classes (R_i,) and ground-truth indices (R_i,) of every image's proposals to train on."""
+        """Every image's proposals to train on: boxes (R_i, 4), classes (R_i,), and of the F_i in front, which are not
+
+        background, the ground-truth indices (F_i,).
+        """
         boxes, labels, matched = [], [], []
         for proposal, target in zip(proposals, targets, strict=True):
             if self.append_gt:
                 proposal = torch.cat([proposal, target["boxes"]])
             index, positive = match(target["boxes"], proposal, self.iou_threshold)
-            label = torch.full_like(index, self.num_classes)
-            label[positive] = target["labels"][index[positive]]
-            fg, bg = self.sampler([positive.long()])
-            chosen = torch.where(fg[0] | bg[0])[0]
-            boxes.append(proposal[chosen])
-            labels.append(label[chosen])
-            matched.append(index[chosen])
+            foreground, background = subsample(positive, self.batch_size_per_image, self.positive_fraction)
+            matched.append(index[foreground])
+            boxes.append(proposal[torch.cat([foreground, background])])
+            labels.append(torch.cat([target["labels"][matched[-1]], torch.full_like(background, self.num_classes)]))
         return boxes, labels, matched
 
     def box_losses(
@@ -128,13 +126,11 @@ class RoIHeads(nn.Module):
         targets: list[Target],
     ) -> dict[str, Tensor]:
         """Cross-entropy over K + 1 classes and smooth L1 over the true class's deltas, both averaged over all RoIs."""
-        label = torch.cat(labels)
-        gt = torch.cat(
-            [t["boxes"][i] if len(t["boxes"]) else b for t, i, b in zip(targets, matched, boxes, strict=True)]
-        )
-        foreground = torch.where(label < self.num_classes)[0]
-        chosen = deltas.view(-1, self.num_classes, 4)[foreground, label[foreground]]
-        wanted = self.box_coder.encode_single(gt[foreground], torch.cat(boxes)[foreground])
+        label, true_class = torch.cat(labels), torch.cat(_in_front(labels, matched))
+        each = deltas.view(-1, self.num_classes, 4).split([len(box) for box in boxes])
+        chosen = torch.cat(_in_front(each, matched))[torch.arange(len(true_class), device=label.device), true_class]
+        gt = torch.cat([t["boxes"][i] for t, i in zip(targets, matched, strict=True)])
+        wanted = self.box_coder.encode_single(gt, torch.cat(_in_front(boxes, matched)))
         regression = F.smooth_l1_loss(chosen.float(), wanted, beta=self.beta, reduction="sum")
         return {
             "loss_cls": F.cross_entropy(logits, label) if len(label) else logits.sum() * 0.0,
@@ -186,14 +182,18 @@ class RoIHeads(nn.Module):
     def filter(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
         """One image's decoded boxes (R, K, 4) and probabilities (R, K + 1): threshold, NMS a class, the best D."""
         finite = torch.isfinite(boxes).flatten(1).all(1) & torch.isfinite(scores).all(1)
-        boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite][:, :-1]
-        passed = scores > self.score_thresh
-        labels = torch.where(passed)[1]
-        boxes, scores = boxes[passed], scores[passed]
+        scores = scores[:, :-1]
+        rows, labels = torch.where((scores > self.score_thresh) & finite[:, None])
+        boxes, scores = clip_boxes_to_image(boxes[rows, labels], size), scores[rows, labels]
         keep = batched_nms(boxes, scores, labels, self.nms_thresh)
         if self.detections_per_image >= 0:
             keep = keep[: self.detections_per_image]
         return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+
+
+def _in_front(parts: Sequence[Tensor], matched: Sequence[Tensor]) -> list[Tensor]:
+    """Of every image's RoIs those with a ground-truth box: they come first, so nothing has to be looked for."""
+    return [part[: len(index)] for part, index in zip(parts, matched, strict=True)]
 
 
 def mask_loss(
@@ -202,25 +202,32 @@ def mask_loss(
     """Mean binary cross-entropy of the true class's mask logits, (R, K, M, M)."""
     if len(logits) == 0:
         return logits.sum() * 0.0
-    side = logits.shape[-1]
-    wanted = torch.cat(
-        [crop_masks(t["masks"], b, i, side) for t, b, i in zip(targets, boxes, matched, strict=True) if len(i)]
-    )
+    wanted = crop_masks([t["masks"] for t in targets], boxes, matched, logits.shape[-1])
     label = torch.cat(labels)
     chosen = logits[torch.arange(len(label), device=label.device), label]
     return F.binary_cross_entropy_with_logits(chosen, wanted.to(chosen.dtype))
 
 
-def crop_masks(masks: Any, boxes: Tensor, index: Tensor, side: int) -> Tensor:
-    """Mask targets (R, side, side), bool: instance ``index[r]``'s mask inside ``boxes[r]``.
+def crop_masks(masks: Sequence[Any], boxes: list[Tensor], matched: list[Tensor], side: int) -> Tensor:
+    """Mask targets (R, side, side), bool, of all images: the matched instance's mask inside each box.
 
     Polygons are rasterised at the target's resolution by COCO's routine; bit masks are averaged by RoIAlign, >= 0.5.
     """
-    if isinstance(masks, Tensor):
-        rois = torch.cat([index[:, None].to(boxes.dtype), boxes], 1)
-        return roi_align(masks[:, None].to(boxes.dtype), rois, side, 1.0, 0, aligned=True)[:, 0] >= 0.5
-    crops = [rasterise(masks[i], box, side) for i, box in zip(index.tolist(), boxes.cpu().numpy(), strict=True)]
-    return torch.from_numpy(np.stack(crops)).to(boxes.device)
+    rois = [torch.cat([i[:, None].to(b.dtype), b], 1) for b, i in zip(boxes, matched, strict=True)]
+    if isinstance(masks[0], Tensor):
+        crops = [
+            roi_align(mask[:, None].to(roi.dtype), roi, side, 1.0, 0, aligned=True)[:, 0] >= 0.5
+            for mask, roi in zip(masks, rois, strict=True)
+            if len(roi)
+        ]
+        return torch.cat(crops)
+    on_host = torch.cat(rois).cpu().split([len(roi) for roi in rois])
+    crops = [
+        rasterise(polygons[int(roi[0])], roi[1:], side)
+        for polygons, part in zip(masks, on_host, strict=True)
+        for roi in part.numpy()
+    ]
+    return torch.from_numpy(np.stack(crops)).to(boxes[0].device)
 
 
 def rasterise(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndarray:

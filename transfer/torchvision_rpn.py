@@ -1,5 +1,7 @@
 r"""Anchors, region proposals and RoI pooling of torchvision, changed where Detectron2's differ.
 
+What needs an answer from the device makes the host wait for all it has queued; there is as little of it as can be.
+
 Shapes: N images, A anchors over all levels, R proposals or RoIs, C channels. Boxes are x0, y0, x1, y1 in pixels of the
 resized image; level p(l) has stride 2**l.
 """
@@ -47,6 +49,7 @@ class Anchors(AnchorGenerator):
 
     def per_level(self, features: Sequence[Tensor]) -> list[Tensor]:
         """The anchors of one image, (H * W * anchors a cell, 4) a level."""
+        self.cell_anchors = [cell.to(features[0].device) for cell in self.cell_anchors]  # moves them once
         anchors = []
         for feature, stride, cell in zip(features, self.strides, self.cell_anchors, strict=True):
             y, x = (
@@ -55,7 +58,7 @@ class Anchors(AnchorGenerator):
             )
             shift_y, shift_x = (grid.reshape(-1) for grid in torch.meshgrid(y, x, indexing="ij"))
             shifts = torch.stack((shift_x, shift_y, shift_x, shift_y), dim=1)
-            anchors.append((shifts[:, None] + cell.to(feature.device)[None]).reshape(-1, 4))
+            anchors.append((shifts[:, None] + cell[None]).reshape(-1, 4))
         return anchors
 
 
@@ -108,20 +111,24 @@ class RegionProposals(RegionProposalNetwork):
         self, anchors: Tensor, logits: Tensor, deltas: Tensor, targets: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Losses of the sampled anchors; logits (N, A), deltas (N, A, 4)."""
-        images = len(targets)
-        labels, matched = self.assign_targets_to_anchors([anchors] * images, targets)
-        # The sampler draws positives, then negatives, image by image: Detectron2's order of random numbers.
-        positive, negative = (torch.stack(masks).bool() for masks in self.fg_bg_sampler(labels))
-        sampled = positive | negative
-        normaliser = self.fg_bg_sampler.batch_size_per_image * images
-        cls = F.binary_cross_entropy_with_logits(
-            logits[sampled], torch.stack(labels)[sampled].to(logits.dtype), reduction="sum"
+        labels, matched = self.assign_targets_to_anchors([anchors] * len(targets), targets)
+        size, fraction = self.fg_bg_sampler.batch_size_per_image, self.fg_bg_sampler.positive_fraction
+        positives, negatives = zip(*(subsample(label, size, fraction) for label in labels), strict=True)
+        normaliser = size * len(targets)
+        positive, negative = (
+            torch.cat([index + image * len(anchors) for image, index in enumerate(indices)])
+            for indices in (positives, negatives)
         )
-        chosen = [anchors[mask] for mask in positive]
-        wanted = [boxes[mask] for boxes, mask in zip(matched, positive, strict=True)]
+        sampled = logits.flatten()[torch.cat([positive, negative])]
+        wanted = torch.zeros_like(sampled)
+        wanted[: len(positive)] = 1.0
+        cls = F.binary_cross_entropy_with_logits(sampled, wanted, reduction="sum")
+        boxes = torch.cat([box[index] for box, index in zip(matched, positives, strict=True)])
+        chosen = torch.cat([anchors[index] for index in positives])
         loc = F.smooth_l1_loss(
-            deltas[positive].float(), torch.cat(self.box_coder.encode(wanted, chosen)), beta=self.beta, reduction="sum"
-        )
+            deltas.reshape(-1, 4)[positive].float(), self.box_coder.encode_single(boxes, chosen), beta=self.beta,
+            reduction="sum",
+        )  # fmt: skip
         return {
             "loss_rpn_cls": cls / normaliser * self.loss_weight,
             "loss_rpn_loc": loc / normaliser * (self.loss_weight * self.box_loss_weight),
@@ -139,23 +146,25 @@ class RegionProposals(RegionProposalNetwork):
         Raises:
             FloatingPointError: a box or score is not finite in training.
         """
-        scores, boxes, levels = [], [], []
+        scores, picked, bases, levels = [], [], [], []
         for level, (anchor, logit, delta) in enumerate(zip(anchors, logits, deltas, strict=True)):
             best, index = logit.topk(min(self.pre_nms_top_n(), logit.shape[1]), dim=1)
-            picked = delta.gather(1, index[..., None].expand(-1, -1, 4)).float()
             scores.append(best)
-            boxes.append(
-                self.box_coder.decode_single(picked.reshape(-1, 4), anchor[index.reshape(-1)]).reshape(picked.shape)
-            )
+            picked.append(delta.gather(1, index[..., None].expand(-1, -1, 4)).float())
+            bases.append(anchor[index])
             levels.append(torch.full_like(index[0], level))
-        all_levels, results = torch.cat(levels), []
-        for box, score, size in zip(torch.cat(boxes, 1), torch.cat(scores, 1), image_sizes, strict=True):
-            finite = torch.isfinite(box).all(1) & torch.isfinite(score)
-            if self.training and not finite.all():
-                raise FloatingPointError("a proposal's box or score is not finite")
+        all_deltas, score_NR, all_levels = torch.cat(picked, 1), torch.cat(scores, 1), torch.cat(levels)
+        box_NR4 = self.box_coder.decode_single(all_deltas.flatten(0, 1), torch.cat(bases, 1).flatten(0, 1))
+        box_NR4 = box_NR4.reshape(all_deltas.shape)
+        finite_NR = torch.isfinite(box_NR4).all(2) & torch.isfinite(score_NR)
+        if self.training and not finite_NR.all():
+            raise FloatingPointError("a proposal's box or score is not finite")
+        results = []
+        for box, score, finite, size in zip(box_NR4, score_NR, finite_NR, image_sizes, strict=True):
             box = clip_boxes_to_image(box, size)
             keep = finite & (box[:, 2] - box[:, 0] > self.min_size) & (box[:, 3] - box[:, 1] > self.min_size)
-            box, score, level = box[keep], score[keep], all_levels[keep]
+            kept = torch.where(keep)[0]
+            box, score, level = box[kept], score[kept], all_levels[kept]
             results.append(box[batched_nms(box, score, level, self.nms_thresh)[: self.post_nms_top_n()]])
         return results
 
@@ -172,12 +181,29 @@ class RoIPooler(nn.Module):
         rois = torch.cat([F.pad(b, (1, 0), value=i) for i, b in enumerate(boxes)])
         side = ((rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2])).sqrt()
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).long()
-        out = features[0].new_zeros(len(rois), features[0].shape[1], self.resolution, self.resolution)
-        for stage, feature in enumerate(features[:4], start=2):
-            index = torch.where(level == stage)[0]
-            pooled = roi_align(feature, rois[index], self.resolution, 0.5**stage, self.sampling_ratio, aligned=True)
-            out.index_put_((index,), pooled.to(out.dtype))
-        return out
+        # Sorted by level, one reading of the counts cuts them: looking for each level's RoIs would wait four times.
+        order = torch.argsort(level, stable=True)
+        counts = (level[:, None] == torch.arange(2, 6, device=level.device)).sum(0).tolist()
+        pooled = [
+            roi_align(feature, part, self.resolution, 0.5**stage, self.sampling_ratio, aligned=True)
+            for stage, (feature, part) in enumerate(zip(features[:4], rois[order].split(counts), strict=True), start=2)
+        ]
+        out = features[0].new_empty(len(rois), features[0].shape[1], self.resolution, self.resolution)
+        return out.index_copy_(0, order, torch.cat(pooled).to(out.dtype))
+
+
+def subsample(labels: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
+    """Indices of positives (labels above 0) and negatives (0), drawn at random: positives first, as Detectron2 draws.
+
+    Args:
+        labels: (R,); what is below 0 is ignored.
+        size: positives and negatives together, at most.
+        positive_fraction: of ``size``, at most so many positives; negatives take what is left.
+    """
+    positive, negative = torch.where(labels > 0)[0], torch.where(labels == 0)[0]
+    taken = min(len(positive), int(size * positive_fraction))
+    positive = positive[torch.randperm(len(positive), device=labels.device)[:taken]]
+    return positive, negative[torch.randperm(len(negative), device=labels.device)[: size - taken]]
 
 
 def match(gt_boxes: Tensor, boxes: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

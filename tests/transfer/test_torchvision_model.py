@@ -53,10 +53,10 @@ def test_matching_takes_the_highest_overlap_and_the_threshold():
 def test_mask_targets_of_polygons_and_bit_maps_agree():
     square = np.array([8.0, 8, 24, 8, 24, 24, 8, 24])
     box = torch.tensor([[0.0, 0, 32, 32]])
-    polygon = crop_masks([[square]], box, torch.tensor([0]), 8)
+    polygon = crop_masks([[[square]]], [box], [torch.tensor([0])], 8)
     bitmap = torch.zeros(1, 32, 32, dtype=torch.bool)
     bitmap[:, 8:24, 8:24] = True
-    assert torch.equal(polygon, crop_masks(bitmap, box, torch.tensor([0]), 8))
+    assert torch.equal(polygon, crop_masks([bitmap], [box], [torch.tensor([0])], 8))
     expected = torch.zeros(8, 8, dtype=torch.bool)
     expected[2:6, 2:6] = True
     assert torch.equal(polygon[0], expected)

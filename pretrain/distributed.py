@@ -178,7 +178,7 @@ class ExchangePlan:
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on ``device``, in order but without waiting for the device, as unpinned memory would."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def mean_(x: Tensor) -> Tensor:

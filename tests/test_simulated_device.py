@@ -1,0 +1,139 @@
+"""Both stages on a simulated device: the CPU's numbers, nothing on the wrong device, and how often the host waits."""
+
+from __future__ import annotations
+
+import collections
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain import distributed, train
+from pretrain.config import load_config
+from pretrain.methods import METHODS
+from tests import simulated_device
+from tests.transfer import tiny_coco
+from transfer import torchvision_engine, train_net
+
+KINDS = ("faster", "mask", "keypoint")
+ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+Waits = collections.Counter[tuple[str, str]]
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)
+    simulated_device.register()
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Callable]:
+    """Calls a function in a process that has the device: its name stays for good, and no other test shall meet it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def _rules() -> None:
+    with simulated_device.SimulatedDevice() as device:
+        x = torch.arange(6.0).reshape(2, 3).to("sim").requires_grad_()
+        assert str(x.device) == "sim:0" and torch.ones(2, device="sim").device == x.device
+        (x * 2).square().sum().backward()
+        assert x.grad is not None and torch.equal(x.grad.cpu(), 8 * torch.arange(6.0).reshape(2, 3))
+        for wrong in (lambda: x + torch.ones(3), lambda: torch.ones(2, 3)[x.long()], lambda: torch.cat([x, x.cpu()])):
+            with pytest.raises(RuntimeError, match="same device"):
+                wrong()
+        with pytest.raises(TypeError, match="numpy"):
+            x.detach().numpy()
+        assert (x + torch.tensor(1.0)).device == x.device  # a number of the CPU may join in, as on CUDA
+        device.waits.clear()
+        y = x.detach().clone()
+        y[y > 1] = 0.0
+        y.to("cpu", non_blocking=True)
+        assert not device.waits
+        assert y[y < 1].tolist() and y.sum().item() == 1.0 and len(torch.where(y > 0)[0]) == 1
+        assert [reason for reason, _ in device.waits.elements()] == [
+            "index by a mask", "copy between devices", "aten._local_scalar_dense.default", "aten.nonzero.default",
+        ]  # fmt: skip
+        assert {line.split(":")[0] for _, line in device.waits} == {"tests/test_simulated_device.py"}
+
+
+def test_the_simulation_has_the_rules_of_a_gpu(elsewhere: Callable) -> None:
+    elsewhere(_rules)
+
+
+def _pretrain(images: Path, output: Path, device: str, steps: int, *more: str) -> tuple[list[float], Any, Waits]:
+    """The loss of every step, the last evaluation, and the waits."""
+    words = [
+        "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16",
+        "MODEL.QUEUE_SIZE", "24",
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.MAX_STEPS", str(steps), "DATA.TRAIN", f"folder:{images}",
+        "VIEWS.IMAGE_SIZE", "32", "PROBE.KNN_K", "5", "DATALOADER.NUM_WORKERS", "0", "OUTPUT_DIR", str(output), *more,
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
+        patch.setattr(distributed, "init", lambda name="auto": torch.device(device))
+        results = train.main(load_config(None, words))
+    lines = [json.loads(line) for line in (output / "metrics.json").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line], results["metrics"], simulated.waits
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp_path: Path, method: str) -> None:
+    many = "2" if METHODS[method].many_keys else "1"
+    words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", many, "SOLVER.LOG_PERIOD", "1", "VIEWS.EXECUTOR", "device")
+    *on_cpu, _ = elsewhere(_pretrain, images, tmp_path / "cpu", "cpu", 2, *words)
+    *on_device, _ = elsewhere(_pretrain, images, tmp_path / "sim", "sim:0", 2, *words)
+    assert len(on_cpu[0]) == 2 and on_device == on_cpu
+
+
+@pytest.mark.parametrize("method", ["jcl", "tcl"])  # with a queue and without
+def test_a_step_of_pretraining_waits_for_nothing(
+    elsewhere: Callable, images: Path, tmp_path: Path, method: str
+) -> None:
+    words = ("METHOD.NAME", method, "SOLVER.LOG_PERIOD", "100", "VIEWS.EXECUTOR", "device")
+    *_, few = elsewhere(_pretrain, images, tmp_path / "few", "sim:0", 2, *words)
+    *_, more = elsewhere(_pretrain, images, tmp_path / "more", "sim:0", 4, *words)
+    assert few and more == few  # what is before the first step and after the last
+
+
+def _fine_tune(folder: Path, engine: str, kind: str, device: str, iterations: int, test: bool) -> tuple[Any, Waits]:
+    """The lines of metrics.json without times, and the waits."""
+    name = tiny_coco.write(folder / "data", keypoints=kind == "keypoint")
+    (folder / "empty.yaml").write_text("VERSION: 2\n")
+    keys: dict[str, Any] = {
+        **tiny_coco.MODEL_KEYS, "DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,) if test else (),
+        "MODEL.DEVICE": device, "OUTPUT_DIR": str(folder / "out"), "SOLVER.MAX_ITER": iterations, "SOLVER.STEPS": [],
+        "TEST.PRECISE_BN.ENABLED": test, "TEST.PRECISE_BN.NUM_ITER": 1, "SEED": 1,
+        "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3, "MODEL.MASK_ON": kind == "mask",
+        "MODEL.KEYPOINT_ON": kind == "keypoint",
+    }  # fmt: skip
+    words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+    with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
+        patch.setattr(torchvision_engine, "join", lambda name, world: torch.device(device))
+        train_net.work(train_net.argument_parser().parse_args(words))
+    lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
+    timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]
+    return timeless, simulated.waits
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fine_tuning_has_the_cpus_numbers(elsewhere: Callable, tmp_path: Path, engine: str, kind: str) -> None:
+    on_cpu, _ = elsewhere(_fine_tune, tmp_path / "cpu", engine, kind, "cpu", 2, True)
+    on_device, _ = elsewhere(_fine_tune, tmp_path / "sim", engine, kind, "sim", 2, True)
+    assert "bbox/AP" in {key for line in on_cpu for key in line} and on_device == on_cpu
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_torchvision_engine_waits_less_than_half_as_often(elsewhere: Callable, tmp_path: Path, kind: str) -> None:
+    each = {}
+    for engine in ("torchvision", "detectron2"):
+        counts = [
+            elsewhere(_fine_tune, tmp_path / engine / str(n), engine, kind, "sim", n, False)[1].total() for n in (1, 3)
+        ]
+        each[engine] = (counts[1] - counts[0]) / 2
+    assert 0 < each["torchvision"] < each["detectron2"] / 2

@@ -8,7 +8,6 @@ need not be a multiple of the number of processes.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .common import process_group
 from .common.errors import UserError
 
 
@@ -28,21 +28,7 @@ def init(device_name: str = "auto") -> torch.device:
     """
     if device_name == "cuda" and not torch.cuda.is_available():
         raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
-    use_cuda = device_name == "cuda" or (device_name == "auto" and torch.cuda.is_available())
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if use_cuda:
-        count = torch.cuda.device_count()
-        device = torch.device("cuda", local_rank if local_rank < count else 0)  # SLURM may show each task only its own
-        if local_rank >= count > 1:
-            raise UserError(
-                f"local rank {local_rank} but {count} GPUs are visible; start at most {count} processes a node"
-            )
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=datetime.timedelta(minutes=30))
-    return device
+    return process_group.join(device_name != "cpu" and torch.cuda.is_available())
 
 
 def shutdown() -> None:

@@ -112,7 +112,7 @@ def _fine_tune(folder: Path, engine: str, kind: str, device: str, iterations: in
     }  # fmt: skip
     words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
     with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
-        patch.setattr(torchvision_engine, "join", lambda name, world: torch.device(device))
+        patch.setattr(torchvision_engine, "join", lambda name: torch.device(device))
         train_net.work(train_net.argument_parser().parse_args(words))
     lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]

@@ -81,7 +81,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     cfg, notes = _adapt(cfg)
     check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    join(cfg.MODEL.DEVICE, world)
+    join(cfg.MODEL.DEVICE)
     if world > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
     default_setup(cfg, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))

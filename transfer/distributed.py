@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 
+from pretrain.common import process_group
 from pretrain.common.errors import UserError
 
 
-def join(device_name: str, world: int) -> torch.device:
-    """This process's device; joins the process group of the environment (RANK, MASTER_ADDR, ...) where ``world`` > 1.
+def join(device_name: str) -> torch.device:
+    """This process's device; joins the process group of the environment (RANK, WORLD_SIZE, MASTER_ADDR, ...), if any.
 
     Args:
         device_name: MODEL.DEVICE; cuda means the CPU where there is no GPU.
 
     Raises:
-        UserError: more processes on this machine than GPUs.
+        UserError: one GPU of several by its number, or more processes on this machine than GPUs.
     """
-    cuda = device_name.startswith("cuda") and torch.cuda.is_available()
-    device = torch.device("cpu")
-    if cuda:
-        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count > 1:
-            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
-        device = torch.device("cuda", local if local < count else 0)  # SLURM may show each task only its own
-        torch.cuda.set_device(device)
-    if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
-    return device
+    kind, _, number = device_name.partition(":")
+    if number:
+        raise UserError(f"MODEL.DEVICE is {device_name}; say {kind}, and choose by CUDA_VISIBLE_DEVICES={number}")
+    return process_group.join(kind == "cuda" and torch.cuda.is_available())
 
 
 def shared_seed(configured: int, world: int) -> int:

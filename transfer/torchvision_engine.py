@@ -62,7 +62,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     """
     check_supported(cfg)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = join(cfg.MODEL.DEVICE, world)
+    device = join(cfg.MODEL.DEVICE)
     cfg = scale_to_world(cfg, world)
     out = Path(cfg.OUTPUT_DIR)
     if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):

@@ -1,0 +1,43 @@
+"""Which device a rank gets, and what it says when there are too few."""
+
+import pytest
+import torch
+
+from pretrain.common import process_group
+from pretrain.common.errors import UserError
+from transfer.distributed import join
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Pretends to so many GPUs; returns the devices chosen."""
+    chosen = []
+
+    def pretend(count: int, local_rank: int) -> list:
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        return chosen
+
+    return pretend
+
+
+@pytest.mark.parametrize(("count", "local_rank", "index"), [(4, 3, 3), (1, 0, 0), (1, 3, 0)])
+def test_a_rank_takes_its_gpu_or_the_only_one_it_sees(gpus, count, local_rank, index):
+    chosen = gpus(count, local_rank)
+    assert process_group.join(True) == torch.device("cuda", index) == chosen[0]
+    assert join("cuda") == torch.device("cuda", index)
+    assert join("cpu") == process_group.join(False) == torch.device("cpu")
+
+
+def test_more_ranks_than_gpus(gpus):
+    chosen = gpus(2, 2)
+    with pytest.raises(UserError, match="local rank 2 but 2 GPUs are visible; start at most 2 processes"):
+        process_group.join(True)
+    assert not chosen
+
+
+def test_a_gpu_is_not_chosen_by_number():
+    with pytest.raises(UserError, match="MODEL.DEVICE is cuda:1; say cuda, and choose by CUDA_VISIBLE_DEVICES=1"):
+        join("cuda:1")

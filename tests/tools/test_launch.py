@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tools import launch
-from tools.launcher import options, pipeline, stages, submit, sweep
+from tools.launcher import options, stages, submit
 from tools.launcher.graph import Graph, Node, begin, run_here
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
@@ -214,27 +214,6 @@ def test_a_second_job_in_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest
         submit.refuse_if_running(tmp_path)
 
 
-def test_pipeline_file_becomes_a_graph(tmp_path: Path):
-    config = tmp_path / "mask.yaml"
-    config.write_text("VERSION: 2\n")
-    file = tmp_path / "p.yaml"
-    file.write_text(
-        "OUTPUT_DIR: out\nDATA: digits data\nKNN: ['']\nTRANSFER: {mask: mask.yaml}\nBRANCHES:\n"
-        f"  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, OVERRIDES: [SEED, 3]}}\n"
-    )
-    graph = pipeline.load(str(file))
-    assert {node.key: node.parents for node in graph.nodes} == {
-        "data": (), "random/knn": ("data",), "random/mask": ("data",), "moco/pretrain": ("data",),
-        "moco/knn": ("moco/pretrain",), "moco/convert": ("moco/pretrain",), "moco/mask": ("moco/convert", "data"),
-    }  # fmt: skip
-    by_key = {node.key: node.spec for node in graph.nodes}
-    assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["random/knn"].args == ("random",)
-    words = by_key["moco/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == str(tmp_path / "out/moco/backbone.pth")
-    words = by_key["random/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == ""
-
-
 def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -244,73 +223,6 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, monkeypatch: pytest
     words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
     assert launch.main([*words, "--cluster", "local"]) == 0
     assert str(tmp_path / "fig3") in capsys.readouterr().out
-
-
-SWEEPS = sorted((Path(__file__).parents[2] / "configs" / "pretrain" / "sweeps").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_sweep_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(path.parents[3])
-    graph = sweep.load(str(path))
-    assert f"python tools/launch.py sweep configs/pretrain/sweeps/{path.name}" in path.read_text()
-    assert graph.output == str(Path("runs/sweeps", path.stem).absolute())
-    assert len({node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}) > 2
-
-
-PIPELINES = sorted((Path(__file__).parents[2] / "configs" / "pipeline").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(path.parents[2])
-    graph = pipeline.load(str(path))
-    assert path.name in path.read_text() or "make demo" in path.read_text()
-    assert {node.spec.stage for node in graph.nodes} >= {"pretrain", "knn" if path.stem != "jcl_table2" else "transfer"}
-    assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("BRANCHES: {}", "has no BRANCHES"),
-        ("BRANCHES: {a: {}}", "branch a needs PRETRAIN"),
-        ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
-        ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
-        ("[1", "is not YAML"),
-    ],
-)
-def test_pipeline_files_that_cannot_work(text: str, message: str, tmp_path: Path):
-    (tmp_path / "p.yaml").write_text(text)
-    with pytest.raises(UserError, match=message):
-        pipeline.load(str(tmp_path / "p.yaml"))
-
-
-def test_sweep_grid_table_and_plot(tmp_path: Path):
-    file = tmp_path / "s.yaml"
-    file.write_text(
-        f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
-        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.LAMBDA: [0.5, 4]}\n"
-    )
-    graph = sweep.load(str(file))
-    assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()
-    spec = graph.nodes[-1].spec
-    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
-    for place, node in enumerate(graph.nodes[:6]):  # the last setting's seeds are not done
-        folder = Path(node.spec.folder)
-        folder.mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
-    graph.remember()
-    table = sweep.draw(graph.output).read_text()
-    assert "| 2 | 0.5 | 10.50 | ± 6.36 | 2 |" in table
-    assert table.count("not done: num_keys=5_lambda=4_seed") == 2
-    assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
-
-
-def test_interval_is_students():
-    mean, half = sweep.mean_and_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.30 / 3**0.5)
-    assert sweep.mean_and_interval([5.0]) == (5.0, None)
 
 
 def test_snapshot_holds_the_code_and_its_state(tmp_path: Path):

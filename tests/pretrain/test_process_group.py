@@ -39,5 +39,5 @@ def test_more_ranks_than_gpus(gpus):
 
 
 def test_a_gpu_is_not_chosen_by_number():
-    with pytest.raises(UserError, match="MODEL.DEVICE is cuda:1; say cuda, and choose by CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(UserError, match=r"MODEL\.DEVICE is cuda:1; say cuda, and choose by CUDA_VISIBLE_DEVICES=1"):
         join("cuda:1")

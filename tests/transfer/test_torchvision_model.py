@@ -10,14 +10,49 @@ import torch
 from torch import nn
 
 from tests.transfer import tiny_coco
+from transfer.torchvision_data import training_records
 from transfer.torchvision_evaluation import paste_mask, to_coco
+from transfer.torchvision_loader import training_loader
 from transfer.torchvision_model import build_model, detectron2_names
 from transfer.torchvision_roi_heads import crop_masks, decode_keypoints, rasterise, visible_inside
-from transfer.torchvision_rpn import Anchors, RoIPooler, match
+from transfer.torchvision_rpn import Anchors, RoIPooler, match, subsample
 
 
 def build(tmp_path, **keys):
     return build_model(tiny_coco.config(tmp_path, "x", **keys), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", ["", "mask", "keypoint"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_in_half_precision_are_near_those_in_full(tmp_path, kind, dtype):
+    keys = {f"MODEL__{kind.upper()}_ON": True} if kind else {}
+    name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
+    cfg = tiny_coco.config(tmp_path, name, MODEL__ROI_HEADS__NUM_CLASSES=1 if kind == "keypoint" else 3, **keys)
+    records, info = training_records(cfg)
+    batch = next(iter(training_loader(cfg, records, info, seed=0, rank=0, world=1, start=0, workers=0)))
+    torch.manual_seed(0)
+    model = build_model(cfg, torch.device("cpu")).train()
+    values = {}
+    for half in (False, True):
+        torch.manual_seed(1)
+        model.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=half):
+            losses = model(batch)
+            torch.stack(list(losses.values())).sum().backward()
+        values[half] = {key: loss.item() for key, loss in losses.items()}
+        assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
+    assert values[True] == pytest.approx(values[False], rel=0.02)
+
+
+def test_subsampling_takes_positives_first_and_fills_up_with_negatives():
+    labels = torch.tensor([1, 0, -1, 1, 0, 0, 1, 0, 0])
+    for size, fraction, positives, negatives in ((4, 0.5, 2, 2), (6, 1.0, 3, 3), (100, 0.5, 3, 5), (2, 0.25, 0, 2)):
+        drawn, others = subsample(labels, size, fraction)
+        assert (len(drawn), len(others)) == (positives, negatives)
+        assert len({*drawn.tolist(), *others.tolist()}) == positives + negatives
+        assert (labels[drawn] == 1).all() and (labels[others] == 0).all()
+    seen = {int(subsample(labels, 1, 1.0)[0][0]) for _ in range(50)}
+    assert seen == {0, 3, 6}
 
 
 def test_anchors_are_not_rounded_and_stand_at_fixed_strides():

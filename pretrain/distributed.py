@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .common import process_group
+from .common.copies import to_device
 from .common.errors import UserError
 
 
@@ -28,7 +29,9 @@ def init(device_name: str = "auto") -> torch.device:
     """
     if device_name == "cuda" and not torch.cuda.is_available():
         raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
-    return process_group.join(device_name != "cpu" and torch.cuda.is_available())
+    device = process_group.join(device_name != "cpu" and torch.cuda.is_available())
+    torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change: searching pays
+    return device
 
 
 def shutdown() -> None:
@@ -160,11 +163,6 @@ class ExchangePlan:
         own = torch.empty_like(results)
         own[to_device(self._send, results.device)] = results
         return own
-
-
-def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``, in order but without waiting for the device, as unpinned memory would."""
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def mean_(x: Tensor) -> Tensor:

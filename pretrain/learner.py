@@ -15,6 +15,7 @@ from . import distributed, schedule, views
 from .backbone_file import load_backbone
 from .common import interrupt
 from .common.config_io import dump
+from .common.copies import OnItsWay, to_device
 from .common.errors import UserError
 from .encoder import build_encoder
 from .loader import Batch
@@ -66,7 +67,7 @@ class Learner:
                 warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
                 self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
-        self._control: Tensor | None = None  # [non-finite?, stop?] of the step before, on its way to the host
+        self._control: OnItsWay | None = None  # [non-finite?, stop?] of the step before
         self._stop = False  # what all ranks agreed on in the step before the last
 
     def step(self, batch: Batch, step: int, progress: float, epoch: int, lr: float, data) -> Objective:
@@ -121,7 +122,7 @@ class Learner:
         sizes = [many * size for size in distributed.slice_sizes(self.cfg.SOLVER.IMS_PER_BATCH)]
         labels = batch.index_N if self.cfg.METHOD.LABELS == "index" else batch.label_N
         labels = torch.where(labels < 0, -1 - batch.index_N, labels)  # without a label: alike to its own views only
-        labels_A = labels.to(self.device, non_blocking=True).repeat_interleave(many)
+        labels_A = to_device(labels, self.device).repeat_interleave(many)
         start = sum(sizes[: distributed.rank()])
         candidates_BD, labels_B = (
             distributed.gather(anchors_AD, sizes, with_grad=True),
@@ -146,20 +147,16 @@ class Learner:
             flat = distributed.mean_(torch.cat([control, *self._buffers]))
             torch._foreach_copy_(self._buffers, list(flat[2:].split([b.numel() for b in self._buffers])))
             control = flat[:2]
-        self._control = control.to("cpu", non_blocking=True)
-        self._ready = torch.cuda.Event() if self.device.type == "cuda" else None
-        if self._ready:
-            self._ready.record()
+        self._control = OnItsWay(control)
         self._suspect = (step, lr, batch.index_N, data)
 
     def check_finite(self) -> None:
         """Raises UserError (step, learning rate, images) if the last watched loss was not finite on some rank."""
         if self._control is None:
             return
-        if self._ready:
-            self._ready.synchronize()
-        self._stop = bool(self._control[1] > 0)
-        if self._control[0] > 0:
+        not_finite, stop = self._control.read().tolist()
+        self._stop = stop > 0
+        if not_finite > 0:
             step, lr, indices, data = self._suspect
             names = ", ".join(data.image_name(int(i)) for i in indices[:8])
             raise UserError(

@@ -55,6 +55,7 @@ class Loader:
         num_workers: worker processes; 0: decode in this process.
         on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
         executor: ``cpu``, or ``device``: leave the colour operations to `views.finish`.
+        pin_memory: batches come in pinned memory, from which a GPU takes them without the host waiting.
 
     Attributes:
         corrupt_count: images replaced so far on this rank.
@@ -76,6 +77,7 @@ class Loader:
         num_workers: int = 4,
         on_corrupt: str = "error",
         executor: str = "cpu",
+        pin_memory: bool = False,
     ) -> None:
         if len(data) < batch_size:
             raise UserError(
@@ -88,7 +90,7 @@ class Loader:
         self._corrupt_images: set[int] = set()
         self._order = _Order()
         views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
-        self._batches = _data_loader(views, self._order, num_workers, persistent=True)
+        self._batches = _data_loader(views, self._order, num_workers, persistent=True, pin_memory=pin_memory)
 
     def __len__(self) -> int:
         """Steps an epoch."""
@@ -127,12 +129,14 @@ def eval_batches(
     num_workers: int,
     indices: Sequence[int] | np.ndarray | None = None,
     on_corrupt: str = "error",
+    pin_memory: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Evaluation views in order: shorter side to ``resize``, middle ``size`` x ``size``; 0: straight to that size.
 
     Args:
         indices: positions to take; None: all.
         on_corrupt: ``error``, or ``skip``: leave unreadable images out (the positions tell which are there).
+        pin_memory: as in `Loader`.
 
     Yields:
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
@@ -140,7 +144,7 @@ def eval_batches(
     positions = np.arange(len(data)) if indices is None else np.asarray(indices)
     order = _Order([positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)])
     views = _EvalViews(data, size, resize, on_corrupt == "skip")
-    for item in _data_loader(views, order, num_workers, persistent=False):
+    for item in _data_loader(views, order, num_workers, persistent=False, pin_memory=pin_memory):
         images_NHWC, index_N = _unwrap(item)
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
@@ -253,7 +257,7 @@ class _EvalViews(Dataset):
         return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
 
 
-def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool) -> DataLoader:
+def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool, pin_memory: bool) -> DataLoader:
     return ShieldedDataLoader(
         views,
         batch_sampler=order,  # type: ignore[arg-type]  # any iterable of batches will do
@@ -261,7 +265,7 @@ def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bo
         collate_fn=_as_it_is,
         worker_init_fn=_start_worker,
         persistent_workers=persistent and num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pin_memory,
     )
 
 

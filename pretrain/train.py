@@ -56,7 +56,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     loader = Loader(
         data, recipes, cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED,
         rank=distributed.rank(), world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR,
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
     )  # fmt: skip
     steps_per_epoch = len(loader)
     total_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
@@ -70,11 +70,13 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         )
     learner = Learner(cfg, device, log.info)
     step = learner.load(found[1]) if found else 0
+    resumed = found is not None
     if found:
         log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+        del found  # a checkpoint's worth of memory
     metrics: MetricsWriter | None = None  # rank 0 writes
     if distributed.is_main():
-        if found is None:
+        if not resumed:
             atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
         metrics = MetricsWriter(output_dir, step)

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .common.copies import to_device
+
 BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAY, BLUR = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 MAX_OPS = 6
 _LUMA = (0.299, 0.587, 0.114)
@@ -96,14 +98,14 @@ def finish(images: Tensor, programs: Tensor | None) -> Tensor:
             for op, apply in _ON_DEVICE.items():
                 which = torch.nonzero(ops == op)[:, 0]
                 if len(which):
-                    index = which.to(part.device, non_blocking=True)
+                    index = to_device(which, part.device)
                     x = apply(part[index].float(), values[which])
                     part[index] = x.round_().clamp_(0, 255).to(torch.uint8)
     return finished
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
-    return values.to(like.device, non_blocking=True).view(-1, 1, 1, 1)
+    return to_device(values, like.device).view(-1, 1, 1, 1)
 
 
 def _luma(x: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ def _batch_blur(x: Tensor, sigmas: Tensor) -> Tensor:
     kernels = np.zeros((len(radii), 2 * radius + 1), np.float32)
     for row, sigma, r in zip(kernels, sigmas.tolist(), radii, strict=True):
         row[radius - r : radius + r + 1] = _gaussian(sigma, r)
-    weights = torch.from_numpy(kernels).to(x.device, non_blocking=True)[:, :, None, None, None]
+    weights = to_device(torch.from_numpy(kernels), x.device)[:, :, None, None, None]
     x = F.pad(x, (radius, radius, radius, radius), mode="reflect")
     x = functools.reduce(torch.add, (x[..., k : k + size] * weights[:, k] for k in range(2 * radius + 1)))
     return functools.reduce(torch.add, (x[:, :, k : k + size] * weights[:, k] for k in range(2 * radius + 1)))

@@ -76,6 +76,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if cfg.FLOAT32_PRECISION:
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+        torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
 
     state = _newest(out, logger) if resume else None
     seed = state["seed"] if state else shared_seed(cfg.SEED, world)
@@ -87,10 +88,14 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
     load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
+    del source  # weights are in the model now; they would stay in memory to the end
     if eval_only:
         metrics = evaluate(cfg, model, rank, world, visualize)
     else:
-        metrics = _Training(cfg, model, device, rank, world, seed, logger).run(state, visualize)
+        training = _Training(cfg, model, device, rank, world, seed, logger)
+        start = training.restore(state) if state else 0
+        del state
+        metrics = training.run(start, visualize)
     return next(iter(metrics.values())) if len(metrics) == 1 else metrics
 
 
@@ -121,9 +126,9 @@ class _Training:
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.reason = ""
 
-    def run(self, state: dict[str, Any] | None, visualize: int) -> dict[str, Any]:
+    def run(self, start: int, visualize: int) -> dict[str, Any]:
+        """Iterations from ``start`` to the last; returns the last evaluation."""
         solver, period = self.cfg.SOLVER, self.cfg.TEST.EVAL_PERIOD
-        start = self._restore(state) if state else 0
         rate, writer = learning_rate(solver), MetricsWriter(self.cfg.OUTPUT_DIR, start) if self.rank == 0 else None
         self.logger.info(
             f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
@@ -275,7 +280,7 @@ class _Training:
         atomic_write(out / "last_checkpoint", f"{name}.pth")
         self.logger.info(f"saved {out / name}.pth")
 
-    def _restore(self, state: dict[str, Any]) -> int:
+    def restore(self, state: dict[str, Any]) -> int:
         """Takes up optimiser, scaler and window; returns the iteration to go on with."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

@@ -74,9 +74,9 @@ def predict(
             log.info(f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     if world > 1:
-        gathered: list[Any] = [None] * world
-        dist.all_gather_object(gathered, found)
-        found = [p for part in gathered for p in part] if rank == 0 else []
+        gathered: list[Any] | None = [None] * world if rank == 0 else None
+        dist.gather_object(found, gathered)
+        found = [p for part in gathered or () for p in part]
     return found
 
 

@@ -106,8 +106,25 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
         return centred * scale[:, None, None] + self.bias[:, None, None]
 
 
-def _frozen(channels: int) -> FrozenBatchNorm2d:
-    norm = FrozenBatchNorm2d(channels)
+class FrozenBatchNorm(FrozenBatchNorm2d):
+    """torchvision's, whose result has the input's type: under mixed precision theirs is float32 from there on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, mean, var = map(self.get_buffer, ("weight", "bias", "running_mean", "running_var"))
+        scale = weight * (var + self.eps).rsqrt()
+        bias = bias - mean * scale
+        return x * scale.to(x.dtype)[:, None, None] + bias.to(x.dtype)[:, None, None]
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """PyTorch's; a rank without RoIs takes part in float32, as the other ranks' statistics are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input if input.numel() else input.float())
+
+
+def _frozen(channels: int) -> FrozenBatchNorm:
+    norm = FrozenBatchNorm(channels)
     norm.get_buffer("running_var").sub_(norm.eps)  # the identity until weights are loaded
     return norm
 
@@ -115,7 +132,7 @@ def _frozen(channels: int) -> FrozenBatchNorm2d:
 def _norm(name: str, on_cuda: bool) -> Callable[[int], nn.Module] | None:
     """Detectron2's name of a norm -> a function of the channels, or None for no norm."""
     one_process = not dist.is_initialized() or dist.get_world_size() == 1
-    sync = nn.BatchNorm2d if one_process else nn.SyncBatchNorm if on_cuda else ProcessSyncBatchNorm
+    sync = nn.BatchNorm2d if one_process else SyncBatchNorm if on_cuda else ProcessSyncBatchNorm
     return {
         "": None,
         "BN": nn.BatchNorm2d,

@@ -142,9 +142,8 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said
     except UserError as error:
         said.put(str(error))
         raise SystemExit(_USER_ERROR) from error
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    if dist.is_initialized():  # after an error it would wait for ranks that wait for this one
+        dist.destroy_process_group()
 
 
 def _results_file(cfg: CfgNode, eval_only: bool) -> Path:

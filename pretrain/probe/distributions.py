@@ -52,13 +52,14 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         loader = Loader(
             data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=min(16, count),
             seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+            pin_memory=device.type == "cuda",
         )  # fmt: skip
         rows: list[Tensor] = []
         with torch.no_grad():
             for batch in loader.epoch(0):
                 if sum(len(r) for r in rows) >= count:
                     break
-                x = views.normalize(batch.views_VNCHW.to(device))
+                x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True))
                 features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
                 rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
         points[name] = torch.cat(rows)[:count].double().numpy()

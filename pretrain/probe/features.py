@@ -99,7 +99,9 @@ def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: to
     rows: list[Tensor] = [torch.empty(0, feature_dim(backbone), device=device)]
     positions: list[Tensor] = [torch.empty(0, dtype=torch.long)]
     mine, corrupt = labelled[start:stop], cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
-    batches = loader.eval_batches(data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, mine, corrupt)
+    batches = loader.eval_batches(
+        data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, mine, corrupt, device.type == "cuda"
+    )
     with autocast(cfg.SOLVER.AMP, device):
         for images, index_N in batches:
             rows.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from .. import checkpoint, distributed, schedule, views
 from ..common import interrupt
 from ..common.config_io import dump, flatten
+from ..common.copies import OnItsWay
 from ..common.errors import UserError
 from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
 from ..encoder import feature_dim, pooled_features
@@ -106,6 +107,7 @@ class Heads(nn.Module):
         super().__init__()
         self.cfg = cfg.LINEAR
         self.stop = ""  # why to stop after this step, if so; the same on every rank
+        self._wish: OnItsWay | None = None  # of the step before: above 0 where a rank was asked to stop
         self.diverged: list[float] = []
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
@@ -143,7 +145,10 @@ class Heads(nn.Module):
             flat = distributed.mean_(torch.cat([wish, *(g.flatten() for g in grads)]))
             parts = flat[1:].split([g.numel() for g in grads])
             torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
-            self.stop = (self.stop or "another rank was asked to stop") if flat[0] > 0 else ""
+            known, self._wish = self._wish, OnItsWay(flat[:1])
+            # Of the step before: waiting for this one's would leave the device without work.
+            agreed = known is not None and known.read().item() > 0
+            self.stop = (self.stop or "another rank was asked to stop") if agreed else ""
         self.optimizer.step()
         return torch.stack(losses).detach()
 
@@ -202,7 +207,7 @@ class _Augmented:
             data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
             batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
             world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-            on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+            on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",
         )  # fmt: skip
 
     def __len__(self) -> int:

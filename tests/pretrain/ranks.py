@@ -26,7 +26,5 @@ def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, de
     )
     torch.set_num_threads(1)
     distributed.init(device)
-    try:
-        function(*args)
-    finally:
-        distributed.shutdown()
+    function(*args)
+    distributed.shutdown()  # after an error it would wait for ranks that wait for this one

@@ -135,6 +135,16 @@ def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):
     assert options.visible_gpus() == []
 
 
+@pytest.mark.parametrize(("gpus", "kept"), [(4, 1), (1, 1), (0, 0)])
+def test_a_stage_of_one_process_keeps_one_gpu_if_it_has_use_for_it(gpus: int, kept: int):
+    asked = Options(cluster="slurm", nodes=2, gpus=gpus)
+    ours = stages.distributions(["runs/a", "runs/b"])
+    fitting = asked.fitting(ours)
+    assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, kept)
+    assert asked.fitting(stages.convert("runs/a", "a.pth")).gpus_per_node == 0
+    assert asked.fitting(counting(Path("x"))) == asked
+
+
 def test_fingerprint_knows_what_is_computed_and_not_where(tmp_path: Path):
     recipe = stages.recipe_of("mocov2")
     one = stages.pretrain(recipe, [*TINY, "OUTPUT_DIR", str(tmp_path / "a")])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 
 from tests.transfer import tiny_coco
 from transfer.torchvision_data import training_records
@@ -42,6 +43,15 @@ def test_losses_in_half_precision_are_near_those_in_full(tmp_path, kind, dtype):
         values[half] = {key: loss.item() for key, loss in losses.items()}
         assert all(p.grad.isfinite().all() and p.grad.dtype == torch.float32 for p in model.parameters())
     assert values[True] == pytest.approx(values[False], rel=0.02)
+
+
+def test_frozen_batch_norm_keeps_the_type_of_its_input(tmp_path):
+    norm = build(tmp_path, MODEL__RESNETS__NORM="FrozenBN").body.bn1
+    x = torch.randn(2, 64, 3, 3)
+    norm.weight.uniform_(0.5, 2), norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)
+    assert torch.allclose(norm(x), FrozenBatchNorm2d.forward(norm, x), atol=1e-6)
+    half = norm(x.half())
+    assert half.dtype == torch.float16 and torch.allclose(half.float(), norm(x), atol=0.02)
 
 
 def test_subsampling_takes_positives_first_and_fills_up_with_negatives():

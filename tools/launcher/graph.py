@@ -133,9 +133,7 @@ def submit_all(graph: Graph, options: Options) -> int:
             continue
         begin(node.spec, marks[node.key])
         dependency = _dependency("afterok", [jobs[parent] for parent in node.parents if parent in jobs])
-        (job,) = submit(
-            [node.spec], _fitting(node.spec, options), fingerprints=[marks[node.key]], dependency=dependency
-        )
+        (job,) = submit([node.spec], options.fitting(node.spec), fingerprints=[marks[node.key]], dependency=dependency)
         jobs[node.key] = job.job_id
         print(f"{node.key}: job {job.job_id}" + (f" {dependency}" if dependency else ""))
     submit_report(graph, options, list(jobs.values()))
@@ -151,7 +149,7 @@ def submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> Non
     if active:  # it waits for the jobs of before only
         control.cancel(Path(graph.report.folder))
     dependency = _dependency("afterany", job_ids)
-    (job,) = submit([graph.report], options.one_process(), dependency=dependency)
+    (job,) = submit([graph.report], options.fitting(graph.report), dependency=dependency)
     print(f"report: job {job.job_id} {dependency}\nto see where it is: python tools/launch.py status {graph.output}")
 
 
@@ -166,7 +164,7 @@ def preview(graph: Graph, options: Options) -> None:
     for node in missing:
         parents = [f"<job of {parent}>" for parent in node.parents if any(parent == other.key for other in missing)]
         dependency = _dependency("afterok", parents) if options.cluster == "slurm" else ""
-        fitting = _fitting(node.spec, options)
+        fitting = options.fitting(node.spec)
         print(f"# {node.key}: {time_and_disk(node.spec, fitting)}\n{preview_script(node.spec, fitting, dependency)}\n")
     total = sum(disk_gib(node.spec) for node in missing)
     limit = f"{options.minutes} minutes a job" if options.minutes else "no time limit"
@@ -177,10 +175,6 @@ def active_job(spec: StageSpec) -> str:
     """The id of the job that waits or runs in the stage's folder, or an empty string."""
     jobs = read_json(Path(spec.folder) / "launch" / "launch.json").get("jobs", [])
     return jobs[-1]["id"] if jobs and control.job_state(jobs[-1]) in ("PENDING", "RUNNING") else ""
-
-
-def _fitting(spec: StageSpec, options: Options) -> Options:
-    return options.one_process() if spec.one_process else options
 
 
 def _dependency(kind: str, job_ids: Sequence[str]) -> str:

@@ -14,6 +14,8 @@ import yaml
 
 from pretrain.common.errors import UserError, nearest
 
+from .spec import StageSpec
+
 CLUSTERS = ("auto", "local", "slurm", "debug")
 
 
@@ -63,9 +65,11 @@ class Options:
         """The time limit; 0: none."""
         return parse_minutes(self.time) if self.time else (240 if self.cluster == "slurm" else 0)
 
-    def one_process(self) -> Options:
-        """The same for a stage that needs one process and no GPU."""
-        return replace(self, nodes=1, gpus=0, tasks=1)
+    def fitting(self, spec: StageSpec) -> Options:
+        """The same, or what is left of it for a stage of one process."""
+        if not spec.one_process:
+            return self
+        return replace(self, nodes=1, gpus=min(1, self.gpus_per_node) if spec.gpu else 0, tasks=1)
 
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:

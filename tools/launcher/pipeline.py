@@ -63,7 +63,7 @@ def load(path: str, output: str = "") -> Graph:
     words = (str(folder), "--output", str(folder / "report.md"))
     report = StageSpec(
         "report", str(folder / "report"), "tools.report:main", args=(list(words),), produces=str(folder / "report.md"),
-        one_process=True,
+        one_process=True, gpu=False,
     )  # fmt: skip
     command = ("pipeline", str(Path(path).absolute()), "--output", str(folder))
     return Graph("pipeline", str(folder), tuple(nodes), report, command)

@@ -44,8 +44,7 @@ def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None
     Raises:
         StageFailed: it ended with an error. attach.Interrupted: the user ended it.
     """
-    if spec.one_process:
-        options = options.one_process()
+    options = options.fitting(spec)
     folder = Path(spec.folder)
     if options.cluster == "debug":
         StageJob(spec, fingerprint).run()
@@ -75,7 +74,7 @@ def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None
 def show(spec: StageSpec, options: Options) -> None:
     """What would be submitted: the script or command, its time and its disk."""
     print(f"# {spec.stage} -> {spec.folder}")
-    print(preview(spec, options.one_process() if spec.one_process else options))
+    print(preview(spec, options.fitting(spec)))
     print(f"# {time_and_disk(spec, options)}")
 
 

@@ -24,7 +24,8 @@ class StageSpec:
         config: resolved config of `pretrain.config` as YAML text, the entry's first argument; empty: none.
         args: further arguments.
         produces: a file the stage leaves when it is done, relative to ``folder``.
-        one_process: runs in a single process without a GPU, whatever was asked for.
+        one_process: runs in a single process, whatever was asked for.
+        gpu: has use for GPUs; False: gets none.
     """
 
     stage: str
@@ -34,6 +35,7 @@ class StageSpec:
     args: tuple[Any, ...] = ()
     produces: str = "results.json"
     one_process: bool = False
+    gpu: bool = True
 
     def run(self) -> Any:
         """Calls the entry point in this process."""

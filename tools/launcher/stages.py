@@ -71,7 +71,7 @@ def convert(source: str, output: str, words: Sequence[str] = (), folder: str = "
     folder = folder or str(target.with_name(target.name + ".run"))
     return StageSpec(
         "convert", _absolute(folder), "tools.convert_to_d2:main", args=([_absolute(source), str(target), *words],),
-        produces=str(target), one_process=True,
+        produces=str(target), one_process=True, gpu=False,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def make_data(words: Sequence[str], produces: str, folder: str) -> StageSpec:
     """Data that tools/make_data.py makes."""
     return StageSpec(
         "data", _absolute(folder), "tools.make_data:main", args=(list(words),), produces=_absolute(produces),
-        one_process=True,
+        one_process=True, gpu=False,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def load(path: str, output: str = "") -> Graph:
     report = StageSpec(
         "report", str(folder / "report"), "tools.launcher.sweep:draw", args=(str(folder),),
         produces=str(folder / "sweep.md"),
-        one_process=True,
+        one_process=True, gpu=False,
     )  # fmt: skip
     command = ("sweep", str(Path(path).absolute()), "--output", str(folder))
     return Graph("sweep", str(folder), tuple(nodes), report, command, facts)

@@ -9,15 +9,18 @@ python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits
 from __future__ import annotations
 
 import argparse
-import ctypes
 import io
 import itertools
+import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, is to keep quiet
 
 import cv2
 import numpy as np
@@ -26,6 +29,7 @@ from PIL import Image, ImageFilter
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
+from torch.profiler import ProfilerActivity, profile
 from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
@@ -66,28 +70,18 @@ def interleaved_seconds(forms: dict[str, Callable[[], object]], rounds: int) -> 
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def peak_mib(form: Callable[[], object], device: torch.device) -> float | None:
-    """MiB that a form needs above what is held before it: torch's count on CUDA, the kernel's on Linux, else None."""
+def peak_mib(form: Callable[[], object], device: torch.device) -> float:
+    """MiB of tensors that a form holds at once, above what is held before it: torch's own count, without noise."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         form()
         return (torch.cuda.max_memory_allocated(device) - before) / _MIB
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # else freed memory of the form before hides this one's
-        Path("/proc/self/clear_refs").write_text("5")  # peak := now
-    except OSError:
-        return None
-    before = _resident_kib("VmRSS")
-    form()
-    return (_resident_kib("VmHWM") - before) / 1024
-
-
-def _resident_kib(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field)))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        form()
+    events = cast(Any, record.profiler).kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate((size for _, size in changes), initial=0)) / _MIB
 
 
 # --- objectives ---
@@ -204,12 +198,10 @@ def objectives(args: argparse.Namespace) -> None:
         print(_row(name, seconds, memory))
 
 
-def _row(name: str, seconds: dict[str, float], memory: dict[str, float | None]) -> str:
+def _row(name: str, seconds: dict[str, float], memory: dict[str, float]) -> str:
     fast, naive = seconds["fast"] * 1e3, seconds["naive"] * 1e3
     row = f"{name:10} {fast:8.2f} {naive:9.2f} {naive / fast:6.2f}x"
     small, large = memory["fast"], memory["naive"]
-    if small is None or large is None:
-        return row + f" {'-':>8} {'-':>10} {'-':>8}"
     ratio = f"{large / small:.1f}x" if small > 0 else "-"
     return row + f" {small:8.1f} {large:10.1f} {ratio:>8}"
 

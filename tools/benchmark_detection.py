@@ -132,7 +132,7 @@ def compare(steps: dict[str, Callable[[], None]], rounds: int, device: torch.dev
     peaks = {}
     for name, step in steps.items():
         gc.collect()
-        peaks[name] = peak_mib(step, device) or float("nan")
+        peaks[name] = peak_mib(step, device)
         wall, cpu = (statistics.median(column) for column in zip(*seconds[name], strict=True))
         print(f"{name:14}{wall:9.3f}{cpu:9.3f}{peaks[name]:10.0f}")
     first, second = steps

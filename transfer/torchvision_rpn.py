@@ -184,12 +184,11 @@ class RoIPooler(nn.Module):
         # Sorted by level, one reading of the counts cuts them: looking for each level's RoIs would wait four times.
         order = torch.argsort(level, stable=True)
         counts = (level[:, None] == torch.arange(2, 6, device=level.device)).sum(0).tolist()
-        pooled = [
-            roi_align(feature, part, self.resolution, 0.5**stage, self.sampling_ratio, aligned=True)
-            for stage, (feature, part) in enumerate(zip(features[:4], rois[order].split(counts), strict=True), start=2)
-        ]
         out = features[0].new_empty(len(rois), features[0].shape[1], self.resolution, self.resolution)
-        return out.index_copy_(0, order, torch.cat(pooled).to(out.dtype))
+        for stage, feature, index in zip(range(2, 6), features[:4], order.split(counts), strict=True):
+            pooled = roi_align(feature, rois[index], self.resolution, 0.5**stage, self.sampling_ratio, aligned=True)
+            out.index_put_((index,), pooled.to(out.dtype))
+        return out
 
 
 def subsample(labels: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:

@@ -36,9 +36,7 @@ def test_a_size_of_0_is_refused():
 
 def test_peak_memory_sees_a_large_tensor():
     peak = benchmark.peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu"))
-    if peak is None:
-        pytest.skip("this system does not tell a process its peak memory")
-    assert 30 < peak < 64  # 32 MiB
+    assert 32 <= peak < 32.1
 
 
 def test_views_prints_ratios_and_writes_json(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests import simulated_device
 from tests.transfer import tiny_coco
-from transfer import torchvision_engine, train_net
+from transfer import train_net
 
 KINDS = ("faster", "mask", "keypoint")
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
@@ -111,8 +112,9 @@ def _fine_tune(folder: Path, engine: str, kind: str, device: str, iterations: in
         "MODEL.KEYPOINT_ON": kind == "keypoint",
     }  # fmt: skip
     words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+    module = importlib.import_module(f"transfer.{engine}_engine")
     with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
-        patch.setattr(torchvision_engine, "join", lambda name: torch.device(device))
+        patch.setattr(module, "join", lambda name: torch.device(device))
         train_net.work(train_net.argument_parser().parse_args(words))
     lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]

@@ -37,7 +37,7 @@ from pretrain.weights_file import read_file
 from . import coco_data, coco_results
 from . import visualize as drawing
 from .detectron2_data import TrainingBatches, register, training_batches
-from .distributed import join, pool_batch_norm
+from .distributed import check_not_beyond, check_unused, join, pool_batch_norm
 from .stream import mix
 from .weights import check_config, load_weights, read_weights
 
@@ -76,14 +76,19 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         Stopped: a stop was requested; the checkpoint is written.
     """
     out = Path(cfg.OUTPUT_DIR)
-    if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):
-        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+    if not (resume or eval_only):
+        check_unused(out)
     cfg, notes = _adapt(cfg)
     check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     join(cfg.MODEL.DEVICE)
     if world > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+    if cfg.SEED < 0:  # drawn here, so that the config kept with the run repeats it
+        cfg.defrost()
+        cfg.SEED = int(comm.shared_random_seed())  # type: ignore[arg-type]
+        cfg.freeze()
+    logging.getLogger("detectron2.engine.train_loop").addFilter(_is_unplanned)
     default_setup(cfg, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
     if comm.is_main_process():
         write_environment(out)
@@ -97,8 +102,18 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         return _named(evaluate(cfg, model, visualize))
     trainer = Trainer(cfg, visualize)
     trainer.resume_or_load(resume)
-    trainer.train()
+    try:
+        trainer.train()
+    except FloatingPointError as error:
+        raise UserError(
+            f"training diverged: {' '.join(str(error).split())}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
+        ) from error
     return _named(trainer.results)
+
+
+def _is_unplanned(record: logging.LogRecord) -> bool:
+    """Stock logs the traceback of everything that ends a training; a planned end has its one line."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Stopped | UserError | FloatingPointError))
 
 
 class Trainer(DefaultTrainer):
@@ -128,6 +143,7 @@ class Trainer(DefaultTrainer):
             load_weights(own_state, found, whole=True, log=log.info)
             self.checkpointer.load(str(path))
             self.start_iter = self.iter + 1
+            check_not_beyond(self.cfg, self.start_iter)
             if isinstance(self._trainer.data_loader, TrainingBatches):
                 self._trainer.data_loader.seed, self._trainer.data_loader.start = self.seed, self.start_iter
             return

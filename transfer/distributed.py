@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fvcore.common.config import CfgNode
 
 from pretrain.common import process_group
 from pretrain.common.errors import UserError
@@ -22,9 +24,27 @@ def join(device_name: str) -> torch.device:
         UserError: one GPU of several by its number, or more processes on this machine than GPUs.
     """
     kind, _, number = device_name.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda")
     if number:
         raise UserError(f"MODEL.DEVICE is {device_name}; say {kind}, and choose by CUDA_VISIBLE_DEVICES={number}")
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
+
+
+def check_unused(out: Path) -> None:
+    """Raises UserError where OUTPUT_DIR has a checkpoint or a line of metrics."""
+    metrics = out / "metrics.json"
+    if (out / "last_checkpoint").exists() or (metrics.exists() and metrics.stat().st_size > 0):
+        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+
+
+def check_not_beyond(cfg: CfgNode, done: int) -> None:
+    """Raises UserError where a run to be resumed has done more iterations than SOLVER.MAX_ITER."""
+    if done > cfg.SOLVER.MAX_ITER:
+        raise UserError(
+            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, or "
+            "choose another OUTPUT_DIR"
+        )
 
 
 def shared_seed(configured: int, world: int) -> int:

@@ -31,7 +31,7 @@ from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_loggin
 
 from . import coco_results
 from .config import check_supported
-from .distributed import join, pool_batch_norm, shared_seed
+from .distributed import check_not_beyond, check_unused, join, pool_batch_norm, shared_seed
 from .stream import mix
 from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
@@ -65,8 +65,8 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     device = join(cfg.MODEL.DEVICE)
     cfg = scale_to_world(cfg, world)
     out = Path(cfg.OUTPUT_DIR)
-    if not (resume or eval_only) and ((out / "last_checkpoint").exists() or (out / "metrics.json").exists()):
-        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+    if not (resume or eval_only):
+        check_unused(out)
     logger = setup_logging(out, rank, "transfer")
     if rank == 0:
         atomic_write(out / "config.yaml", dump(cfg))
@@ -79,6 +79,8 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
 
     state = _newest(out, logger) if resume else None
+    if state:
+        check_not_beyond(cfg, state["iteration"] + 1)
     seed = state["seed"] if state else shared_seed(cfg.SEED, world)
     torch.manual_seed(seed)
     model = build_model(cfg, device)

@@ -5,8 +5,10 @@
     python transfer/train_net.py --config-file ... --eval-only MODEL.WEIGHTS output/model_final.pth
     python transfer/train_net.py --config-file ... DATASETS.TRAIN "('coco:train.json:images',)"
 
-Writes results.json into OUTPUT_DIR. Where RANK and WORLD_SIZE stand in the environment (torchrun, the launcher), the
-process is one of a group already and starts no others.
+Writes results.json into OUTPUT_DIR; with --eval-only in the folder of a training, all that it writes goes to its
+eval_only/. Ctrl-C or SIGTERM ends the step in hand and writes a checkpoint; --resume goes on from it. Where RANK and
+WORLD_SIZE stand in the environment (torchrun, the launcher), the process is one of a group already and starts no
+others.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -27,12 +31,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from fvcore.common.config import CfgNode
 
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run_folder import write_json
 from transfer import coco_data, coco_results
 from transfer.config import load_config
 from transfer.weights import read_weights
 
-_USER_ERROR = 2
+_USER_ERROR, _STOPPED = 2, 130  # exit status
+_GRACE_S = 3.0  # for the other ranks, once one has failed: they may wait for it, and hear no SIGTERM
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -77,18 +85,30 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     """One process's part of the run; rank 0 writes results.json and returns its content, others {}."""
     name, engine, version = pick_engine(args.engine)
     load = engine.load_config if name == "detectron2" else load_config
-    cfg = coco_data.prepare(load(args.config_file, args.opts))
+    cfg = load(args.config_file, args.opts)
+    cfg.defrost()
+    if not args.eval_only:
+        check_solver(cfg)
+    trained_on, main_process = cfg.DATASETS.TRAIN, os.environ.get("RANK", "0") == "0"
+    if args.eval_only:
+        cfg.DATASETS.TRAIN = ()  # not needed, and perhaps not there
+        if (Path(cfg.OUTPUT_DIR) / "last_checkpoint").is_file():  # what the training left stays as it is
+            cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
+    cfg = coco_data.prepare(cfg)
+    weights = _weights_summary(cfg, args)
     metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
-    if int(os.environ.get("RANK", "0")) > 0:
+    if not main_process:
         return {}
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = trained_on if args.eval_only else cfg.DATASETS.TRAIN
     tests = cfg.DATASETS.TEST
     return coco_results.write_results(
-        _results_file(cfg, args.eval_only),
+        Path(cfg.OUTPUT_DIR) / "results.json",
         engine=name,
         engine_version=version,
         cfg=cfg,
         metrics={tests[0]: metrics} if len(tests) == 1 else metrics,
-        weights=_weights_summary(cfg.MODEL.WEIGHTS),
+        weights=weights,
         iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
     )
 
@@ -118,11 +138,29 @@ def spawn(args: argparse.Namespace) -> None:
     if not host or not port.isdigit():
         raise UserError(f"--dist-url {args.dist_url} is not tcp://HOST:PORT")
     said = mp.get_context("spawn").SimpleQueue()
+    ranks = mp.start_processes(_enter, (args, host, port, said), nprocs=args.num_gpus, start_method="spawn", join=False)
+    assert ranks is not None
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        """To the ranks, as SIGTERM: from a terminal they get SIGINT themselves, and a second one means at once."""
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+        for rank in ranks.pids():
+            os.kill(rank, signal.SIGTERM)
+
+    asked = False
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
     try:
-        mp.start_processes(_enter, (args, host, port, said), nprocs=args.num_gpus, start_method="spawn")
+        while not ranks.join(grace_period=_GRACE_S):
+            pass
     except mp.ProcessExitedException as error:
         if error.exit_code == _USER_ERROR and not said.empty():
             raise UserError(said.get()) from error
+        if error.exit_code == _STOPPED and not said.empty():
+            raise Stopped(said.get()) from error
         raise
 
 
@@ -137,25 +175,67 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said
     )
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, torch.get_num_threads() // args.num_gpus))
+    interrupt.install_handlers()
     try:
         work(args)
     except UserError as error:
         said.put(str(error))
         raise SystemExit(_USER_ERROR) from error
+    except Stopped as stop:
+        said.put(str(stop))
+        if dist.is_initialized():
+            dist.barrier()  # the first exit ends the other ranks, which may be about to write
+        raise SystemExit(_STOPPED) from stop
     if dist.is_initialized():  # after an error it would wait for ranks that wait for this one
         dist.destroy_process_group()
 
 
-def _results_file(cfg: CfgNode, eval_only: bool) -> Path:
-    """results.json; an evaluation in the folder of a training leaves the training's alone."""
-    trained = eval_only and (Path(cfg.OUTPUT_DIR) / "last_checkpoint").is_file()
-    return Path(cfg.OUTPUT_DIR) / ("results_eval_only.json" if trained else "results.json")
+def check_solver(cfg: CfgNode) -> None:
+    """What either engine would find out by a traceback, in an hour or never.
+
+    Raises:
+        UserError: an empty list, a number that cannot work, steps out of order or past the end.
+    """
+    solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
+    for key, value, least in (
+        ("SOLVER.IMS_PER_BATCH", solver.IMS_PER_BATCH, 1),
+        ("SOLVER.MAX_ITER", solver.MAX_ITER, 1),
+        ("SOLVER.CHECKPOINT_PERIOD", solver.CHECKPOINT_PERIOD, 1),
+        ("DATALOADER.NUM_WORKERS", cfg.DATALOADER.NUM_WORKERS, 0),
+    ):
+        if value < least:
+            raise UserError(f"{key} is {value}; it must be at least {least}")
+    if steps != sorted(set(steps)):
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; the iterations must rise")
+    if solver.MAX_ITER in steps:
+        raise UserError(f"SOLVER.STEPS has {solver.MAX_ITER}, where SOLVER.MAX_ITER ends the run; leave it out")
+    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
+        if not value:
+            raise UserError(f"{key} is empty; give at least one")
 
 
-def _weights_summary(path: str) -> dict[str, Any]:
-    """Where the weights come from; a resumed run may have outlived the file."""
-    return read_weights(path).summary() if not path or Path(path).is_file() else {"path": path}
+def _weights_summary(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
+    """Where the weights come from that the run began with; kept in OUTPUT_DIR/initial_weights.json.
+
+    Raises:
+        UserError: a resumed run is given other weights, which it would not read.
+    """
+    path, kept = cfg.MODEL.WEIGHTS, Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    begun = any(Path(cfg.OUTPUT_DIR).glob("model_*.pth"))
+    if args.resume and begun and kept.is_file():
+        summary = json.loads(kept.read_text())
+        if path != summary["path"]:
+            raise UserError(
+                f"MODEL.WEIGHTS is {path!r}, but {cfg.OUTPUT_DIR} began with {summary['path']!r}, and a resumed run "
+                "reads none; keep that, or choose another OUTPUT_DIR"
+            )
+        return summary
+    summary = read_weights(path).summary() if not begun or not path or Path(path).is_file() else {"path": path}
+    if not (begun or args.eval_only) and os.environ.get("RANK", "0") == "0":
+        write_json(kept, summary)
+    return summary
 
 
 if __name__ == "__main__":
+    interrupt.install_handlers()  # not in main: a job of the launcher has its own
     run_command_line(main)

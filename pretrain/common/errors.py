@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from .interrupt import Stopped
+
 
 class UserError(ValueError):
     """A mistake the user can mend: one line that names the value, the limit and the remedy."""
@@ -19,7 +21,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
-    """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C.
+    """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
     Every other exception is ours and keeps its traceback (exit status 1).
     """
@@ -29,6 +31,9 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stop:
+        print(f"stopped by {stop}; a checkpoint is written", file=sys.stderr)
+        sys.exit(130)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -1,0 +1,119 @@
+"""The command line around the engines: what it refuses before the start, what it leaves alone, how it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from tests.transfer.test_convert import resnet_state
+from transfer import train_net
+from transfer.convert import convert
+from transfer.distributed import check_unused
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+
+
+def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
+    name = tiny_coco.write(folder / "data")
+    (folder / "empty.yaml").write_text("VERSION: 2\n")
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out"), "SOLVER.MAX_ITER": 2,
+           "SOLVER.STEPS": []}  # fmt: skip
+    chosen = tiny_coco.words({**tiny_coco.MODEL_KEYS, **own, **given})
+    return ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *flags, *chosen]
+
+
+def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
+    return train_net.work(train_net.argument_parser().parse_args(words(folder, engine, *flags, **keys)))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"SOLVER__IMS_PER_BATCH": 0}, r"SOLVER\.IMS_PER_BATCH is 0; it must be at least 1"),
+        ({"SOLVER__MAX_ITER": -1}, r"SOLVER\.MAX_ITER is -1"),
+        ({"SOLVER__CHECKPOINT_PERIOD": 0}, r"SOLVER\.CHECKPOINT_PERIOD is 0"),
+        ({"DATALOADER__NUM_WORKERS": -1}, r"DATALOADER\.NUM_WORKERS is -1; it must be at least 0"),
+        ({"SOLVER__STEPS": [2]}, r"SOLVER\.STEPS has 2, where SOLVER\.MAX_ITER ends the run"),
+        ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\); the iterations must rise"),
+        ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
+        ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
+        ({"MODEL__DEVICE": "gpu"}, r"MODEL\.DEVICE is gpu; choose cpu or cuda"),
+    ],
+)
+def test_numbers_that_cannot_work_end_the_run_before_it_starts(
+    tmp_path: Path, engine: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        work(tmp_path, engine, **keys)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, engine: str) -> None:
+    for name in ("a", "b"):
+        torch.save(resnet_state(head=False), tmp_path / f"{name}.tar")
+        convert(tmp_path / f"{name}.tar", tmp_path / f"{name}.pth")
+    first, other = (str(tmp_path / f"{name}.pth") for name in ("a", "b"))
+    out = tmp_path / "out"
+    trained = work(tmp_path, engine, MODEL__WEIGHTS=first)
+    assert trained["weights"]["path"] == first
+    kept = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
+    final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
+    evaluated = work(tmp_path, engine, "--eval-only", **final)
+    assert evaluated["metrics"] == trained["metrics"] and (out / "eval_only" / "results.json").is_file()
+    assert {path: path.read_bytes() for path in kept} == kept
+
+    with pytest.raises(UserError, match=r"began with '.*a\.pth', and a resumed run reads none"):
+        work(tmp_path, engine, "--resume", MODEL__WEIGHTS=other, SOLVER__MAX_ITER=3)
+    with pytest.raises(UserError, match=r"SOLVER\.MAX_ITER is 1, but .*out has done 2 iterations; raise it"):
+        work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=1)
+    Path(first).unlink()  # a resumed run needs them no more, and still says where it began
+    resumed = work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
+    assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
+
+
+def test_a_run_that_failed_before_its_first_line_does_not_block_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text("")
+    check_unused(tmp_path)
+    (tmp_path / "metrics.json").write_text("{}\n")
+    with pytest.raises(UserError, match="holds an earlier run"):
+        check_unused(tmp_path)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_in_hand_and_leaves_a_checkpoint(tmp_path: Path, engine: str, number: int) -> None:
+    chosen = words(tmp_path, engine, SOLVER__MAX_ITER=5000, SOLVER__CHECKPOINT_PERIOD=5000)
+    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    metrics, deadline = tmp_path / "out" / "metrics.json", time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.2)
+    os.kill(run.pid, number)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and said.splitlines()[-1].startswith(f"stopped by {signal.Signals(number).name}"), said
+    assert "Traceback" not in said
+    (found,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(found, weights_only=True)["iteration"] >= 19
+
+
+@pytest.mark.detectron2
+def test_detectron2_keeps_the_seed_it_drew_and_says_in_a_line_that_training_diverged(tmp_path: Path) -> None:
+    work(tmp_path, "detectron2", SEED=-1)
+    drawn = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["SEED"]
+    assert drawn == torch.load(tmp_path / "out" / "model_final.pth", weights_only=False)["trainer"]["seed"] >= 0
+    with pytest.raises(UserError, match=r"training diverged: .*lower SOLVER\.BASE_LR"):
+        work(tmp_path, "detectron2", SOLVER__BASE_LR=1e12, SOLVER__MAX_ITER=9, OUTPUT_DIR=str(tmp_path / "nan"))

@@ -7,6 +7,7 @@ A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, .
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -177,6 +178,12 @@ def _left_out(found: CocoSet, target: Path, problems: Sequence[Problem]) -> dict
     numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
     summary = f"{found.annotations}: left out bad records: {numbers}; {target} lists them under left_out"
     return {"summary": summary, "records": [problem.text for problem in problems]}
+
+
+@functools.cache
+def say_once(say: Callable[[str], None], text: str) -> None:
+    """Says ``text`` once a process: the engines read a test set before every evaluation."""
+    say(text)
 
 
 def read(annotations: str | Path) -> dict[str, Any]:

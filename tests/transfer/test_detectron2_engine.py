@@ -185,7 +185,7 @@ def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     (tmp_path / "data" / "3.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"3\.png cannot be read: cannot identify image file"):
+    with pytest.raises(UserError, match=r"cannot read image .*3\.png: cannot identify image file"):
         go(tmp_path, name, SOLVER__MAX_ITER=9, DATALOADER__NUM_WORKERS=1)
 
 

@@ -101,7 +101,7 @@ def _record_problem(record: Any, seen: Mapping[Any, Any], *, mixed: bool = False
     if not isinstance(record, dict):
         return "not a record {...}"
     if "id" not in record:
-        return f"no id (file_name {_short(record['file_name'])})" if "file_name" in record else "no id or no name"
+        return f"no id (file_name {_short(record['file_name'])})" if "file_name" in record else "no id"
     if not _is_id(record["id"]):
         return "the id is neither a number nor a text"
     if record["id"] in seen:
@@ -124,7 +124,7 @@ def _image_problem(image: Mapping[str, Any], folder: str) -> str:
 
 def _category_problem(category: Mapping[str, Any]) -> str:
     if not isinstance(category.get("name"), str) or not category["name"]:
-        return "no id or no name"
+        return "no name"
     points = category.get("keypoints")  # null is as good as none
     if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
         return f"keypoints {_short(points)} is not a list of names"

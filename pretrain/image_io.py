@@ -17,6 +17,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .common.errors import UserError
 
+_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # SyntaxError: a broken PNG
+
 
 class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
@@ -50,14 +52,37 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
 def _decode_with_pillow(encoded: bytes, name: str) -> np.ndarray:
     try:
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
-        if image.mode.startswith("I;16"):
-            return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
-        return np.array(image.convert("RGB"))
+        return np.array(upright(Image.open(io.BytesIO(encoded))).convert("RGB"))
     except UnidentifiedImageError as error:
         raise CorruptImage(f"cannot decode image {name}: it is not in a known image format") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except _PILLOW_ERRORS as error:
         raise CorruptImage(f"cannot decode image {name}: {' '.join(str(error).split())}") from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """An image that Pillow opened: decoded, turned as its EXIF data say, 16-bit gray scaled to 8 bits.
+
+    Pillow's own conversion clips: every value above 255 would be white.
+    """
+    image.load()  # first: a damaged file must fail here, not inside a reader of EXIF data that forgives all
+    # "I" has 32 bits, of which these formats use 16
+    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    image = ImageOps.exif_transpose(image)
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+
+
+def open_upright(path: str) -> Image.Image:
+    """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's.
+
+    Raises:
+        CorruptImage: missing, damaged or not an image.
+    """
+    try:
+        with Image.open(path) as file:
+            return upright(file)
+    except _PILLOW_ERRORS as error:
+        text = " ".join(str(error).split())
+        raise CorruptImage(f"cannot read image {path}: {text}; restore it or remove it from the annotations") from error
 
 
 class Source(Protocol):

@@ -164,7 +164,7 @@ def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tas
             _complete(new, task)
         else:
             new.setdefault("area", new["bbox"][2] * new["bbox"][3])
-            if "keypoints" in new:
+            if new.get("keypoints") is not None:  # null is as good as none
                 new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
         kept.append(new)
     coco.dataset = cast(Any, {"images": content["images"], "categories": content["categories"], "annotations": kept})
@@ -184,7 +184,7 @@ def _complete(prediction: dict[str, Any], task: str) -> None:
 
 
 def _sigmas(content: Mapping[str, Any], given: Sequence[float], default: np.ndarray) -> np.ndarray:
-    counts = {len(record["keypoints"]) // 3 for record in content["annotations"] if "keypoints" in record}
+    counts = {len(record["keypoints"]) // 3 for record in content["annotations"] if record.get("keypoints")}
     sigmas = np.array(given) if len(given) else default
     if counts - {len(sigmas)}:
         raise UserError(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from detectron2.data import DatasetCatalog, DatasetFromList, DatasetMapper, get_detection_dataset_dicts
+from detectron2.data import (
+    DatasetCatalog,
+    DatasetFromList,
+    DatasetMapper,
+    build_detection_test_loader,
+    detection_utils,
+    get_detection_dataset_dicts,
+)
 from detectron2.data.build import build_detection_train_loader, trivial_batch_collator
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.detection_utils import SizeMismatchError
@@ -17,25 +25,40 @@ from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
 from pretrain.common.workers import ShieldedDataLoader
+from pretrain.image_io import open_upright
 
 from . import coco_data
 from .stream import Batches
 
+log = logging.getLogger("detectron2.transfer")
 _EXACT = ("TrainingSampler", "RepeatFactorTrainingSampler")
 
 
 def register(name: str) -> None:
     """Makes a data set by two paths known to Detectron2; the standard names are, already."""
     annotations, images = coco_data.resolve(name)
+    detection_utils.read_image = read_image  # every DatasetMapper, ours and stock's, looks it up there
     if name in DatasetCatalog:
         return
     metadata: dict[str, Any] = {}
-    names = next((c["keypoints"] for c in coco_data.read(annotations)["categories"] if c.get("keypoints")), None)
+    content = coco_data.read(annotations)
+    if "left_out" in content:
+        coco_data.say_once(log.warning, content["left_out"]["summary"])
+    names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), None)
     if names:
         pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
         flips = [(left, right) for left, right in pairs if right in names]
         metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flips)}
     register_coco_instances(name, metadata, str(annotations), str(images))
+
+
+def read_image(file_name: str, format: str | None = None) -> np.ndarray:
+    """Detectron2's reader, but 16 bits are scaled where its own clips, and a damaged PNG fails where its own is black.
+
+    Raises:
+        UserError: unreadable image.
+    """
+    return detection_utils.convert_PIL_to_numpy(open_upright(file_name), format)
 
 
 class TrainingBatches:
@@ -71,14 +94,42 @@ class TrainingBatches:
         rank, world = comm.get_rank(), comm.get_world_size()
         batches = Batches(self._weights, self._wide, self._size, self.seed, rank, world, self.start)
         loader = ShieldedDataLoader(
-            _Mapped(self._records, self._mapper, self.seed),
+            _Mapped(self._records, _OrError(self._mapper), self.seed),
             batch_sampler=batches,
             num_workers=self._workers,
             collate_fn=trivial_batch_collator,
         )
-        for batch in loader:
+        yield from _Raising(loader)
+
+
+class _OrError:
+    """A mapper that returns a UserError: raised in a worker it would lose its one line."""
+
+    def __init__(self, mapper: Callable[[dict[str, Any]], Any]) -> None:
+        self._mapper = mapper
+
+    def __call__(self, record: dict[str, Any]) -> Any:
+        try:
+            return self._mapper(record)
+        except UserError as error:
+            return error
+        except (OSError, SizeMismatchError) as error:
+            return UserError(f"{record['file_name']} cannot be read: {error}")
+
+
+class _Raising:
+    """A loader's batches; raises what `_OrError` returned."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._loader:
             for record in batch:
-                if isinstance(record, UserError):  # a worker's own exception would lose its one line
+                if isinstance(record, UserError):
                     raise record
             yield batch
 
@@ -93,11 +144,7 @@ class _Mapped(Dataset):
         position, index = item
         words = [part & 0xFFFFFFFF for number in (self._seed, position) for part in (number, number >> 32)]
         np.random.seed(words)  # Detectron2's augmentations draw from the global state
-        record = self._records[index]
-        try:
-            return self._mapper(record)
-        except (OSError, SizeMismatchError) as error:
-            return UserError(f"{record['file_name']} cannot be read: {error}")
+        return self._mapper(self._records[index])
 
 
 def training_batches(cfg: CfgNode, seed: int) -> tuple[Any, bool]:
@@ -108,3 +155,9 @@ def training_batches(cfg: CfgNode, seed: int) -> tuple[Any, bool]:
     if cfg.DATALOADER.SAMPLER_TRAIN in _EXACT:
         return TrainingBatches(cfg, seed), True
     return build_detection_train_loader(cfg), False  # type: ignore[call-arg, misc]
+
+
+def test_batches(cfg: CfgNode, name: str) -> Any:
+    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line."""
+    mapper = _OrError(DatasetMapper(cfg, False))  # type: ignore[call-arg]
+    return _Raising(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]

@@ -7,6 +7,7 @@ stream: the same whatever the number of processes, of workers, or where a resume
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from PIL import Image, ImageOps
+from PIL import Image
 from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import UserError
+from pretrain.image_io import open_upright
 
 from . import coco_data
 
+log = logging.getLogger("transfer")
 COCO_FLIP = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]  # COCO's person: the other side's keypoint
 
 
@@ -48,6 +51,8 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
     """
     annotations, image_dir = coco_data.resolve(name)
     data = coco_data.read(annotations)
+    if "left_out" in data:
+        coco_data.say_once(log.warning, data["left_out"]["summary"])
     categories = sorted(data["categories"], key=lambda c: c["id"])
     images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
@@ -172,13 +177,7 @@ class Mapper:
     def read(self, record: dict[str, Any]) -> np.ndarray:
         """The image, upright, (H, W, 3) uint8 in ``image_format``."""
         name = record["file_name"]
-        try:
-            with Image.open(name) as file:
-                image = np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
-        except (OSError, SyntaxError) as error:  # PIL raises SyntaxError for a broken PNG
-            raise UserError(
-                f"cannot read image {name}: {error}; restore it or remove it from the annotations"
-            ) from error
+        image = np.asarray(open_upright(name).convert("RGB"))
         if image.shape[:2] != (record["height"], record["width"]):
             raise UserError(
                 f"image {name} is {image.shape[1]} x {image.shape[0]}, its annotations say {record['width']} x "

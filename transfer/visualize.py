@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def draw(
         predictions: in COCO's result format; those scoring below ``score_threshold`` are left out, save the best one.
 
     Returns:
-        The pictures written, `<image id>.jpg` in ``output_dir``.
+        The pictures written, `<image id>.jpg` in ``output_dir``, never elsewhere, whatever the id.
 
     Raises:
         UserError: an image that cannot be read.
@@ -58,9 +60,18 @@ def draw(
         sides = [_panel(pixels, items, categories) for items in (kept, truth.get(image["id"], []))]
         titles = (f"predictions ({len(kept)})", f"ground truth ({len(truth.get(image['id'], []))})")
         canvas = np.concatenate([_titled(*pair) for pair in zip(sides, titles, strict=True)], 1)
-        written.append(Path(output_dir) / f"{image['id']}.jpg")
+        written.append(Path(output_dir) / _file_name(image["id"]))
         atomic_write(written[-1], cv2.imencode(".jpg", canvas, [cv2.IMWRITE_JPEG_QUALITY, 92])[1].tobytes())
     return written
+
+
+def _file_name(image_id: Any) -> str:
+    """`<image id>.jpg`; an id that is a path, or no file's name, gets a name inside the folder, and one of its own."""
+    text = str(image_id)
+    if re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII):
+        return f"{text}.jpg"
+    plain = re.sub(r"[^\w-]+", "_", text, flags=re.ASCII)[-60:].strip("_")
+    return f"{plain}_{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}.jpg"
 
 
 def _by_image(items: Sequence[dict[str, Any]]) -> dict[Any, list[dict[str, Any]]]:

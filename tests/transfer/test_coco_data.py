@@ -118,3 +118,78 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(UserError, match="is not JSON"):
         coco_data.read(tmp_path / "a.json")
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> list[str]:
+    """Two data sets whose annotation files have the same base name, a bad record in each."""
+    names = []
+    for split in ("train", "valid"):
+        name = tiny_coco.write(tmp_path / split)
+        path = coco_data.resolve(name)[0]
+        content = coco_data.read(path)
+        first(content)["bbox"] = [0, 0, 0, 0]
+        content["info"] = split
+        path.write_text(json.dumps(content))
+        names.append(f"{name}:skip_bad")
+    return names
+
+
+def test_every_data_set_has_files_of_its_own(twins: list[str], tmp_path: Path) -> None:
+    cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
+    prepared = coco_data.prepare(cfg)
+    names = (*prepared.DATASETS.TRAIN, *prepared.DATASETS.TEST)
+    contents = [coco_data.read(coco_data.resolve(name)[0]) for name in names]
+    assert [content["info"] for content in contents] == ["train", "valid"]
+    assert all("box [0, 0, 0, 0] has no area" in content["left_out"]["records"][0] for content in contents)
+    assert len({coco_data.folder_name(name) for name in (*names, *twins)}) == 4
+    assert coco_data.prepare(cfg).DATASETS == prepared.DATASETS  # a resumed run finds its own
+
+
+def test_a_colon_in_output_dir_is_named(twins: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"OUTPUT_DIR .*a:b has a colon"):
+        coco_data.prepare(tiny_coco.config(tmp_path / "a:b", twins[0]))
+
+
+@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
+def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    content = coco_data.read(coco_data.resolve(name)[0])
+    for record in content["annotations"]:
+        record["segmentation"] = []
+    coco_data.resolve(name)[0].write_text(json.dumps(content))
+    for chosen in (name, f"{name}:skip_bad"):
+        with pytest.raises(UserError, match=f"none of its 10 objects has .*; set MODEL.{key} False"):
+            coco_data.prepare(tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True}))
+
+
+@pytest.mark.parametrize("change", ["order", "names"])
+def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path, change: str) -> None:
+    names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
+    path = coco_data.resolve(names[1])[0]
+    content = coco_data.read(path)
+    categories = content["categories"]
+    if change == "order":
+        categories[0]["name"], categories[1]["name"] = "c2", "c1"
+    else:
+        categories[0] = {"id": 1, "name": "cat"}
+        content["annotations"] = [record for record in content["annotations"] if record["category_id"] != 7]
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match=f"category 1 in the order of ids is 'c1' in {names[0]}, but '.*' in {names[1]}"
+    ):
+        coco_data.prepare(tiny_coco.config(tmp_path / "out", names[0], DATASETS__TEST=(names[1],)))
+
+
+def test_other_categories_than_cocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    (tmp_path / "coco" / "annotations").mkdir(parents=True)
+    (tmp_path / "coco" / "val2017").mkdir()
+    own = {"images": [], "annotations": [], "categories": [{"id": i, "name": f"n{i}"} for i in range(80)]}
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    own["categories"][79]["name"] = "toothbrush"
+    (tmp_path / "coco" / "annotations" / "instances_val2017.json").write_text(json.dumps(own))
+    name = f"coco:{tmp_path / 'own.json'}:{tmp_path}"
+    keys = {"DATASETS__TEST": ("coco_2017_val",), "MODEL__ROI_HEADS__NUM_CLASSES": 80}
+    with pytest.raises(UserError, match=r"category 80 .* is 'n79' in .*own.json.*, but 'toothbrush' in coco_2017_val"):
+        coco_data.prepare(tiny_coco.config(tmp_path / "out", name, **keys))

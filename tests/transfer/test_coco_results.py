@@ -135,3 +135,9 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     assert "bbox/APl" not in coco_results.flat(content["metrics"])
     path = coco_results.write_predictions(tmp_path / "inference", perfect(things))
     assert json.loads(path.read_text())[0]["category_id"] == things["annotations"][0]["category_id"]
+
+
+def test_null_keypoints_are_none(things: dict[str, Any]) -> None:
+    for record in things["annotations"]:
+        record["keypoints"] = None
+    assert coco_results.evaluate(things, perfect(things), ["bbox"])["bbox"]["AP"] == pytest.approx(100)

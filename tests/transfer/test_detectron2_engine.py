@@ -67,7 +67,7 @@ def test_trains_and_evaluates(tmp_path: Path, weights: Path, kind: str) -> None:
     assert all(f"{task}/AP" in lines[-1] for task in tasks)
     assert "NaN" not in (out / "metrics.json").read_text()
     assert len(list((out / "visualizations").glob("*.jpg"))) == 2
-    assert (out / "inference" / "annotations" / "coco_instances_results.json").is_file()
+    assert len(list(out.glob("inference/annotations_*/coco_instances_results.json"))) == 1
     assert {"config.yaml", "environment.txt", "log.txt", "model_final.pth"} <= {p.name for p in out.iterdir()}
 
 
@@ -185,7 +185,7 @@ def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     (tmp_path / "data" / "3.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"3\.png cannot be read: cannot identify image file"):
+    with pytest.raises(UserError, match=r"cannot read image .*3\.png: cannot identify image file"):
         go(tmp_path, name, SOLVER__MAX_ITER=9, DATALOADER__NUM_WORKERS=1)
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
+from transfer import coco_data
 from transfer import torchvision_data as data
 
 
@@ -104,3 +105,54 @@ def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
         rows, columns = torch.where(mask)
         tight = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert torch.allclose(torch.stack(tight).float(), box, atol=1.5)
+
+
+def damaged_png(path) -> None:
+    """A PNG of noise whose middle is zeros: its header and end are whole."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    path.write_bytes(content)
+
+
+def readers() -> list:
+    def ours(path):
+        return mapper().read({"file_name": str(path), "height": 64, "width": 96})
+
+    def detectron2s(path):
+        pytest.importorskip("detectron2")
+        from transfer.detectron2_data import read_image
+
+        return read_image(str(path), "RGB")
+
+    return [ours, detectron2s]
+
+
+@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
+@pytest.mark.parametrize("form", ["png", "pgm", "tif"])
+def test_16_bit_gray_is_scaled(tmp_path, read, form):
+    deep = np.linspace(0, 65535, 64 * 96).reshape(64, 96).astype(np.uint16)
+    path = tmp_path / f"deep.{form}"
+    Image.fromarray(deep).save(path)
+    got = read(path)
+    assert got.dtype == np.uint8 and np.array_equal(got, np.repeat((deep >> 8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
+def test_a_damaged_png_is_named(tmp_path, read):
+    damaged_png(tmp_path / "bad.png")
+    with pytest.raises(UserError, match=r"cannot read image .*bad\.png"):
+        read(tmp_path / "bad.png")
+
+
+def test_what_was_left_out_is_in_the_runs_log(tmp_path, caplog):
+    name = tiny_coco.write(tmp_path)
+    content = json.loads((tmp_path / "annotations.json").read_text())
+    content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+    (tmp_path / "annotations.json").write_text(json.dumps(content))
+    cfg = coco_data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad"))
+    for _ in range(2):
+        data.load_coco(cfg.DATASETS.TEST[0])
+    assert [text for text in caplog.messages if "left out bad records: 1 annotations" in text] == caplog.messages
+    assert len(caplog.messages) == 1

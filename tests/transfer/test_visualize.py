@@ -45,6 +45,18 @@ def test_weak_predictions_are_left_out_but_the_best_one(tmp_path):
     assert one.read_bytes() == alone.read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["absolute", "../..", "a/b"])
+def test_pictures_stay_in_their_folder(tmp_path, kind):
+    tiny_coco.write(tmp_path)
+    content = json.loads((tmp_path / "annotations.json").read_text())
+    for image in content["images"]:
+        start = str(tmp_path / "elsewhere") if kind == "absolute" else kind
+        image["id"] = f"{start}/{image['id']}"
+    (tmp_path / "annotations.json").write_text(json.dumps(content | {"annotations": []}))
+    written = visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=6)
+    assert len(set(written)) == 6 and {path.resolve().parent for path in written} == {tmp_path / "out"}
+
+
 def test_a_missing_image_is_named(tmp_path):
     tiny_coco.write(tmp_path)
     (tmp_path / "1.png").unlink()

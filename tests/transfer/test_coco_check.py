@@ -1,0 +1,103 @@
+"""Whatever JSON an annotation file holds, its bad records are named: no traceback, no silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+
+from tests.transfer import tiny_coco
+from transfer import coco_data
+from transfer.coco_check import check, leave_out
+
+Content = dict[str, Any]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> tuple[Content, Path]:
+    annotations, images = coco_data.resolve(tiny_coco.write(tmp_path / "data", keypoints=True))
+    return coco_data.read(annotations), images
+
+
+def object_with(**keys: Any) -> Any:
+    return lambda c: c["annotations"][0].update(keys)
+
+
+def mask_of(counts: Any) -> Any:
+    return object_with(segmentation={"size": [64, 96], "counts": counts})
+
+
+BAD = {
+    "image is no record": (lambda c: c["images"].append(5), "image 5: not a record"),
+    "object is no record": (lambda c: c["annotations"].append(["a"]), "annotation ['a'] of image None: not a record"),
+    "category is no record": (lambda c: c["categories"].append(None), "category None: not a record"),
+    "text id among numbers": (
+        lambda c: c["images"][5].update(id="6"),
+        "image 6: the id is a str, unlike the first one, 1",
+    ),
+    "list as image id": (lambda c: c["images"][5].update(id=[6]), "the id is neither a number nor a text"),
+    "list as id": (object_with(id=[1]), "the id is neither a number nor a text"),
+    "list as image": (object_with(image_id=[1]), "of image [1]: unknown image"),
+    "list as category": (object_with(category_id=[7]), "unknown category [7]"),
+    "file name": (lambda c: c["images"][5].update(file_name=7), "file_name 7 is not a text"),
+    "file name's length": (lambda c: c["images"][5].update(file_name="a" * 999), "missing image"),
+    "category's keypoints": (
+        lambda c: c["categories"].append({"id": 9, "name": "a", "keypoints": 5}),
+        "keypoints 5 is not a list of names",
+    ),
+    "category's name": (lambda c: c["categories"].append({"id": 9, "name": 5}), "category 9: no name"),
+    "no id": (lambda c: c["annotations"][0].pop("id"), "annotation None of image 1: no id"),
+    "segmentation": (object_with(segmentation=5), "segmentation 5 is neither polygons nor RLE"),
+    "keypoints": (object_with(keypoints=5), "keypoints 5 is not a list of numbers"),
+    "crowd as text": (object_with(iscrowd="0"), "iscrowd '0' is not 0 or 1"),
+    "crowd is null": (object_with(iscrowd=None), "iscrowd None is not 0 or 1"),
+    "area as text": (object_with(area="12"), "area '12' is not a number"),
+    "area is null": (object_with(area=None), "area None is not a number"),
+    "counts": (mask_of(5), "RLE counts 5 cannot be decoded"),
+    "counts of garbage": (mask_of("\x01~~"), "cannot be decoded"),
+    "counts cut": (mask_of("ZZZ"), "cannot be decoded"),
+    "counts without end": (mask_of("o" * 40 + "0"), "cannot be decoded"),
+    "counts too short": (mask_of("55"), "RLE counts of 10 pixels, not 6144"),
+    "list of counts": (mask_of([6144, 1]), "RLE counts of 6145 pixels, not 6144"),
+    "negative counts": (mask_of([6145, -1]), "cannot be decoded"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_malformed_record_is_named_once_and_can_be_left_out(people: tuple[Content, Path], kind: str) -> None:
+    content, images = people
+    spoil, message = BAD[kind]
+    spoil(content)
+    problems = list(check(content, images, masks=True, keypoints=17))
+    assert len(problems) == 1 and message in problems[0].text
+    assert not list(check(leave_out(content, problems), images, masks=True, keypoints=17))
+
+
+def test_null_keypoints_of_a_category_are_none(tmp_path: Path) -> None:
+    annotations, images = coco_data.resolve(tiny_coco.write(tmp_path))
+    content = coco_data.read(annotations)
+    content["categories"][0]["keypoints"] = None
+    assert not list(check(content, images))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_good_run_lengths_are_good(people: tuple[Content, Path], seed: int) -> None:
+    content, images = people
+    rng = np.random.default_rng(seed)
+    full = np.asfortranarray(rng.random((64, 96)) < rng.choice([0, 0.001, 0.1, 0.5, 1]), dtype=np.uint8)
+    rle: Any = coco_mask.encode(full)
+    for counts in (rle["counts"].decode(), [0, 64 * 96]):
+        mask_of(counts)(content)
+        assert not list(check(content, images))
+
+
+def test_large_run_lengths_are_good(people: tuple[Content, Path]) -> None:
+    content, images = people
+    size = [8000, 9000]
+    content["images"][0].update(height=size[0], width=size[1])
+    rle: Any = coco_mask.merge(coco_mask.frPyObjects([[9.0, 9.0, 8000.0, 5000.0, 30.0, 7999.0]], *size))
+    object_with(segmentation={"size": size, "counts": rle["counts"].decode()})(content)
+    assert not list(check(content, images))

@@ -1,0 +1,220 @@
+"""Finds the bad records of a data set in COCO's format, whatever JSON they hold, and leaves them out."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SECTIONS = ("images", "annotations", "categories")
+_LONGEST = 8  # characters of one number in a compressed RLE: 40 bits, more than any image has pixels
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A bad record: ``content[section][index]``, and what is wrong with it."""
+
+    section: str
+    index: int
+    text: str
+
+
+def check(
+    content: Mapping[str, Any], images: str | Path, *, masks: bool = True, keypoints: int = 0
+) -> Iterator[Problem]:
+    """Every bad record of a data set, once, in the file's order.
+
+    Args:
+        content: what `coco_data.read` returns.
+        images: folder that the images' ``file_name`` are relative to.
+        masks: objects without a mask are bad, too.
+        keypoints: objects need so many; 0: objects may have as many as their category names.
+    """
+    sizes: dict[Any, tuple[float, float]] = {}
+    named: set[Any] = set()
+    for index, image in enumerate(content["images"]):
+        text = _record_problem(image, sizes) or _image_problem(image, str(images))
+        if text:
+            yield Problem("images", index, f"image {_name(image)}: {text}")
+            if isinstance(image, dict) and _is_id(image.get("id")):
+                named.add(image["id"])
+        else:
+            sizes[image["id"]] = (image["width"], image["height"])
+    points: dict[Any, int] = {}
+    for index, category in enumerate(content["categories"]):
+        text = _record_problem(category, points) or _category_problem(category)
+        if text:
+            yield Problem("categories", index, f"category {_name(category)}: {text}")
+        else:
+            points[category["id"]] = keypoints or len(category.get("keypoints") or ())
+    seen: dict[Any, None] = {}
+    for index, record in enumerate(content["annotations"]):
+        owner = record.get("image_id") if isinstance(record, dict) else None
+        if _is_id(owner) and owner in named and owner not in sizes:
+            continue  # its image is named already, and goes with it
+        text = _record_problem(record, seen, mixed=True) or _annotation_problem(
+            record, sizes, points, masks, keypoints > 0
+        )
+        if isinstance(record, dict) and _is_id(record.get("id")):
+            seen[record["id"]] = None
+        if text:
+            yield Problem("annotations", index, f"annotation {_name(record)} of image {_short(owner)}: {text}")
+
+
+def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
+    """``content`` without the bad records, and without the annotations of an image or category that is gone."""
+    bad = {(problem.section, problem.index) for problem in problems}
+    kept = {s: [r for i, r in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}
+    images, categories = ({record["id"] for record in kept[s]} for s in ("images", "categories"))
+    alive = [r for r in kept["annotations"] if r["image_id"] in images and r["category_id"] in categories]
+    return {**content, **kept, "annotations": alive}
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _name(record: Any) -> str:
+    return _short(record.get("id")) if isinstance(record, dict) else _short(record)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(_is_number(v) for v in values)
+
+
+def _record_problem(record: Any, seen: Mapping[Any, Any], *, mixed: bool = False) -> str:
+    """What is wrong with a record's id. Images and categories are sorted by theirs: all numbers, or all texts."""
+    if not isinstance(record, dict):
+        return "not a record {...}"
+    if "id" not in record:
+        return f"no id (file_name {_short(record['file_name'])})" if "file_name" in record else "no id"
+    if not _is_id(record["id"]):
+        return "the id is neither a number nor a text"
+    if record["id"] in seen:
+        return "duplicate id"
+    first = next(iter(seen), record["id"])
+    if not mixed and isinstance(first, str) != isinstance(record["id"], str):
+        return f"the id is a {type(record['id']).__name__}, unlike the first one, {_short(repr(first))}"
+    return ""
+
+
+def _image_problem(image: Mapping[str, Any], folder: str) -> str:
+    if not all(_is_number(image.get(side)) and image[side] > 0 for side in ("width", "height")):
+        return f"width {_short(image.get('width'))} and height {_short(image.get('height'))}"
+    name = image.get("file_name")
+    if not isinstance(name, str) or not name:
+        return f"file_name {_short(name)} is not a text"
+    path = os.path.join(folder, name)
+    return "" if os.path.isfile(path) else f"missing image {path}"
+
+
+def _category_problem(category: Mapping[str, Any]) -> str:
+    if not isinstance(category.get("name"), str) or not category["name"]:
+        return "no name"
+    points = category.get("keypoints")  # null is as good as none
+    if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
+        return f"keypoints {_short(points)} is not a list of names"
+    return ""
+
+
+def _annotation_problem(
+    record: Mapping[str, Any],
+    sizes: Mapping[Any, tuple[float, float]],
+    points: Mapping[Any, int],
+    masks: bool,
+    needs_keypoints: bool,
+) -> str:
+    image, category = record.get("image_id"), record.get("category_id")
+    if not _is_id(image) or image not in sizes:
+        return "unknown image"
+    if not _is_id(category) or category not in points:
+        return f"unknown category {_short(category)}"
+    width, height = sizes[image]
+    box: Any = record.get("bbox")
+    if not _numbers(box) or len(box) != 4:
+        return f"box {_short(box)} is not [x, y, width, height]"
+    x, y, w, h = box
+    if w <= 0 or h <= 0:
+        return f"box {box} has no area"
+    if x < -1 or y < -1 or x + w > width + 1 or y + h > height + 1:  # COCO's own boxes overhang by less than a pixel
+        return f"box {box} is outside the image of {width} x {height}"
+    if record.get("iscrowd", 0) not in (0, 1):
+        return f"iscrowd {_short(repr(record['iscrowd']))} is not 0 or 1"
+    if not _is_number(record.get("area", 0)):
+        return f"area {_short(repr(record['area']))} is not a number"
+    text = _mask_problem(record.get("segmentation"), width, height, masks)
+    return text or _keypoint_problem(record, points[category], needs_keypoints)
+
+
+def _mask_problem(mask: Any, width: float, height: float, needed: bool) -> str:
+    if not mask:
+        return "empty polygon or no mask" if needed else ""
+    if isinstance(mask, dict):
+        size = mask.get("size")
+        if size != [height, width] or "counts" not in mask:
+            return f"RLE mask of size {_short(size)}, not {[height, width]}"
+        covered = _rle_pixels(mask["counts"])
+        if covered is None:
+            return f"RLE counts {_short(repr(mask['counts']))} cannot be decoded"
+        return "" if covered == height * width else f"RLE counts of {covered} pixels, not {height * width}"
+    if not isinstance(mask, list):
+        return f"segmentation {_short(repr(mask))} is neither polygons nor RLE"
+    for polygon in mask:
+        if not _numbers(polygon) or len(polygon) < 6 or len(polygon) % 2:
+            return (
+                f"empty polygon (it has {len(polygon) if isinstance(polygon, list) else 0} numbers, at least 6 needed)"
+            )
+    return ""
+
+
+def _rle_pixels(counts: Any) -> int | None:
+    """The number of pixels that run lengths cover; None if they are none.
+
+    pycocotools decodes any text, reading and writing where it should not: so its code is read here, without it.
+    """
+    if isinstance(counts, list):
+        return sum(counts) if all(isinstance(n, int) and n >= 0 for n in counts) else None
+    if not isinstance(counts, str) or not counts or not counts.isascii():
+        return None
+    code = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48  # 5 bits, lowest first; 32: more to come
+    ends = np.flatnonzero((code & 32) == 0)
+    if code.min() < 0 or code.max() > 63 or not len(ends) or ends[-1] != len(code) - 1:
+        return None
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > _LONGEST:
+        return None
+    shift = 5 * (np.arange(len(code)) - np.repeat(starts, lengths))
+    runs = np.add.reduceat((code & 31) << shift, starts)
+    runs -= np.where(code[ends] & 16, np.int64(1) << 5 * lengths, 0)  # the last one's highest bit is the sign
+    runs[1::2] = np.cumsum(runs[1::2])  # from the fourth on, a run is stored as the difference to the last but one
+    runs[2::2] = np.cumsum(runs[2::2])
+    return int(runs.sum()) if runs.min() >= 0 else None
+
+
+def _keypoint_problem(record: Mapping[str, Any], wanted: int, needed: bool) -> str:
+    keypoints = record.get("keypoints")
+    if keypoints is None:
+        return "no keypoints" if needed else ""
+    if not _numbers(keypoints):
+        return f"keypoints {_short(repr(keypoints))} is not a list of numbers"
+    if len(keypoints) != 3 * wanted:
+        return f"wrong keypoint count: {len(keypoints) / 3:g}, not {wanted}"
+    labelled = sum(visible > 0 for visible in keypoints[2::3])
+    if record.get("num_keypoints", labelled) != labelled:
+        return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labelled} are labelled"
+    return ""

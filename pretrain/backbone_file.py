@@ -65,7 +65,8 @@ def load_backbone(
         rename: maps a backbone's tensors in other names to torchvision's.
 
     Raises:
-        UserError: missing or damaged file, or one changed since its conversion; a missing, unknown, wrong-shaped or non-finite tensor, by its name.
+        UserError: a file that is missing, damaged or changed since its conversion; a missing, unknown,
+            wrong-shaped or non-finite tensor, by its name.
     """
     path = checkpoint.resolve(path)
     content, metadata = read_file(path, unsafe_pickle)

@@ -28,6 +28,9 @@ def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, 
         UserError: missing, damaged, or holding more than tensors, arrays and plain types.
     """
     path = Path(path)
+    if path.is_dir():
+        held = sorted(p.name for p in path.iterdir() if p.suffix in (".pth", ".pkl", ".safetensors"))
+        raise UserError(f"{path} is a folder; name a weights file in it ({', '.join(held[:5]) or 'there is none'})")
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"no weights file at {path}{nearest(path.name, siblings)}")
@@ -39,9 +42,7 @@ def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, 
         data = path.read_bytes()
         content = pickle.loads(data, encoding="latin1") if unsafe_pickle else _PlainUnpickler(io.BytesIO(data)).load()
     except _NotPlain as error:
-        raise UserError(
-            f"{path} holds {error}, more than arrays; if you trust its source, add --unsafe-pickle"
-        ) from error
+        raise UserError(f"{path} holds {error}, more than arrays; {checkpoint.unsafe_remedy(path)}") from error
     except Exception as error:  # a damaged pickle raises anything
         raise UserError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from pretrain.weights_file import check_digests, tensor_digest
 from tests.transfer.test_convert import moco, resnet_state
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX
+from transfer.weights import read_weights
 
 NAME = "res3.0.conv2.weight"  # square: a transposition keeps its shape
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -72,7 +74,7 @@ def test_digests_beside(tmp_path: Path, source: Path) -> None:
     convert(source, tmp_path / "plain.pth", back=True)
     convert(tmp_path / "plain.pth", tmp_path / "good.pth")
     spoil(tmp_path / "plain.pth", "layer2.0.conv2.weight", CHANGES["transposed"])
-    with pytest.raises(UserError, match="layer2.0.conv2.weight is not what was converted"):
+    with pytest.raises(UserError, match=r"layer2.0.conv2.weight is not what was converted"):
         convert(tmp_path / "plain.pth", tmp_path / "out.pth")
     (tmp_path / "plain.pth.json").write_text("{half")  # nothing to compare with
     convert(tmp_path / "plain.pth", tmp_path / "out.pth")
@@ -96,3 +98,42 @@ def test_safetensors_hand_their_provenance_on(tmp_path: Path) -> None:
 def test_choice_of_an_encoder_where_there_is_one(tmp_path: Path, source: Path) -> None:
     with pytest.raises(UserError, match="holds one encoder, not a query and a key"):
         load_backbone(source, "key")
+
+
+def test_a_run_folder_falls_back_to_a_checkpoint_that_reads_whole(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "last_checkpoint").write_text("model_final.pth")
+    with pytest.raises(UserError, match=r"holds no model_\*\.pth that reads whole"):
+        convert(run, tmp_path / "out.pth")
+    (run / "model_0000001.pth").write_bytes(source.read_bytes())
+    assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
+    assert "no checkpoint at" in capsys.readouterr().out
+    (run / "model_final.pth").write_bytes(b"half")
+    assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
+    assert "model_final.pth is damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["file/w.pth", "file/deeper/w.pth", "folder.pth"])
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, source: Path, place: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "folder.pth").mkdir()
+    with pytest.raises(UserError, match=r"cannot write .*choose another folder|is a folder; name a file in it"):
+        convert(source, tmp_path / place)
+
+
+def test_weights_that_are_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model_final.pth").write_bytes(b"")
+    with pytest.raises(UserError, match=r"is a folder; name a weights file in it \(model_final.pth\)"):
+        read_weights(tmp_path)
+
+
+def test_the_remedy_for_an_unsafe_pickle_is_the_conversion(tmp_path: Path) -> None:
+    content = {"model": resnet_state(), "args": argparse.Namespace(lr=0.03)}
+    torch.save(content, tmp_path / "x.pth")
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(content))
+    for name in ("x.pth", "x.pkl"):
+        with pytest.raises(UserError, match=rf"convert_to_d2.py {tmp_path / name} OUTPUT.pth --unsafe-pickle"):
+            read_weights(tmp_path / name)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import checkpoint
 from .common.errors import UserError
-from .weights_file import read_file, sha256, state_tensors
+from .weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
@@ -65,11 +65,14 @@ def load_backbone(
         rename: maps a backbone's tensors in other names to torchvision's.
 
     Raises:
-        UserError: missing or damaged file; a missing, unknown, wrong-shaped or non-finite tensor, by its name.
+        UserError: a file that is missing, damaged or changed since its conversion; a missing, unknown,
+            wrong-shaped or non-finite tensor, by its name.
     """
     path = checkpoint.resolve(path)
-    content, _ = read_file(path, unsafe_pickle)
+    content, metadata = read_file(path, unsafe_pickle)
     tensors = state_tensors(content, path)
+    earlier = read_provenance(content, metadata, path)
+    check_digests(tensors, earlier, path)  # before anything is written that would give damaged tensors new digests
     picked, chosen = _pick_backbone(tensors, encoder, path)
     if rename is not None:
         picked = rename(picked)
@@ -80,7 +83,7 @@ def load_backbone(
     conv1 = picked.get("conv1.weight")
     stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
     state = check_tensors(picked, arch, stem, path)
-    return BackboneFile(arch, stem, state, _provenance(content, path, chosen, arch, stem))
+    return BackboneFile(arch, stem, state, _provenance(content, earlier, path, chosen, arch, stem))
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
@@ -161,6 +164,8 @@ def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> t
         clean[short] = tensor
     prefix = _ENCODERS[encoder] + "."
     pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
+    if not pair and encoder != "query":  # query is what is taken where nothing was asked for
+        raise UserError(f"{path} holds one encoder, not a query and a key; leave the choice of {encoder} out")
     if pair and encoder not in pair:
         raise UserError(f"{path} holds no {encoder} encoder; it has the {pair[0]} encoder only")
     within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
@@ -178,7 +183,9 @@ def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> t
     return picked, encoder if pair else ""
 
 
-def _provenance(content: Mapping[str, Any], path: Path, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+def _provenance(
+    content: Mapping[str, Any], earlier: Mapping[str, Any], path: Path, encoder: str, arch: str, stem: str
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "source": path.name,
         "source_sha256": sha256(path),
@@ -197,8 +204,7 @@ def _provenance(content: Mapping[str, Any], path: Path, encoder: str, arch: str,
     for key in ("epoch", "step"):
         if isinstance(content.get(key), int):
             found[key] = content[key]
-    earlier = content.get("provenance")
-    return {**earlier, **found, "earlier_source": earlier.get("source")} if isinstance(earlier, Mapping) else found
+    return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found
 
 
 def _list(names: list[str]) -> str:

@@ -7,6 +7,7 @@ beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import zipfile
@@ -47,7 +48,8 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:  # torch wraps a failed write in RuntimeError
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only disk this fails as well
+            temporary.unlink(missing_ok=True)
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__ or error
         reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
         raise UserError(f"cannot write {path}: {reason}; free space, then run again to resume") from error
@@ -75,16 +77,21 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=not unsafe_pickle)
     except pickle.UnpicklingError as error:
         if "GLOBAL" in str(error) or "Unsupported class" in str(error):
-            raise UserError(
-                f"{path} holds more than tensors and plain types; if you trust its source, allow unsafe pickles "
-                f"(--unsafe-pickle)"
-            ) from error
+            raise UserError(f"{path} holds more than tensors and plain types; {unsafe_remedy(path)}") from error
         raise UserError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
     except Exception as error:
         raise UserError(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
     if not isinstance(state, dict):
         raise UserError(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
     return state
+
+
+def unsafe_remedy(path: str | Path) -> str:
+    """What helps where a file needs an unsafe unpickler: only the conversion has one, and leaves plain tensors."""
+    return (
+        f"if you trust its source, convert it first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle "
+        "(with --to-torchvision for pretraining and probes)"
+    )
 
 
 def all_in(output_dir: str | Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ from torch import Tensor
 from . import checkpoint
 from .common.errors import UserError, nearest
 
+_PREFIX = "backbone.bottom_up."  # in digests' names; a `.pkl` leaves it out
+_AGAIN = "convert again from the original checkpoint"
+
 
 def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
     """The content of a `.safetensors`, `.pkl` or torch file, and its metadata (safetensors only).
@@ -24,6 +28,9 @@ def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, 
         UserError: missing, damaged, or holding more than tensors, arrays and plain types.
     """
     path = Path(path)
+    if path.is_dir():
+        held = sorted(p.name for p in path.iterdir() if p.suffix in (".pth", ".pkl", ".safetensors"))
+        raise UserError(f"{path} is a folder; name a weights file in it ({', '.join(held[:5]) or 'there is none'})")
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"no weights file at {path}{nearest(path.name, siblings)}")
@@ -35,9 +42,7 @@ def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, 
         data = path.read_bytes()
         content = pickle.loads(data, encoding="latin1") if unsafe_pickle else _PlainUnpickler(io.BytesIO(data)).load()
     except _NotPlain as error:
-        raise UserError(
-            f"{path} holds {error}, more than arrays; if you trust its source, add --unsafe-pickle"
-        ) from error
+        raise UserError(f"{path} holds {error}, more than arrays; {checkpoint.unsafe_remedy(path)}") from error
     except Exception as error:  # a damaged pickle raises anything
         raise UserError(f"{path} is damaged or not a pickle: {type(error).__name__}: {error}") from error
     if not isinstance(content, dict):
@@ -75,7 +80,52 @@ def sha256(path: str | Path) -> str:
 def tensor_digest(tensor: Tensor) -> str:
     """16 hexadecimal digits that change with any value, shape or type of ``tensor``."""
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    return hashlib.sha256(head + tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # NumPy has no bfloat16
+    return hashlib.sha256(head + values.numpy().tobytes()).hexdigest()[:16]
+
+
+def read_provenance(content: Mapping[str, Any], metadata: Mapping[str, str], path: str | Path) -> dict[str, Any]:
+    """What a conversion wrote into its file about where the file came from; {} where nothing stands.
+
+    Raises:
+        UserError: it is not an object of plain values, as a conversion writes it.
+    """
+    try:
+        found: Any = content.get("provenance") or json.loads(metadata.get("provenance") or "{}")
+        json.dumps(found)  # it goes into results.json
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: its provenance is damaged ({error}); {_AGAIN}") from error
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise UserError(f"{path}: its provenance is a {type(found).__name__}, not an object with names; {_AGAIN}")
+    if not isinstance(found.get("tensors", {}), Mapping):
+        raise UserError(f"{path}: the digests in its provenance are a {type(found['tensors']).__name__}; {_AGAIN}")
+    return dict(found)
+
+
+def check_digests(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], path: str | Path) -> None:
+    """Compares a converted file's tensors with the digests of its conversion, which stand inside or beside it.
+
+    A square tensor that was transposed has its shape still, and a changed value is a value: only the digest tells.
+
+    Raises:
+        UserError: a tensor is missing or not what was converted.
+    """
+    for name, value in (provenance.get("tensors") or _digests_beside(path)).items():
+        tensor = tensors.get(name, tensors.get(name.removeprefix(_PREFIX)))
+        if tensor is None:
+            raise UserError(f"{path} lacks {name}, which it held when it was converted; {_AGAIN}")
+        if tensor_digest(tensor) != value:
+            raise UserError(f"{path}: {name} is not what was converted (damaged or transposed); {_AGAIN}")
+
+
+def _digests_beside(path: str | Path) -> dict[str, Any]:
+    """The digests in FILE.json: a plain state dict, as torchvision's are, has no place for them inside."""
+    try:
+        beside: Any = json.loads(Path(f"{path}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    digests = beside.get("tensors") if isinstance(beside, dict) and "file_sha256" in beside else None
+    return digests if isinstance(digests, dict) else {}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

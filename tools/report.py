@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write  # noqa: E402
+from tools.report_files import Result, find_results, read_json, read_yaml  # noqa: E402
 
 _PAPERS = ROOT / "configs" / "papers"
 _TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
@@ -66,35 +64,38 @@ def render(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
     """
-    results = list(_results([Path(folder) for folder in folders]))
+    results, broken = _readable(find_results([Path(folder) for folder in folders]))
     failures = [line for folder in folders for line in _not_done(Path(folder))]
-    if not results and not failures:
+    if not results and not failures and not broken:
         raise UserError(f"no results.json in {', '.join(map(str, folders))}; start a run there first")
     parts = ["# Results\n", _probe_table(results), *_detection_tables(results)]
+    if broken:
+        parts.append("## Not read\n\n" + "\n".join(f"- {line}" for line in broken) + "\n")
     if failures:
         parts.append("## Not done\n\n" + "\n".join(f"- {line}" for line in failures) + "\n")
     return "\n".join(part for part in parts if part)
 
 
-def _results(folders: Iterable[Path]) -> Iterable[tuple[str, Path, dict[str, Any]]]:
-    """(name, run folder, results.json) of every run, in the pipeline's order where there is one."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder")
-        order = [Path(stage["folder"]) for stage in _read(folder / "launch" / "pipeline.json").get("stages", [])]
-        found = [path.parent for path in sorted(folder.glob("**/results.json")) if "launch" not in path.parts]
-        found.sort(key=lambda run: order.index(run.absolute()) if run.absolute() in order else len(order))
-        for run in found:
-            data = _read(run / "results.json")
-            inside = run.relative_to(folder).parts
-            # A pipeline's layout is branch/stage; a single run's probes lie in the run.
-            name = inside[0] if order and inside else str(folder.name if not inside else Path(folder.name, *inside))
-            if not order and data.get("stage") in ("knn", "linear") and len(inside) >= 1:
-                name = str(Path(folder.name, *inside[:-1]))
-            yield name, run, data
+def _readable(found: Iterable[Result | str]) -> tuple[list[Result], list[str]]:
+    """The results that tables can be made of, and a line for every file of which none can."""
+    good: list[Result] = []
+    bad: list[str] = []
+    for result in found:
+        if isinstance(result, str):
+            bad.append(result)
+            continue
+        try:
+            _probe_table([result])
+            _detection_tables([result])
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            bad.append(f"{result[1] / 'results.json'} is no result of a stage: {what}")
+        else:
+            good.append(result)
+    return good, bad
 
 
-def _probe_table(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> str:
+def _probe_table(results: Sequence[Result]) -> str:
     rows: dict[str, Row] = {}
     for name, run, data in results:
         stage, metrics = data.get("stage"), data.get("metrics", {})
@@ -110,7 +111,7 @@ def _probe_table(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> str:
             source = data.get("source", {})
             row.about.setdefault("method", source.get("method") or source.get("source"))
             row.about.setdefault("arch", source.get("arch"))
-        config = _yaml(run / "config.yaml")
+        config = read_yaml(run / "config.yaml")
         row.about.setdefault("data", config.get("DATA", {}).get("TRAIN"))
         row.about.setdefault("arch", config.get("MODEL", {}).get("ARCH"))
     if not rows:
@@ -140,20 +141,31 @@ def _probe_table(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> str:
     return f"## Frozen features\n\n{note}\n\n{_table(head, lines)}"
 
 
-def _detection_tables(results: Sequence[tuple[str, Path, dict[str, Any]]]) -> list[str]:
+def _detection_tables(results: Sequence[Result]) -> list[str]:
     groups: dict[tuple[str, ...], list[tuple[str, dict[str, Any]]]] = {}
     for name, _, data in results:
         if data.get("stage") != "transfer":
             continue
-        engine, protocol, schedule = data["engine"], data["protocol"], data["schedule"]
-        key = (
-            f"{protocol['detector']} R-CNN, {protocol['backbone']}", f"{engine['name']} {engine['version']}",
-            f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
-            f"lr {schedule['base_lr']:g})", f"{protocol['norm']}, {protocol['heads']} box head",
-            f"{_data_names(protocol['train'])} -> {_data_names(protocol['test'])}",
-        )  # fmt: skip
-        groups.setdefault(key, []).append((name, data))
+        for one in _by_test_set(data):
+            engine, protocol, schedule = one["engine"], one["protocol"], one["schedule"]
+            key = (
+                f"{protocol['detector']} R-CNN, {protocol['backbone']}", f"{engine['name']} {engine['version']}",
+                f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
+                f"lr {schedule['base_lr']:g})", f"{protocol['norm']}, {protocol['heads']} box head",
+                f"{_data_names(protocol['train'])} -> {_data_names(protocol['test'])}",
+            )  # fmt: skip
+            groups.setdefault(key, []).append((name, one))
     return [_detection_table(key, rows) for key, rows in groups.items()]
+
+
+def _by_test_set(data: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """The result once for each data set it was evaluated on, with that set's numbers alone."""
+    tests, found = data["protocol"]["test"], data.get("datasets") or data["metrics"]
+    if not tests:
+        yield data
+    named = {test: found[test] for test in tests if test in found} or dict.fromkeys(tests[:1], data["metrics"])
+    for test, metrics in named.items():
+        yield {**data, "metrics": metrics, "protocol": {**data["protocol"], "test": [test]}}
 
 
 def _data_names(names: Sequence[str]) -> str:
@@ -188,11 +200,11 @@ def _detection_table(key: tuple[str, ...], rows: Sequence[tuple[str, dict[str, A
 
 def _not_done(folder: Path) -> Iterable[str]:
     """What a pipeline did not finish, with the first failing rank's error where there is one."""
-    stages = _read(folder / "launch" / "pipeline.json").get("stages", [])
+    stages = read_json(folder / "launch" / "pipeline.json").get("stages", [])
     broken: dict[str, str] = {}
     for stage in stages:
         run = Path(stage["folder"])
-        complete = _read(run / "launch" / "complete.json").get("fingerprint") == stage["fingerprint"]
+        complete = read_json(run / "launch" / "complete.json").get("fingerprint") == stage["fingerprint"]
         if complete and (run / stage["produces"]).exists():
             continue
         parent = next((p for p in stage["parents"] if p in broken), None)
@@ -207,7 +219,7 @@ def _last_error(run: Path) -> str:
     failed = sorted((run / "launch" / "ranks").glob("*.failed"), key=lambda path: path.stat().st_mtime)
     if not failed:
         return ""
-    failure = _read(failed[-1])
+    failure = read_json(failed[-1])
     return f"failed on rank {failure.get('rank')}: {failure.get('error')}"
 
 
@@ -223,6 +235,7 @@ def _is_table_2(found: dict[str, Any]) -> bool:
         and schedule["name"] == "1x"
         and protocol["heads"] == "0conv2fc"
         and all("coco_2017_train" in name for name in protocol["train"])
+        and all("coco_2017_val" in name for name in protocol["test"])
     )
 
 
@@ -270,20 +283,6 @@ def _difference(ours: float | None, published: float | None) -> str:
 
 def _text(value: Any) -> str:
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        return yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError):
-        return {}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def convert(
     output = Path(output)
     if output.suffix not in FORMATS or (back and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if back else ' or .pkl'}")
-    path = find_source(source)
+    path = find_source(source, unsafe_pickle)
     backbone = load_backbone(path, encoder, unsafe_pickle, rename=to_torchvision)
     if backbone.stem == "cifar" and not back:
         raise UserError(
@@ -99,20 +99,34 @@ def convert(
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
     provenance["tensors"] = {name: digest(tensor) for name, tensor in tensors.items()}
     data = _encode(tensors, provenance, output.suffix, back)
-    if output.exists() and not overwrite and output.read_bytes() != data:
+    if output.is_dir():
+        raise UserError(f"{output} is a folder; name a file in it")
+    if output.exists() and not overwrite and not _holds(output, data):
         raise UserError(f"{output} exists and differs; add --overwrite or name another file")
     errors, judge = _write_proven(output, data, backbone, back)
     write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
     return Conversion(output, provenance, errors, judge)
 
 
-def find_source(source: str | Path) -> Path:
-    """A pretraining run folder's newest good checkpoint, a Detectron2 run folder's last one, or a file itself."""
+def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> Path:
+    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
+
+    Raises:
+        UserError: nothing there, or no checkpoint that reads whole.
+    """
     source = Path(source)
     last = source / "last_checkpoint"
-    if last.is_file():
-        return source / last.read_text().strip()
-    return checkpoint.resolve(source)
+    if not last.is_file():
+        return checkpoint.resolve(source, warn)
+    named = source / last.read_text(errors="replace").strip()
+    found = sorted(source.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in (named, *(path for path in found if path != named)):
+        try:
+            checkpoint.read(path, unsafe_pickle)
+            return path
+        except UserError as error:
+            warn(f"{error}; falling back to the newest checkpoint that reads whole")
+    raise UserError(f"{source} holds no model_*.pth that reads whole; name another run folder or a file")
 
 
 def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +154,13 @@ def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix
     # A plain state dict, as torchvision's own files are; Detectron2's checkpointer reads "model" and leaves the rest.
     torch.save(dict(tensors) if back else {"model": dict(tensors), "provenance": dict(provenance)}, buffer)
     return buffer.getvalue()
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
 def _write_proven(output: Path, data: bytes, backbone: BackboneFile, back: bool) -> tuple[dict[str, float], str]:

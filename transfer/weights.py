@@ -6,7 +6,6 @@ one loader. Stock Detectron2 prints the same warnings for a good file and for on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.backbone_file import infer_arch
+from pretrain.backbone_file import DEPTHS, infer_arch
 from pretrain.common.errors import UserError
-from pretrain.weights_file import read_file, sha256, state_tensors, tensor_digest
+from pretrain.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
 
 from .resnet_names import PREFIX, to_torchvision
 
@@ -74,11 +73,10 @@ def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
         shown = ", ".join(list(state)[:3]) or "nothing"
         raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {_CONVERT}")
     for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{path}: {name} has values that are not finite")
-    provenance = content.get("provenance") or json.loads(metadata.get("provenance", "{}"))
-    _check_digests(path, state, provenance.get("tensors", {}))
-    return Weights(path, sha256(path), state, dict(provenance or detector_config(Path(path))))
+        _check_values(path, name, tensor)
+    provenance = read_provenance(content, metadata, path)
+    check_digests(state, provenance, path)
+    return Weights(path, sha256(path), state, provenance or detector_config(Path(path)))
 
 
 def detector_config(path: Path) -> dict[str, Any]:
@@ -105,6 +103,9 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
         UserError: a key of ``cfg`` under which the weights would load but compute other features.
     """
     depth, width = cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS
+    if f"resnet{depth}" not in DEPTHS:
+        known = ", ".join(arch.removeprefix("resnet") for arch in DEPTHS)
+        raise UserError(f"MODEL.RESNETS.DEPTH is {depth}; choose one of {known}")
     if (depth in (18, 34)) != (width == 64):
         raise UserError(
             f"MODEL.RESNETS.RES2_OUT_CHANNELS is {width}; a ResNet-{depth} needs {64 if depth < 50 else 256}"
@@ -121,6 +122,8 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
     for key in keys:
         node: Any = cfg
         for part in key.split("."):
+            if not isinstance(node, CfgNode) or part not in node:
+                raise UserError(f"{weights.path}: its provenance names {key}, which no config has; convert again")
             node = node[part]
         wanted = weights.provenance[key]
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in
@@ -160,6 +163,10 @@ def load_weights(
     strict = (lambda name: True) if whole else (lambda name: name.startswith(PREFIX))
     ignored = (_COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
     missing = [name for name in own if name not in state and strict(name) and not name.endswith(ignored)]
+    if missing and whole and all(name.startswith(PREFIX) for name in state):
+        raise UserError(
+            f"{path} holds a backbone only, no detector; name a fine-tuned detector (OUTPUT_DIR/model_final.pth)"
+        )
     if missing:
         raise UserError(f"{path} lacks {_list(missing)} of this detector; {_remedy(whole)}")
     extra = [name for name in state if name not in own and strict(name) and not name.endswith(ignored)]
@@ -185,19 +192,20 @@ def load_weights(
     return left
 
 
-def _check_digests(path: str, state: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
-    """A square tensor that was transposed has its shape still; only its digest tells."""
-    for name, value in digests.items():
-        if name not in state:
-            raise UserError(f"{path} lacks {name}, which it held when it was converted; convert again")
-        if tensor_digest(state[name]) != value:
-            raise UserError(f"{path}: {name} is not what was converted (changed, transposed or damaged); convert again")
+def _check_values(path: str, name: str, tensor: Tensor) -> None:
+    """What the conversion refuses is refused here, too: a copy would silently turn integers into floats."""
+    if not name.endswith(_COUNTER) and not tensor.is_floating_point():
+        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point; {_CONVERT}")
+    if not torch.isfinite(tensor).all():
+        raise UserError(f"{path}: {name} has values that are not finite; {_CONVERT}")
+    if name.endswith("running_var") and (tensor < 0).any():
+        raise UserError(f"{path}: {name} has a variance below 0; {_CONVERT}")
 
 
 def _close(a: Any, b: Any) -> bool:
-    if isinstance(b, (list, tuple)):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b, strict=True))
-    return abs(a - b) < 0.05 if isinstance(b, float) else a == b
+    return abs(a - b) < 0.05 if isinstance(a, (int, float)) and isinstance(b, float) else a == b
 
 
 def _remedy(whole: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -45,10 +46,21 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another OUTPUT_DIR"
-        ) from error
+        with contextlib.suppress(OSError):  # on a read-only disk, or below a file, this fails as well
+            temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def make_folder(path: str | Path) -> None:
+    """Makes a folder and those above it.
+
+    Raises:
+        UserError: the disk is read-only, or a file stands in the way.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(Path(path), error) from error
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -97,7 +109,11 @@ class MetricsWriter:
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
-    """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others)."""
+    """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others).
+
+    Raises:
+        UserError: the folder cannot be made or written to.
+    """
     logger = logging.getLogger(name)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -105,8 +121,12 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
         logger.removeHandler(handler)
         handler.close()
     form = logging.Formatter("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
-    Path(output_dir).mkdir(parents=True, exist_ok=True)
-    file = logging.FileHandler(Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"), delay=rank > 0)
+    path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
+    try:
+        make_folder(path.parent)
+        file = logging.FileHandler(path, delay=rank > 0)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
     for handler in handlers:
         handler.setFormatter(form)
@@ -134,6 +154,10 @@ def write_environment(output_dir: str | Path) -> None:
         ),
     ]
     atomic_write(Path(output_dir) / "environment.txt", "\n".join(lines) + "\n")
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
 
 
 def _version(name: str) -> str:

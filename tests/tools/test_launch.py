@@ -56,6 +56,10 @@ def test_help_imports_neither_torch_nor_submitit():
         (["linear", "nowhere"], "nowhere does not exist"),
         (["status", "nowhere"], "nothing was started in nowhere"),
         (["pipeline", "none.yaml"], "no file none.yaml"),
+        (
+            ["transfer", "--config-file", f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml", "--engine", "detectron"],
+            "engine 'detectron' is not one of auto, detectron2, torchvision; did you mean 'detectron2'",
+        ),
         (["transfer", "--config-file", "none.yaml"], "no config file at none.yaml"),
         (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
     ],
@@ -64,6 +68,14 @@ def test_a_users_mistake_is_one_line(words: list[str], message: str):
     with pytest.raises(UserError, match=message) as raised:
         launch.main(words)
     assert "\n" not in str(raised.value)
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("a file")
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "OUTPUT_DIR"]
+    for place in ("file", "file/run"):
+        with pytest.raises(UserError, match=r"cannot write .*choose another folder"):
+            launch.main([*words, str(tmp_path / place)])
 
 
 def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixture, tmp_path: Path):

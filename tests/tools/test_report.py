@@ -135,3 +135,39 @@ def test_nothing_to_report_is_said(tmp_path: Path):
         report.render([tmp_path])
     with pytest.raises(UserError, match="is not a folder"):
         report.render([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"stage": "transfer", "metr', "is half-written or no JSON"),
+        ("[1]", "holds a list"),
+        ('{"stage": "transfer"}', "is no result of a stage: it lacks 'protocol'"),
+        ('{"stage": "linear", "metrics": [1], "source": 3}', "is no result of a stage"),
+        (json.dumps(detector() | {"metrics": {"bbox": {"AP": "much"}}}), "is no result of a stage"),
+    ],
+)
+def test_a_spoilt_file_is_named_and_the_others_are_reported(tmp_path: Path, text: str, message: str):
+    write(tmp_path / "a", detector())
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "results.json").write_text(text)
+    shown = report.render([tmp_path])
+    assert cells(shown, f"{tmp_path.name}/a")[2] == "38.0"
+    (line,) = [line for line in shown.splitlines() if line.startswith("- ")]
+    assert line.startswith(f"- {tmp_path / 'b' / 'results.json'} {message}")
+    assert "## Not read" in report.render([tmp_path / "b"])
+
+
+@pytest.mark.parametrize("key", ["datasets", "metrics"])
+def test_each_test_set_has_its_own_numbers(tmp_path: Path, key: str):
+    sets = {"coco_2017_val": {"bbox": {"AP": 38.0}}, "other_val": {"bbox": {"AP": 11.0}}}
+    write(tmp_path / "a_jcl", detector(test=list(sets)) | {key: sets})
+    first, second = report.render([tmp_path / "a_jcl"]).split("## ")[1:]
+    assert "-> coco_2017_val." in first and cells(first, "a_jcl")[2] == "38.0" and "Paper" in first
+    assert "-> other_val." in second and cells(second, "a_jcl")[2] == "11.0" and "Paper" not in second
+
+
+def test_flat_numbers_are_those_of_the_first_set(tmp_path: Path):
+    write(tmp_path / "a", detector(test=["coco_2017_val", "other_val"]))
+    shown = report.render([tmp_path / "a"])
+    assert shown.count("| initialisation ") == 1 and "-> coco_2017_val." in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def test_matching_config_passes(tmp_path: Path, r50: Weights) -> None:
         ({"INPUT__FORMAT": "BGR"}, "INPUT.FORMAT is BGR"),
         ({"MODEL__PIXEL_STD": [1.0, 1.0, 1.0]}, "MODEL.PIXEL_STD"),
         ({"MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675]}, "MODEL.PIXEL_MEAN"),
+        ({"MODEL__RESNETS__DEPTH": 26}, "DEPTH is 26; choose one of 18, 34, 50, 101"),
         ({"MODEL__RESNETS__DEPTH": 101}, "holds a resnet50, but MODEL.RESNETS.DEPTH is 101"),
         (
             {"MODEL__RESNETS__RES2_OUT_CHANNELS": 64},
@@ -66,8 +68,11 @@ def test_load_names_what_does_not_fit(r50: Weights) -> None:
     assert load_weights(lambda: own, r50, log=said.append) == ["roi_heads.box_predictor.cls_score.weight"]
     assert torch.equal(own[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
     assert said == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
-    with pytest.raises(UserError, match=r"lacks roi_heads.box_predictor.cls_score.weight"):
+    with pytest.raises(UserError, match=r"holds a backbone only, no detector"):
         load_weights(lambda: own, r50, whole=True)
+    head = {"roi_heads.box_predictor.bbox_pred.weight": torch.ones(1)}
+    with pytest.raises(UserError, match=r"lacks roi_heads.box_predictor.cls_score.weight"):
+        load_weights(lambda: own, dataclasses.replace(r50, state=r50.state | head), whole=True)
     own[f"{PREFIX}res6.0.conv1.weight"] = torch.zeros(1)
     with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res6.0.conv1.weight"):
         load_weights(lambda: own, r50)
@@ -123,3 +128,42 @@ def test_detectors_config_stands_in_for_provenance(tmp_path: Path, r50: Weights)
             read_weights(tmp_path / "model_final.pth"),
             tiny_coco.config(tmp_path, "x", **R50, MODEL__RESNETS__STRIDE_IN_1X1=True),
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("res2.0.conv1.weight", lambda t: t.to(torch.int32), "res2.0.conv1.weight is torch.int32, not floating point"),
+        ("res2.0.conv1.norm.running_var", lambda t: t - 9, "running_var has a variance below 0"),
+    ],
+)
+def test_values_that_the_conversion_refuses(tmp_path: Path, r50: Weights, name: str, change: Any, message: str) -> None:
+    torch.save({"model": r50.state | {PREFIX + name: change(r50.state[PREFIX + name])}}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=message):
+        read_weights(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize(
+    ("provenance", "message"),
+    [
+        ("text", "provenance is a str"),
+        ({"tensors": "text"}, "digests in its provenance are a str"),
+        ({"epoch": torch.zeros(1)}, "provenance is damaged"),
+        ({"MODEL.NO.SUCH": 1}, "names MODEL.NO.SUCH"),
+        ({"MODEL.MASK_ON.X": 1}, "names MODEL.MASK_ON.X"),
+        ({"MODEL.PIXEL_MEAN": 3.5}, "was pretrained with 3.5"),
+        ({"MODEL.MASK_ON": [1]}, "was pretrained with"),
+    ],
+)
+def test_spoilt_provenance_is_one_line(tmp_path: Path, r50: Weights, provenance: Any, message: str) -> None:
+    torch.save({"model": r50.state, "provenance": provenance}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=message):
+        check_config(read_weights(tmp_path / "w.pth"), tiny_coco.config(tmp_path, "x", **R50))
+
+
+def test_provenance_of_safetensors_that_is_no_json(tmp_path: Path, r50: Weights) -> None:
+    from safetensors.torch import save_file
+
+    save_file(r50.state, tmp_path / "w.safetensors", metadata={"provenance": "{half"})
+    with pytest.raises(UserError, match="provenance is damaged"):
+        read_weights(tmp_path / "w.safetensors")

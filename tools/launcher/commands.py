@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import make_folder
 
 from . import control, stages
 from .options import Options, resolve
@@ -140,7 +141,7 @@ def _detached(args: argparse.Namespace, folder: Path) -> int:
     """This command again in a session of its own, so that the terminal may close."""
     words = [word for word in args.words if word != "--detach"]
     log = folder / "launch" / "detached.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     with open(log, "ab") as out:
         command = [sys.executable, str(Path(__file__).parents[1] / "launch.py"), *words]
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)

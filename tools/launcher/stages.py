@@ -14,6 +14,7 @@ from .submit import ROOT
 
 # The recipe that stands for a method where none is named: its paper's on ImageNet-1K.
 _RECIPES = ROOT / "configs" / "pretrain"
+_ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
 
 def recipe_of(method: str) -> Path:
@@ -81,6 +82,9 @@ def transfer(config_file: str, words: Sequence[str] = (), folder: str = "") -> S
     if not path.is_file():
         near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
         raise UserError(f"no config file at {path}{near}")
+    engine = _override(words, "--engine")
+    if "--engine" in words and engine not in _ENGINES:  # before a job is submitted that would fail by it
+        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
     output = _override(words, "OUTPUT_DIR") or folder or f"runs/{path.stem}"
     words = _without(words, "OUTPUT_DIR")
     argv = ["--config-file", str(path.absolute()), "--resume", *words, "OUTPUT_DIR", _absolute(output)]

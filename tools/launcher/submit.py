@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write, write_json
+from pretrain.common.run_folder import atomic_write, make_folder, write_json
 
 from .options import Options, visible_gpus
 from .spec import StageSpec, read_json
@@ -53,7 +53,7 @@ def submit(
     log_folder = folder / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     for spec in specs:
         refuse_if_running(Path(spec.folder))
-    log_folder.mkdir(parents=True)
+    make_folder(log_folder)
     code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
     fingerprints = fingerprints or [spec.fingerprint() for spec in specs]
     devices = None if options.cluster == "slurm" else ",".join(visible_gpus()[: options.gpus_per_node])

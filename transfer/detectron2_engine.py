@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch
 from detectron2.config import get_cfg
-from detectron2.data import MetadataCatalog, build_detection_test_loader
+from detectron2.data import MetadataCatalog
 from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
@@ -31,12 +31,12 @@ from fvcore.nn.precise_bn import get_bn_modules
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.common.run_folder import write_environment
+from pretrain.common.run_folder import make_folder, write_environment
 from pretrain.weights_file import read_file
 
 from . import coco_data, coco_results
 from . import visualize as drawing
-from .detectron2_data import TrainingBatches, register, training_batches
+from .detectron2_data import TrainingBatches, register, test_batches, training_batches
 from .distributed import check_not_beyond, check_unused, join, pool_batch_norm
 from .stream import mix
 from .weights import check_config, load_weights, read_weights
@@ -78,6 +78,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     out = Path(cfg.OUTPUT_DIR)
     if not (resume or eval_only):
         check_unused(out)
+    make_folder(out)
     cfg, notes = _adapt(cfg)
     check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -258,7 +259,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
     """Data set -> its metrics, on rank 0; {} elsewhere. Predictions are kept in OUTPUT_DIR/inference/<data set>."""
     results: dict[str, coco_results.Metrics] = {}
     for name in cfg.DATASETS.TEST:
-        loader: Any = build_detection_test_loader(cfg, name)  # type: ignore[call-arg]  # reads the file, which gives the metadata its ids
+        loader: Any = test_batches(cfg, name)  # reads the file, which gives the metadata its ids
         ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
         found = inference_on_dataset(model, loader, CocoPredictions(ids))
         if not comm.is_main_process():
@@ -270,7 +271,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
         results[name] = coco_results.evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
         log.info(f"{name}: {len(predictions)} predictions\n{coco_results.table(results[name])}")
         if pictures:
-            folder = Path(cfg.OUTPUT_DIR) / "visualizations"
+            folder = drawing.folder_of(cfg, name)
             drawing.draw(annotations, images, predictions, folder, count=pictures)
     return results
 

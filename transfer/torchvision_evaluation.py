@@ -48,7 +48,7 @@ def evaluate(
         results[name] = coco_results.evaluate(info.annotations, predictions, tasks, sigmas)
         log.info(f"{name}:\n{coco_results.table(results[name])}")
         if pictures:
-            out = Path(cfg.OUTPUT_DIR) / "visualizations"
+            out = visualize.folder_of(cfg, name)
             visualize.draw(info.annotations, info.image_dir, predictions, out, count=pictures)
     return results
 

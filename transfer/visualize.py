@@ -11,15 +11,24 @@ from typing import Any
 
 import cv2
 import numpy as np
+from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write
 
+from . import coco_data
+
 SKELETON = (  # COCO's person, keypoints counted from 1
     (16, 14), (14, 12), (17, 15), (15, 13), (12, 13), (6, 12), (7, 13), (6, 7), (6, 8), (7, 9), (8, 10), (9, 11),
     (2, 3), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7),
 )  # fmt: skip
+
+
+def folder_of(cfg: CfgNode, name: str) -> Path:
+    """Where the pictures of a test set go: OUTPUT_DIR/visualizations, with several sets a folder each below."""
+    folder = Path(cfg.OUTPUT_DIR) / "visualizations"
+    return folder / coco_data.folder_name(name) if len(cfg.DATASETS.TEST) > 1 else folder
 
 
 def draw(

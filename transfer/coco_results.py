@@ -81,6 +81,13 @@ def flat(metrics: Metrics) -> dict[str, float]:
     }
 
 
+def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
+    """`flat` of each data set's metrics; where there are several, the set's name stands before: Detectron2's names."""
+    if len(results) == 1:
+        return flat(next(iter(results.values())))
+    return {f"{name}/{key}": value for name, metrics in results.items() for key, value in flat(metrics).items()}
+
+
 def table(metrics: Metrics) -> str:
     """The metrics of every task, a line each, for a log."""
     show = ("AP", "AP50", "AP75", "APs", "APm", "APl")

@@ -156,7 +156,7 @@ class _Training:
                 line: dict[str, Any] = {}
                 if evaluating:
                     results = evaluate(self.cfg, self.model, self.rank, self.world, visualize if final else 0)
-                    line = dict(coco_results.flat(next(iter(results.values()), {})))
+                    line = coco_results.flat_sets(results)
                 if done % LOG_PERIOD == 0 or final:
                     line |= self._summary(iteration, rate(iteration))
                 if writer and line:

@@ -209,6 +209,12 @@ def check_solver(cfg: CfgNode) -> None:
         raise UserError(f"SOLVER.STEPS is {tuple(steps)}; the iterations must rise")
     if solver.MAX_ITER in steps:
         raise UserError(f"SOLVER.STEPS has {solver.MAX_ITER}, where SOLVER.MAX_ITER ends the run; leave it out")
+    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
+    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+        raise UserError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
+            "TEST.KEYPOINT_OKS_SIGMAS"
+        )
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
         if not value:
             raise UserError(f"{key} is empty; give at least one")

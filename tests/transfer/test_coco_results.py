@@ -133,6 +133,9 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     assert content["weights"] == given and content["engine"]["name"] == "torchvision"
     assert coco_results.flat(content["metrics"])["bbox/AP50"] == 0
     assert "bbox/APl" not in coco_results.flat(content["metrics"])
+    one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
+    assert coco_results.flat_sets(one) == {"bbox/AP": 1.0} and coco_results.flat_sets({}) == {}
+    assert coco_results.flat_sets(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}
     path = coco_results.write_predictions(tmp_path / "inference", perfect(things))
     assert json.loads(path.read_text())[0]["category_id"] == things["annotations"][0]["category_id"]
 

@@ -51,6 +51,7 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\); the iterations must rise"),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
+        ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
         ({"MODEL__DEVICE": "gpu"}, r"MODEL\.DEVICE is gpu; choose cpu or cuda"),
     ],
 )

@@ -14,6 +14,7 @@ others.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -148,7 +149,8 @@ def spawn(args: argparse.Namespace) -> None:
             raise KeyboardInterrupt
         asked = True
         for rank in ranks.pids():
-            os.kill(rank, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                os.kill(rank, signal.SIGTERM)
 
     asked = False
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -21,7 +21,7 @@ def join(device_name: str) -> torch.device:
         device_name: MODEL.DEVICE; cuda means the CPU where there is no GPU.
 
     Raises:
-        UserError: no such kind of device, one GPU of several by its number, or more processes on this machine than GPUs.
+        UserError: no such device, one GPU of several by its number, or more processes on this machine than GPUs.
     """
     kind, _, number = device_name.partition(":")
     if kind not in ("cpu", "cuda"):

@@ -7,8 +7,6 @@ beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 from .common.errors import UserError, nearest
+from .common.run_folder import replacing
 
 FINAL = "checkpoint_final.pth"
 
@@ -34,22 +33,10 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         UserError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except (OSError, RuntimeError) as error:  # torch wraps a failed write in RuntimeError
-        with contextlib.suppress(OSError):  # on a read-only disk this fails as well
-            temporary.unlink(missing_ok=True)
         cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__ or error
         reason = getattr(cause, "strerror", None) or str(cause).splitlines()[0]
         raise UserError(f"cannot write {path}: {reason}; free space, then run again to resume") from error

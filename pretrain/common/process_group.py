@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .errors import UserError
+
+T = TypeVar("T")
 
 
 def join(cuda: bool) -> torch.device:
@@ -32,3 +36,47 @@ def join(cuda: bool) -> torch.device:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
     return device
+
+
+def on_first_rank(function: Callable[[], T]) -> T:
+    """Calls ``function`` on rank 0 and returns its result on every rank; without a process group it is just called.
+
+    What ranks must agree on (which checkpoint to resume from, whether a run is complete) is read by one of them: each
+    may see another state of a shared file system, or another disk.
+
+    Raises:
+        UserError: ``function`` raised it on rank 0, or failed there with another error.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return function()
+    box: list[Any] = [None, None]
+    failure: BaseException | None = None
+    if dist.get_rank() == 0:
+        try:
+            box[0] = function()
+        except Exception as error:
+            failure, box[1] = error, (str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}")
+    dist.broadcast_object_list(box)
+    if failure is not None:
+        raise failure
+    if box[1] is not None:
+        raise UserError(box[1])
+    return box[0]
+
+
+def refuse_disagreement(value: Any, what: str) -> None:
+    """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
+
+    Args:
+        what: names the value in the message ("the checkpoint's step and weights").
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{what} differs between ranks: {values[0]!r} on rank 0, {values[other]!r} on rank {other}; do all "
+            "machines see the same files?"
+        )

@@ -11,10 +11,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
@@ -37,18 +39,88 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         UserError: the disk is full or the folder is not writable; an earlier file at ``path`` is untouched.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             file.write(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends; after an error nothing has changed.
+
+    It stands beside ``path`` under a name that no other process, thread or machine uses, and is synced, as is the
+    folder, so that a power cut leaves the old file or the new one.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk, or below a file, this fails as well
+    except BaseException:
+        with contextlib.suppress(OSError):  # on a read-only disk this fails as well
             temporary.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: missing, unreadable, not UTF-8, not JSON, nested too deeply, or not an object.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise UserError(f"{path} is not JSON ({reason}); it is damaged, or another file") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")
+    return value
+
+
+def begin(output_dir: str | Path, stage: str) -> None:
+    """Marks a run folder as ``stage``'s (`stage.txt`); a folder belongs to one stage.
+
+    Raises:
+        UserError: it is another stage's.
+    """
+    output_dir = Path(output_dir)
+    earlier = stage_of(output_dir)
+    if earlier and earlier != stage:
+        raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
+    if not (output_dir / "stage.txt").is_file():
+        atomic_write(output_dir / "stage.txt", f"{stage}\n")
+
+
+def stage_of(output_dir: str | Path) -> str:
+    """The stage a run folder belongs to, or an empty string where nothing in it tells."""
+    output_dir = Path(output_dir)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (output_dir / "stage.txt").read_text().strip()
+    with contextlib.suppress(UserError):  # a folder begun before stage.txt was written
+        stage = read_json(output_dir / "results.json").get("stage")
+        if isinstance(stage, str):
+            return stage
+    for stage, pattern in (("pretrain", "checkpoint_*.pth"), ("transfer", "model_*.pth")):
+        if any(output_dir.glob(pattern)):
+            return stage
+    return ""
 
 
 def make_folder(path: str | Path) -> None:
@@ -136,11 +208,16 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
 
 
 def write_environment(output_dir: str | Path) -> None:
-    """`environment.txt`: command line, git commit, versions, host and devices of this process."""
+    """`environment.txt`: command line, git commit, versions, host and devices; a resumed run adds another block."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    path = Path(output_dir) / "environment.txt"
+    earlier = path.read_text(errors="replace").rstrip("\n").splitlines() if path.is_file() else []
     lines = [
+        *earlier,
+        *([""] if earlier else []),
+        f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(sys.argv)}",
         f"git: {_git_state()}",
         f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
@@ -153,7 +230,7 @@ def write_environment(output_dir: str | Path) -> None:
             if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE"))
         ),
     ]
-    atomic_write(Path(output_dir) / "environment.txt", "\n".join(lines) + "\n")
+    atomic_write(path, "\n".join(lines) + "\n")
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

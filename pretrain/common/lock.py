@@ -1,0 +1,196 @@
+"""One owner per run folder: two runs that write to the same folder would destroy each other's work.
+
+The owner is a small file in the folder, ``.owner.<n>.json``, that names the process. It is created exclusively, which
+every file system that clusters use does atomically, and touched every few seconds, so that any machine can tell a
+live owner from a dead one:
+
+- on the owner's own machine by its process,
+- elsewhere by the age of the last touch, as the file server dates it (the clocks of two machines may differ),
+- at once where the owner was an earlier attempt of this very SLURM job, which has ended if this one runs.
+
+A process that was suspended so long that another one took its folder ends as soon as it notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+_TOUCH_PERIOD_S = 10.0
+_DEAD_AFTER_S = 90.0  # without a touch; an owner on a stalled file server must not pass for dead
+_RESTARTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")  # the same in every attempt of a requeued job
+
+
+@contextlib.contextmanager
+def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
+    """Holds ``folder`` for this process until the block ends.
+
+    With several ranks rank 0 holds it for all of them: call it through `process_group.on_first_rank`.
+
+    Args:
+        work: what the owner does, for the message to whom it refuses ("pretraining", "linear probe").
+        of: the name of a file in ``folder``; then only that file is held.
+
+    Raises:
+        UserError: a live process holds it (it is named), or the folder cannot be written.
+    """
+    owner = _Owner(Path(folder), work, of)
+    try:
+        yield
+    finally:
+        owner.release()
+
+
+class _Owner:
+    def __init__(self, folder: Path, work: str, of: str) -> None:
+        self._folder, self._prefix = folder, f".{of}.owner" if of else ".owner"
+        self._place = folder / of if of else folder
+        self._me = {**_identity(), "work": work, "token": uuid.uuid4().hex, "since": time.time()}
+        self._released = threading.Event()
+        self._path = self._take()
+        threading.Thread(target=self._touch, daemon=True).start()
+
+    def release(self) -> None:
+        self._released.set()
+        if _read(self._path).get("token") == self._me["token"]:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _take(self) -> Path:
+        """Creates the next file in number once every earlier owner is known to be dead; returns its path."""
+        while True:
+            earlier = self._files()
+            dead = {path: _read(path).get("token") for path in earlier}
+            for path in earlier:
+                self._refuse_if_alive(path)
+            number = max((_number(path) for path in earlier), default=0) + 1
+            path = self._folder / f"{self._prefix}.{number}.json"
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with open(path, "x") as file:
+                    file.write(json.dumps(self._me))
+            except FileExistsError:  # another process was faster: look again
+                if not self._folder.is_dir():
+                    raise UserError(f"{self._folder} is a file, not a folder; choose another one") from None
+                continue
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    if _read(path).get("token", self._me["token"]) == self._me["token"]:
+                        path.unlink(missing_ok=True)
+                raise UserError(
+                    f"cannot write to {self._folder}: {error.strerror or error}; free space or choose another folder"
+                ) from error
+            others = {other: _read(other).get("token") for other in self._files() if other != path}
+            if all(other in dead and dead[other] == token for other, token in others.items()):
+                for other in others:
+                    other.unlink(missing_ok=True)
+                if self._place == self._folder:  # what a killed owner was writing
+                    for unfinished in self._folder.glob(".*.tmp"):
+                        unfinished.unlink(missing_ok=True)
+                return path
+            path.unlink(missing_ok=True)  # somebody else came in between
+            time.sleep(0.05 + 0.1 * (os.getpid() % 7) / 7)
+
+    def _refuse_if_alive(self, path: Path) -> None:
+        owner = _read(path)
+        while True:
+            silent = _seconds_since_touch(path)
+            if silent is None or _is_dead(owner, self._me, silent):
+                return
+            if owner.get("place") == self._me["place"] or silent < 2 * _TOUCH_PERIOD_S:
+                break
+            time.sleep(1)  # on another machine, and silent for some time: wait until it is clear
+        job = f", SLURM job {owner['job'].split('/')[-1]}" if owner.get("job") else ""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.get("since", time.time())))
+        raise UserError(
+            f"{self._place} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, process "
+            f"{owner.get('pid', '?')}{job}, since {since}; wait for it, stop it, or choose another folder"
+        )
+
+    def _touch(self) -> None:
+        while not self._released.wait(_TOUCH_PERIOD_S):
+            try:
+                if _read(self._path).get("token") != self._me["token"] and not self._released.is_set():
+                    print(
+                        f"error: another process has taken over {self._place}, since this one had not shown a sign of "
+                        f"life for {_DEAD_AFTER_S:.0f} s; ending without writing",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    os._exit(1)
+                os.utime(self._path)
+            except OSError:
+                pass  # a file server that does not answer now may answer the next time
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{self._prefix}.*.json"))
+
+
+def _identity() -> dict[str, Any]:
+    """Who this process is: host, a place where process ids mean the same, id, start, SLURM job and attempt."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    place = [socket.gethostname(), boot.read_text().strip() if boot.is_file() else ""]
+    with contextlib.suppress(OSError):  # containers on one machine number their processes each for itself
+        place.append(str(os.stat("/proc/self/ns/pid").st_ino))
+    job = "/".join(os.environ.get(name, "") for name in _RESTARTS)
+    return {
+        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": _start_of(os.getpid()),
+        "job": job if os.environ.get("SLURM_JOB_ID") else "", "attempt": os.environ.get("SLURM_RESTART_COUNT", "0"),
+    }  # fmt: skip
+
+
+def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool:
+    if owner.get("place") == me["place"] and "pid" in owner:
+        return _start_of(owner["pid"]) != owner["started"]
+    if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
+        return True
+    return silent_s > _DEAD_AFTER_S
+
+
+def _start_of(pid: int) -> str:
+    """When a process of this machine began, in the kernel's own measure; empty if there is none or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _seconds_since_touch(path: Path) -> float | None:
+    """By the file server's clock, or None if the file is gone."""
+    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.now")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return 0.0  # cannot tell: never take it for dead
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(path: Path) -> int:
+    match = re.search(r"\.(\d+)\.json$", path.name)
+    return int(match.group(1)) if match else 0

@@ -43,7 +43,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         with replacing(path) as file:
             file.write(data.encode() if isinstance(data, str) else data)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def make_folder(path: str | Path) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_write(Path(path), error) from error
+        raise cannot_write(Path(path), error) from error
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -198,7 +198,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
         make_folder(path.parent)
         file = logging.FileHandler(path, delay=rank > 0)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
     for handler in handlers:
         handler.setFormatter(form)
@@ -233,7 +233,8 @@ def write_environment(output_dir: str | Path) -> None:
     atomic_write(path, "\n".join(lines) + "\n")
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The one line about a file that could not be written."""
     return UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
 
 

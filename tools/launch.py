@@ -137,6 +137,7 @@ def _resource_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--sbatch",
         action="append",
+        type=lambda word: word.partition("=")[::2],
         metavar="KEY=VALUE",
         help="any other option of sbatch, as reservation=day1; KEY alone is a flag; may be repeated",
     )

@@ -109,14 +109,15 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     elif cluster_file:
         raise UserError(f"no cluster file at {path}")
     values = {**site, **{key: value for key, value in given.items() if value is not None}}
-    pairs = (word.partition("=")[::2] for word in given.get("sbatch") or ())
-    values["sbatch"] = {**site.get("sbatch", {}), **dict(pairs)}
+    values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
     options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
     if options.cluster == "auto":
         options = replace(options, cluster="slurm" if _slurm_answers() else "local")
-    for name in ("setup", "sbatch"):
-        if given.get(name) and options.cluster != "slurm":
-            raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
+    if options.cluster != "slurm":
+        for name in ("setup", "sbatch"):
+            if given.get(name):
+                raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
+        options = replace(options, setup=(), sbatch={})  # the site's
     for one in (options, *(options._of_stage(stage) for stage in options.stages)):
         _check(one)
     return options

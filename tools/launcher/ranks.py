@@ -92,12 +92,15 @@ def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_
         "rank": rank, "error": error, "traceback": traceback, "user_error": user_error,
         "host": socket.gethostname(), "time": time.time(),
     }  # fmt: skip
+    marker, file = f"{stem}.failed", None
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), open(f"{stem}.failed", "x") as file:
+        with contextlib.suppress(FileExistsError), open(marker, "x") as file:
             file.write(json.dumps(failure))
     except OSError as reason:
-        say(f"error: {error} (of rank {rank}; it could not be written to {stem}.failed: {reason.strerror})")
+        if file is not None:  # not half of it: the controller has yet to say what it knows
+            Path(marker).unlink(missing_ok=True)
+        say(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
 
 
 def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
@@ -106,13 +109,9 @@ def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
     newest = max((path.name.split(".")[0] for path in paths), default="")  # names begin with the time of submission
     found = []
     for path in sorted((path for path in paths if path.name.startswith(f"{newest}.")), key=_attempt):
-        record, marker = read_json(path), path.with_name(path.name.removesuffix(".0.json") + ".failed")
-        if record and marker.exists():
-            said = read_json(marker) or {
-                "rank": "?", "error": "its error could not be written; is the disk full?", "traceback": "",
-                "user_error": False, "host": record["host"],
-            }  # fmt: skip
-            record = {**record, "failure": said, "state": record["state"].replace("running", "failed")}
+        record = read_json(path)
+        if failure := read_json(path.with_name(path.name.removesuffix(".0.json") + ".failed")):
+            record = {**record, "failure": failure, "state": record["state"].replace("running", "failed")}
         if record:
             found.append(record)
     return found

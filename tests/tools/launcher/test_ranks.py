@@ -44,11 +44,19 @@ def test_a_damaged_record_is_left_out(tmp_path: Path, damaged: str):
     assert [one["attempt"] for one in attempts(tmp_path, "7")] == [0]
 
 
-def test_a_failure_that_could_not_be_written_is_one_all_the_same(tmp_path: Path):
-    RankRecord(tmp_path, "s", "7", 0, 0, 2)
-    (tmp_path / "launch/ranks/s.7.0.failed").touch()
-    (found,) = attempts(tmp_path, "7")
-    assert found["state"] == "failed" and "is the disk full?" in found["failure"]["error"]
+_NO_ROOM = """
+import resource, sys
+from pathlib import Path
+from tools.launcher.ranks import mark_failed
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files can be made but not written, as on a full disk
+mark_failed(Path(sys.argv[1]) / "launch/ranks/s.7.0", 1, "no space left")
+"""
+
+
+def test_half_a_failure_does_not_keep_others_from_saying_what_they_know(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", _NO_ROOM, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "error: no space left (of rank 1; it could not be written" in done.stderr
+    assert not list((tmp_path / "launch/ranks").iterdir())
 
 
 def test_records_that_cannot_be_written_are_said_and_block_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,10 +19,10 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import read_json
 
+from . import slurm
 from .ranks import attempts
 
 _LAUNCH_FILES = "**/launch/launch.json"
-_PATIENCE_S = 60.0  # with a scheduler under load
 
 
 def launch_files(folder: Path) -> list[Path]:
@@ -61,10 +60,7 @@ def job_state(job: dict[str, Any]) -> str:
     UNKNOWN is a scheduler that does not answer, or a process of another machine: it may well be running.
     """
     if job["cluster"] == "slurm":
-        state = _slurm_state(job)
-        return {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PENDING", "SUSPENDED": "RUNNING"}.get(
-            state, state
-        )
+        return slurm.state(job["id"], job["name"])
     if job["host"] != socket.gethostname():
         return "UNKNOWN"
     return "RUNNING" if _local_controller(job) else "ENDED"
@@ -272,12 +268,7 @@ def _out_of_reach(folder: Path, job: dict[str, Any]) -> str:
 
 def _end(job: dict[str, Any], now: bool) -> None:
     if job["cluster"] == "slurm":
-        command = ["scancel", *(["--signal=KILL"] if now else []), job["id"]]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE_S)
-        except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", "") or str(error)
-            raise UserError(f"scancel {job['id']} failed: {' '.join(str(said).split())}; try again") from error
+        slurm.cancel(job["id"], now)
         return
     with contextlib.suppress(ProcessLookupError):
         if now:
@@ -311,32 +302,6 @@ def _local_controller(job: dict[str, Any]) -> bool:
     except OSError:
         return False
     return job["logs"] in command and state != "Z"
-
-
-def _slurm_state(job: dict[str, Any]) -> str:
-    """squeue's word for a job of this id and name, else sacct's; UNKNOWN where squeue gives no answer."""
-    answers = _listed(["squeue", "-h", "--states=all", "--array", "-j", job["id"], "-o", "%T|%j"])
-    history = (
-        []
-        if answers and job["name"] in answers
-        else _listed(["sacct", "-n", "-X", "-P", "-o", "State,JobName", "-j", job["id"]])
-    )
-    for found in (answers, history):  # another name: the cluster has started its ids anew, and this one is another's
-        if found and job["name"] in found:
-            return found[job["name"]].split()[0]
-    return "UNKNOWN" if answers is None else "ENDED"
-
-
-def _listed(command: list[str]) -> dict[str, str] | None:
-    """Job names and their states; None where the program is missing, silent, or fails by itself."""
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if asked.returncode and "Invalid job id" not in asked.stderr:  # of a job that ended long ago: an answer too
-        return None
-    rows = (line.partition("|") for line in asked.stdout.splitlines())
-    return {name: state for state, _, name in rows if state}
 
 
 def follow_command(folder: Path) -> str:

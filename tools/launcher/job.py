@@ -8,7 +8,6 @@ any collective, does rank 0 send the job back to the queue, through submitit.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import submitit
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 
+from . import slurm
 from .controller import ATTEMPT
 from .ranks import RankRecord, say
 from .spec import StageSpec
@@ -189,11 +189,4 @@ def _is_ended(env: Any) -> bool:
         return True
     if env.global_rank != 0:
         return False
-    try:  # scontrol, since without it there is no requeue either
-        asked = subprocess.run(
-            ["scontrol", "show", "job", "-o", env.job_id], capture_output=True, text=True, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False  # a scheduler that is silent has not ended anything
-    state = re.search(r"\bJobState=(\w+)", asked.stdout)
-    return state is not None and state[1] != "RUNNING"
+    return slurm.has_ended(env.job_id)

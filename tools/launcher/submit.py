@@ -70,7 +70,8 @@ def submit(
     try:
         code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
         executor = _executor(log_folder, options, code, dependency, name)
-        with _job_environment(options, code, preview(specs[0], options, dependency, len(specs) if jobs[1:] else 0)):
+        script = preview(specs[0], options, dependency) if options.cluster == "slurm" else ""
+        with _job_environment(options, code, script):
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
         raise UserError(f"sbatch refused {name}: {' '.join(str(error).split())}") from error
@@ -255,7 +256,7 @@ def _job_environment(options: Options, code: Path, script: str) -> Iterator[None
 
 
 def _sbatch_variables(environment: dict[str, str], script: str) -> dict[str, str]:
-    said = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)) - {"wckey"}  # submitit's default
+    said = {"array", *re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)} - {"wckey"}  # submitit's default
     found = {name: value for name, value in environment.items() if name.startswith("SBATCH_")}
     options = {name: name.removeprefix("SBATCH_").lower().replace("_", "-") for name in found}
     ours = sorted(name for name, option in options.items() if _OTHER_NAMES.get(option, option) in said)

@@ -73,7 +73,7 @@ def test_a_scheduler_that_does_not_answer_in_time_says_nothing(monkeypatch: pyte
     def silent(command: list[str], *, timeout: float, **_given: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(control.subprocess, "run", silent)
+    monkeypatch.setattr(subprocess, "run", silent)
     assert control.job_state(SLURM) == "UNKNOWN"
 
 

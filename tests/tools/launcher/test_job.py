@@ -90,7 +90,7 @@ def test_programs_that_are_missing_or_slow_end_no_job(
     def run(*_words: object, timeout: float, **_given: object) -> None:
         raise error
 
-    monkeypatch.setattr(job.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     env = Environment()
     assert leave(env, tmp_path, signal.SIGTERM) == 0
     assert env.requeued == ["by submitit"]

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pretrain.common.errors import UserError
 from tools.launcher import pipeline, stages, sweep
+from tools.launcher.options import Options
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
@@ -35,10 +37,9 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     }  # fmt: skip
     by_key = {node.key: node.spec for node in graph.nodes}
     assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["random/knn"].args == ("random",)
-    words = by_key["moco/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == str(tmp_path / "out/moco/backbone.pth")
-    words = by_key["random/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == ""
+    weights = str(tmp_path / "out/moco/backbone.pth")
+    assert yaml.safe_load(by_key["moco/mask"].config) == {"MODEL": {"WEIGHTS": weights}}
+    assert yaml.safe_load(by_key["random/mask"].config) == {}
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -89,14 +90,14 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
         folder = Path(node.spec.folder)
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
-    graph.remember()
+    graph.remember(Options(cluster="local"))
     table = sweep.draw(graph.output).read_text()
-    assert "| 2 | 0.5 | 10.50 | ± 6.36 | 2 |" in table
+    assert "| 2 | 0.5 | 10.50 | ± 6.35 | 2 |" in table
     assert table.count("not done: num_keys=5_lambda=4_seed") == 2
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
 
 
 def test_interval_is_students():
     mean, half = sweep.mean_and_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.30 / 3**0.5)
+    assert mean == 2.0 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
     assert sweep.mean_and_interval([5.0]) == (5.0, None)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pretrain.common import interrupt
+
 from .control import Tail, children, log_paths, progress
 from .ranks import attempts
 from .spec import read_json
@@ -62,6 +64,8 @@ def _hand_on_signals(process: Any) -> Iterator[list[int]]:
                 os.kill(pid, signal.SIGKILL)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if interrupt.stop_requested():  # a pipeline was told to stop while it started this job
+        hand_on(signal.SIGTERM, None)
     try:
         yield told
     finally:

@@ -37,14 +37,12 @@ class StageJob:
 
     Attributes:
         spec: the stage.
-        fingerprint: written to the run folder when the stage is done.
         cuda_devices: CUDA_VISIBLE_DEVICES of a local job (submitit numbers devices from 0, whatever the caller's own
             value); None leaves what is there.
         patience_s: on SLURM, seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
     spec: StageSpec
-    fingerprint: str = ""
     cuda_devices: str | None = None
     patience_s: float = 100.0
 
@@ -75,7 +73,7 @@ class StageJob:
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
         result = self.spec.run()
         if os.environ.get("RANK", "0") == "0":
-            self.spec.mark_complete(self.fingerprint or self.spec.fingerprint())
+            self.spec.mark("complete")
         return result
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

@@ -32,7 +32,6 @@ def submit(
     specs: Sequence[StageSpec],
     options: Options,
     *,
-    fingerprints: Sequence[str] = (),
     dependency: str = "",
     name: str = "",
 ) -> list[Any]:
@@ -55,10 +54,9 @@ def submit(
         refuse_if_running(Path(spec.folder))
     make_folder(log_folder)
     code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
-    fingerprints = fingerprints or [spec.fingerprint() for spec in specs]
     devices = None if options.cluster == "slurm" else ",".join(visible_gpus()[: options.gpus_per_node])
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
-    jobs = [StageJob(spec, mark, devices, patience) for spec, mark in zip(specs, fingerprints, strict=True)]
+    jobs = [StageJob(spec, devices, patience) for spec in specs]
     executor = _executor(log_folder, options, code, dependency, name or job_name(specs[0]), len(specs))
     try:
         with _job_environment(options, code):

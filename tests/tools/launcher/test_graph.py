@@ -87,7 +87,9 @@ def complete(spec: StageSpec) -> None:
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, capsys: pytest.CaptureFixture):
     chain(tmp_path, "earlier").nodes[1].spec.mark("begun")
-    with pytest.raises(UserError, match=r"b: .*/b holds other work \(arguments .*; a has changed\).*nothing was started"):
+    with pytest.raises(
+        UserError, match=r"b: .*/b holds other work \(arguments .*; a has changed\).*nothing was started"
+    ):
         submit_all(chain(tmp_path), SLURM)
     chain(tmp_path, "earlier").nodes[0].spec.mark("begun")
     with pytest.raises(UserError, match="2 of 3 stages cannot be started"):
@@ -98,7 +100,7 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, 
 
 def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_path: Path, submitted: list):
     job_in(tmp_path / "b", "77", "RUNNING", "local")
-    with pytest.raises(UserError, match="b: .*job 77"):
+    with pytest.raises(UserError, match=r"b: .*job 77"):
         submit_all(chain(tmp_path), SLURM)
     assert submitted == []
 
@@ -190,8 +192,7 @@ def test_the_record_has_the_options_and_for_the_time_of_the_run_the_process(tmp_
 def test_a_local_graph_that_is_told_to_stop_starts_no_other_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code = (
-        "import sys; from pathlib import Path; from tools.launcher.graph import run; from tools.launcher.options import "
-        "Options\nfrom tests.tools.launcher.test_graph import chain\n"
+        "import sys; from pathlib import Path; from tests.tools.launcher.test_graph import Options, chain, run\n"
         f"sys.exit(run(chain(Path({str(tmp_path)!r}), '', 1000, 0.05), Options(cluster='local', gpus=0)))"
     )
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)

@@ -277,7 +277,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     assert one["metrics"] == two["metrics"]
 
 
-def test_a_sweep_is_two_arrays_and_a_table(
+def test_a_sweep_on_slurm_ends_in_a_table(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
     images: Path,

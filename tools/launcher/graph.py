@@ -129,9 +129,10 @@ def submit_all(graph: Graph, options: Options) -> int:
     """
     missing, jobs = _check(graph, options)
     for node in graph.nodes:
-        if node.key not in missing:
-            running = f"job {jobs[node.key]} is already running it, or waits to" if node.key in jobs else ""
-            print(f"{node.key}: {running or 'already complete'}")
+        if node.key in jobs:
+            print(f"{node.key}: job {jobs[node.key]} is already queued or running")
+        elif node.key not in missing:
+            print(f"{node.key}: already complete")
     graph.remember(options)
     if not missing and not jobs:
         graph.report.run()
@@ -152,11 +153,10 @@ def submit_all(graph: Graph, options: Options) -> int:
                 array = new[0].job_id.split("_")[0]
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {options.parallel} at once")
         _submit_report(graph, options, list(jobs.values()))
-    except BaseException as error:
+    except BaseException:
         for job in submitted:
             job.cancel(check=False)
-        if isinstance(error, UserError):
-            raise UserError(f"{error}; the {len(submitted)} jobs submitted before it were cancelled") from error
+        print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
         raise
     return 0
 
@@ -190,7 +190,7 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
     """The stages to start, and the SLURM jobs of those that wait or run already, by key.
 
     Raises:
-        UserError: some stages cannot be started; each is printed with its reason.
+        UserError: some stages are refused; if there are several, each is printed with its reason.
     """
     missing: dict[str, Node] = {}
     jobs: dict[str, str] = {}
@@ -212,9 +212,7 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
         refuse_if_running(Path(graph.report.folder))
     if len(refused) > 1:
         print("\n".join(refused), file=sys.stderr)
-        raise UserError(
-            f"{len(refused)} of {len(graph.nodes)} stages cannot be started (see above); nothing was started"
-        )
+        raise UserError(f"{len(refused)} of {len(graph.nodes)} stages are refused (see above); nothing was started")
     if refused:
         raise UserError(f"{refused[0]}; nothing was started")
     return missing, jobs
@@ -296,9 +294,12 @@ def _submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> No
 
 def _active_job(spec: StageSpec) -> str:
     """The id of the SLURM job that waits or runs in the stage's folder, or an empty string."""
-    jobs = read_record(Path(spec.folder) / "launch" / "launch.json").get("jobs", [])
-    active = jobs and jobs[-1]["cluster"] == "slurm" and control.job_state(jobs[-1]) in ("PENDING", "RUNNING")
-    return jobs[-1]["id"] if active else ""
+    jobs = read_record(Path(spec.folder) / "launch" / "launch.json").get("jobs")
+    if not isinstance(jobs, list) or not jobs or not isinstance(jobs[-1], dict):
+        return ""
+    job = jobs[-1]
+    is_active = job.get("cluster") == "slurm" and control.job_state(job) in ("PENDING", "RUNNING")
+    return str(job["id"]) if is_active else ""
 
 
 def _dependency(kind: str, job_ids: Sequence[str]) -> str:

@@ -75,8 +75,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
 
 def job_in(folder: Path, job_id: str, state: str, cluster: str = "slurm") -> None:
     (folder / "launch").mkdir(parents=True, exist_ok=True)
-    jobs = [{"id": job_id, "cluster": cluster, "state": state, "name": "", "host": socket.gethostname(), "logs": ""}]
-    (folder / "launch/launch.json").write_text(json.dumps({"jobs": jobs}))
+    job = {"id": job_id, "cluster": cluster, "state": state, "host": socket.gethostname(), "name": "", "logs": ""}
+    (folder / "launch/launch.json").write_text(json.dumps({"spec": {}, "jobs": [{**job, "tasks": 1}]}))
 
 
 def complete(spec: StageSpec) -> None:
@@ -92,7 +92,7 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, 
     ):
         submit_all(chain(tmp_path), SLURM)
     chain(tmp_path, "earlier").nodes[0].spec.mark("begun")
-    with pytest.raises(UserError, match="2 of 3 stages cannot be started"):
+    with pytest.raises(UserError, match="2 of 3 stages are refused"):
         submit_all(chain(tmp_path), SLURM)
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert submitted == [] and not (tmp_path / "launch").exists()
@@ -116,10 +116,11 @@ def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitte
     assert "refused  a" in (shown := capsys.readouterr().out) and "no weights at" in shown
 
 
-def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list):
+def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list, capsys):
     nodes = [Node(name, counting(tmp_path / name)) for name in ("a", "b", "refused", "c")]
-    with pytest.raises(UserError, match="invalid partition; the 2 jobs submitted before it were cancelled"):
+    with pytest.raises(UserError, match="invalid partition"):
         submit_all(graph_of(tmp_path, *nodes), SLURM)
+    assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert FakeJob.cancelled == ["100", "101"] and len(submitted) == 2
 
 

@@ -72,6 +72,17 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     assert found["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
+def test_every_shipped_detector_is_resolved_as_its_file_says():
+    from transfer.config import load_config
+
+    files = sorted((Path(stages.__file__).parents[2] / "configs").glob("coco_*.yaml"))
+    for file in files:
+        Path("resolved.yaml").write_text(stages.transfer(str(file), engine="torchvision").config)
+        where = ["OUTPUT_DIR", "here"]
+        assert load_config("resolved.yaml", where) == load_config(file, where), file
+    assert len(files) > 20
+
+
 def test_weights_count_by_content_and_not_by_path():
     def probe(weights: str) -> StageSpec:
         return stages.probe("linear", weights, folder="linear")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pretrain.common import interrupt
+
 from .control import Tail, kill_job, log_paths, progress, silent_end
 from .job import LOCAL_STOP
 from .ranks import attempts
@@ -69,6 +71,8 @@ def _hand_on_signals(process: Any) -> Iterator[list[int]]:
             kill_job(process.pid)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if interrupt.stop_requested():  # a pipeline was told to stop while it started this job
+        hand_on(signal.SIGTERM, None)
     try:
         yield told
     finally:

@@ -40,12 +40,10 @@ class StageJob:
 
     Attributes:
         spec: the stage.
-        fingerprint: written to the run folder when the stage is done.
         patience_s: on SLURM, seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
     spec: StageSpec
-    fingerprint: str = ""
     patience_s: float = 100.0
 
     def __call__(self) -> Any:
@@ -75,7 +73,7 @@ class StageJob:
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
         result = self.spec.run()
         if os.environ.get("RANK", "0") == "0":
-            self.spec.mark_complete(self.fingerprint or self.spec.fingerprint())
+            self.spec.mark("complete")
         return result
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

@@ -38,7 +38,6 @@ def submit(
     specs: Sequence[StageSpec],
     options: Options,
     *,
-    fingerprints: Sequence[str] = (),
     dependency: str = "",
     name: str = "",
 ) -> list[Any]:
@@ -63,9 +62,8 @@ def submit(
     folder = Path(specs[0].folder) if len(specs) == 1 else Path(os.path.commonpath([spec.folder for spec in specs]))
     # A folder of its own for each submission: where job ids repeat, submitit would find an old job's result.
     log_folder = folder / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    fingerprints = fingerprints or [spec.fingerprint() for spec in specs]
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
-    jobs = [StageJob(spec, mark, patience) for spec, mark in zip(specs, fingerprints, strict=True)]
+    jobs = [StageJob(spec, patience) for spec in specs]
     make_folder(log_folder)
     try:
         code = snapshot(log_folder) if options.cluster == "slurm" else ROOT

@@ -1,0 +1,270 @@
+"""What a run's files say: where its backbone came from, its scores, and the protocol they were measured by.
+
+A protocol is a mapping of names to values; two scores may share a column or a table only where theirs are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config_io import flatten
+
+from .files import Run, parse_yaml
+
+Protocol = dict[str, Any]
+_KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
+# Keys of a detector's config that do not change what is measured, or (WEIGHTS, TEST, SEED) have their own place.
+FREE_IN_TRANSFER = (
+    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS",
+    "DATASETS.TEST", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a backbone came from.
+
+    Attributes:
+        method: the objective; ``random``; empty where the weights do not tell.
+        data: what it was pretrained on.
+        epochs: done, and of how many where it is not all of them.
+        source: the checkpoint and the first digits of its SHA-256.
+        sha256: of that checkpoint; empty where none was read.
+        config: of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty where the weights do not tell.
+        altered: why this is not the query encoder of the finished pretraining; empty if it is.
+    """
+
+    method: str
+    arch: str = ""
+    data: str = ""
+    epochs: str = ""
+    seed: str = ""
+    source: str = ""
+    sha256: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    altered: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Scores (from 0 to 100) of a frozen backbone.
+
+    Attributes:
+        kind: kNN | linear.
+        source: what results.json says of the backbone; empty for the kNN at the end of a pretraining.
+        scored_on: the data set whose validation images were classified.
+    """
+
+    folder: Path
+    kind: str
+    scores: dict[str, float]
+    source: dict[str, Any]
+    scored_on: str
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A finished pretraining, its steps, and its own kNN (None where its data have no labels)."""
+
+    folder: Path
+    origin: Origin
+    steps: int | None
+    probe: Probe | None
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Metrics of a detector on one data set, from 0 to 100 (None: the data have no such object).
+
+    Attributes:
+        headline: what every reader wants to know of the protocol: detector, engine, schedule, heads, data.
+        protocol: all of it.
+        evaluated_only: by --eval-only, from a detector trained elsewhere.
+    """
+
+    folder: Path
+    origin: Origin
+    detector: str
+    engine: str
+    headline: tuple[str, ...]
+    protocol: Protocol
+    test: str
+    metrics: dict[str, dict[str, float | None]]
+    evaluated_only: bool
+
+
+def parse(run: Run) -> list[Pretraining | Probe | Detection]:
+    """What tables are made of; nothing for stages without a score (a map of features, distributions).
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
+    """
+    stage = run.results["stage"]
+    if stage == "pretrain":
+        return [_pretraining(run)]
+    if stage in _KINDS:
+        source, metrics = dict(run.results["source"]), run.results["metrics"]
+        source.setdefault("arch", dict(flatten(run.config)).get("MODEL.ARCH"))
+        scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
+        return [Probe(run.folder, _KINDS[stage], scores, source, *_probe_protocol(_KINDS[stage], run))]
+    if stage == "transfer":
+        return list(_detections(run))
+    if not isinstance(stage, str):
+        raise TypeError(f"its stage is {stage!r}")
+    return []
+
+
+def origin_of(provenance: Mapping[str, Any]) -> Origin:
+    """Of a backbone, by what a conversion or a probe recorded about its checkpoint."""
+    text = provenance.get("config")
+    try:  # a checkpoint may be another project's, with a config in its own words
+        config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
+    except ValueError:
+        config = {}
+    return _origin(provenance, config)
+
+
+def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
+    if provenance.get("source") == "random":
+        return Origin("random", arch=_text(provenance.get("arch")), seed=_text(provenance.get("seed")))
+    method, epochs = _text(provenance.get("method")), _text(provenance.get("epoch"))
+    altered = []
+    if "SOLVER.EPOCHS" in config and epochs and epochs != _text(config["SOLVER.EPOCHS"]):
+        epochs = f"{epochs} of {_text(config['SOLVER.EPOCHS'])}"
+        altered.append(f"epoch {epochs}")
+    if provenance.get("encoder") == "key":
+        altered.append("the key encoder")
+    if tuned := ", ".join(map(str, provenance.get("fine_tuned_on", ()))):
+        method = f"{method or '?'}, then {tuned}"
+        altered.append(f"fine-tuned on {tuned}")
+    sha = _text(provenance.get("source_sha256"))
+    file = "/".join([*Path(_text(config.get("OUTPUT_DIR"))).parts[-2:], _text(provenance.get("source"))])
+    return Origin(
+        method=method,
+        arch=_text(provenance.get("arch")),
+        data=_text(config.get("DATA.TRAIN")),
+        epochs=epochs,
+        seed=_text(config.get("SEED")),
+        source=f"{file} ({sha[:8]})" if sha else file,
+        sha256=sha,
+        config=config,
+        altered=", ".join(altered),
+    )
+
+
+def probe_protocol(kind: str, config: Mapping[str, Any]) -> tuple[str, Protocol]:
+    """What a probe under ``config`` (nested sections) is scored on, and by which protocol; None where it is not told.
+
+    Settings that the others leave without effect are left out: the steps of a cosine schedule, for one.
+    """
+    c = dict(flatten(dict(config)))
+    train = c.get("DATA.PROBE_TRAIN") or c.get("DATA.TRAIN")
+    size, resize = _image_size(config)
+    protocol: Protocol = {"trained on": train, "image size": size, "resize": resize or "none"}
+    if kind == "kNN":
+        protocol |= {"k": c.get("PROBE.KNN_K"), "temperature": c.get("PROBE.KNN_TEMPERATURE")}
+        protocol |= {"encoder": c.get("LINEAR.ENCODER")}
+    else:
+        linear = {key.removeprefix("LINEAR."): value for key, value in c.items() if key.startswith("LINEAR.")}
+        unused = ["BASE_LR"] if linear.get("LRS") else ["LRS"]
+        unused += ["STEPS", "GAMMA"] if linear.get("LR_SCHEDULE") == "cosine" else []
+        protocol |= {key.lower().replace("_", " "): v for key, v in sorted(linear.items()) if key not in unused}
+    return str(c.get("DATA.VAL") or train or "data that are not recorded"), protocol
+
+
+def differing(protocols: Sequence[Protocol]) -> list[str]:
+    """The names whose values are not the same in all of ``protocols``."""
+    names = dict.fromkeys(name for protocol in protocols for name in protocol)
+    return [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]
+
+
+def words(protocol: Protocol, names: Iterable[str]) -> str:
+    """``k 200, temperature 0.07``: the values of ``names``."""
+    return ", ".join(f"{n} {'not recorded' if protocol.get(n) is None else _text(protocol[n]) or '-'}" for n in names)
+
+
+def _pretraining(run: Run) -> Pretraining:
+    results, probe = run.results, None
+    if "knn_top1" in results["metrics"]:
+        scored_on, protocol = _probe_protocol("kNN", run)
+        scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
+        probe = Probe(run.folder, "kNN", scores, {}, scored_on, protocol | {"encoder": "query"})
+    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
+    return Pretraining(run.folder, _origin(done, dict(flatten(run.config))), results.get("steps"), probe)
+
+
+def _probe_protocol(kind: str, run: Run) -> tuple[str, Protocol]:
+    """From config.yaml, and where that is missing from what results.json repeats of it."""
+    if run.config:
+        scored_on, protocol = probe_protocol(kind, run.config)
+    else:
+        recorded: dict[str, Any] = run.results.get("protocol") or {}
+        scored_on, protocol = probe_protocol(kind, {"LINEAR": recorded} if kind == "linear" else {})
+        if kind == "kNN":
+            protocol |= {key: run.results.get(key) for key in ("k", "temperature")}
+    if kind == "kNN":  # a data set's name may stand for other images on another machine, and k for all of few
+        prefix, metrics = "knn_" if run.results["stage"] == "pretrain" else "", run.results["metrics"]
+        protocol["labeled images"] = metrics.get(f"{prefix}train_images")
+        protocol["scored images"] = metrics.get(f"{prefix}val_images")
+    return scored_on, protocol
+
+
+def _image_size(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    from pretrain.probe.features import evaluation_size  # imports torch
+
+    try:
+        return evaluation_size(CfgNode({key: config[key] for key in ("PROBE", "VIEWS", "MODEL")}))
+    except (KeyError, AttributeError, TypeError):  # an incomplete config
+        return None, None
+
+
+def _detections(run: Run) -> Iterable[Detection]:
+    """The result once for each data set it was evaluated on, with that set's numbers alone."""
+    results = run.results
+    protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
+    config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
+    weights = results.get("weights") or {}
+    origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
+    if weights.get("path") and not origin.source:
+        name, sha = Path(weights["path"]).name, str(weights.get("sha256") or "")
+        origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
+    named = (
+        f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
+        f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
+        f"lr {schedule['base_lr']:g})",
+        f"{protocol['norm']}, {protocol['heads']} box head",
+    )
+    details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))
+    details |= {f"schedule {key}": value for key, value in schedule.items()}
+    details |= {key: value for key, value in config.items() if key not in FREE_IN_TRANSFER}
+    tests = list(protocol["test"])
+    found = results.get("datasets") or results["metrics"]
+    by_test = {test: found[test] for test in tests if test in found}
+    for test, tasks in (by_test or dict.fromkeys(tests[:1] or [""], results["metrics"])).items():
+        metrics = {
+            task: {name: _number(value, f"{task} {name}") for name, value in row.items()} for task, row in tasks.items()
+        }
+        headline = (*named, f"{', '.join(protocol['train'])} -> {test or 'no test'}")
+        yield Detection(
+            run.folder, origin, protocol["detector"], engine["name"], headline,
+            details | {"train": list(protocol["train"])}, test, metrics,
+            evaluated_only=results.get("iteration", 0) is None,
+        )  # fmt: skip
+
+
+def _number(value: Any, what: str) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ValueError(f"{what} is {value!r}, not a number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_text, value)) or "none"
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -122,7 +122,7 @@ def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path
 
 
 def _kinship(probe: Probe, row: Row) -> int:
-    """2: a probe of the final weights, beside or inside the row's folder; 1: recorded as coming from there; 0: neither."""
+    """2: a probe of the row's final weights beside or inside its folder; 1: recorded as coming from it; 0: neither."""
     origin = origin_of(probe.source)
     if row.pretraining is None or origin.method != row.origin.method:
         return 0
@@ -203,7 +203,7 @@ def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iter
         protocols = _distinct(run.protocol for run in alike)
         different = differing(protocols)
         for protocol in protocols:
-            detail = words(protocol, different)
+            detail = words(protocol, different) if different else ""
             yield _detection_table([run for run in alike if run.protocol == protocol], detail, names)
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import dump, merge_file
 from pretrain.common.errors import UserError
-from pretrain.config import load_config
+from pretrain.config import from_yaml_text, load_config
+from pretrain.probe.features import evaluation_size
 from tools import report
 from transfer import config as transfer_config
 
@@ -26,21 +28,29 @@ def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
         (folder / "config.yaml").write_text(config)
 
 
-def pretrain(
-    folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float = 50.0, images: int = 0
-) -> str:
+def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
     """Writes a finished pretraining to ``folder``; returns its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
-    metrics = {"knn_top1": knn, "knn_top5": 90.0, "knn_train_images": images, "knn_val_images": images}
     content = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": cfg.SOLVER.EPOCHS,
-               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": metrics}  # fmt: skip
+               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {}}  # fmt: skip
+    if knn is not None:
+        content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
     write(folder, content, dump(cfg))
     return dump(cfg)
 
 
+def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
+    """What a probe under ``cfg`` records of how it scores."""
+    own = dict(cfg.LINEAR) if stage == "linear" else {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE}
+    size, resize = evaluation_size(cfg)
+    train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    return own | {"image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "train": train,
+                  "val": cfg.DATA.VAL or train, "train_images": 300, "val_images": 100}  # fmt: skip
+
+
 def provenance(config: str, **change: Any) -> dict[str, Any]:
     """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``."""
-    cfg = load_config().load_cfg(config)
+    cfg = from_yaml_text(config)
     return {
         "source": "checkpoint_final.pth", "source_sha256": "0123456789abcdef", "encoder": "query", "stem": "imagenet",
         "arch": cfg.MODEL.ARCH, "config": config, "method": cfg.METHOD.NAME, "epoch": cfg.SOLVER.EPOCHS,
@@ -49,16 +59,17 @@ def provenance(config: str, **change: Any) -> dict[str, Any]:
 
 
 def probe(
-    folder: Path, stage: str, base: str, top1: float, *overrides: str, recipe: str = "", source: Any = None
+    folder: Path, config: str, top1: float, *overrides: Any, recipe: str = "", source: dict[str, Any] | None = None
 ) -> None:
-    """Writes a probe under ``recipe`` over the config ``base`` of the pretraining, as the launcher has it."""
-    cfg = load_config().load_cfg(base)
+    """Writes a kNN, or with a ``recipe`` a linear probe over the ``config`` of the pretraining, as the launcher does."""
+    cfg = from_yaml_text(config).clone()
+    cfg.defrost()
     if recipe:
-        merge_file(cfg, CONFIGS / "linear" / recipe)
+        merge_file(cfg, CONFIGS / "linear" / f"{recipe}.yaml")
     cfg.merge_from_list(list(overrides))
-    metrics = {"top1": top1, "top5": 88.0}
-    metrics |= {"train_images": 100, "val_images": 100} if stage == "knn" else {}
-    write(folder, {"stage": stage, "source": source or provenance(base), "metrics": metrics}, dump(cfg))
+    stage = "linear" if recipe else "knn"
+    write(folder, {"stage": stage, "source": source or provenance(config), "protocol": protocol(cfg, stage),
+                   "metrics": {"top1": top1, "top5": 88.0}}, dump(cfg))  # fmt: skip
 
 
 def detector(

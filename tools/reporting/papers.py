@@ -79,7 +79,7 @@ def _pretraining_differences(config: Mapping[str, Any], recipe: Mapping[str, Any
 def _differences(found: Mapping[str, Any], recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
     """``SOLVER.EPOCHS 100 (recipe: 200)`` for each value of ``recipe`` that ``found`` does not have."""
     return [
-        f"{prefix}{key} {_text(found[key]) if key in found else 'not recorded'} (recipe: {_text(value)})"
+        f"{prefix}{key} {_text(found[key]) if key in found else 'not set'} (recipe: {_text(value)})"
         for key, value in recipe.items()
         if key not in found or found[key] != value
     ]
@@ -105,11 +105,14 @@ def _pretrain_recipe(path: str) -> dict[str, Any]:
 def _probe_recipe(pretrain: str, linear: str) -> tuple[str, dict[str, Any]]:
     """A linear probe's config is its own file over the config of the pretraining, as tools/launch.py linear has it."""
     from pretrain.config import load_config
+    from pretrain.probe.features import evaluation_size
 
     cfg = load_config(ROOT / pretrain).clone()
     cfg.defrost()
     merge_file(cfg, ROOT / linear)
-    return probe_protocol("linear", cfg)
+    (size, resize), train = evaluation_size(cfg), cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    data = {"train": train, "val": cfg.DATA.VAL or train, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP}
+    return probe_protocol("linear", {**_plain(cfg.LINEAR), **data}, cfg.LINEAR.ENCODER)
 
 
 @functools.cache

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from pretrain.common.config_io import flatten
 
 from .files import Run, parse_yaml
@@ -110,9 +108,9 @@ def parse(run: Run) -> list[Pretraining | Probe | Detection]:
         return [_pretraining(run)]
     if stage in _KINDS:
         source, metrics = dict(run.results["source"]), run.results["metrics"]
-        source.setdefault("arch", dict(flatten(run.config)).get("MODEL.ARCH"))
         scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
-        return [Probe(run.folder, _KINDS[stage], scores, source, *_probe_protocol(_KINDS[stage], run))]
+        protocol = probe_protocol(_KINDS[stage], run.results.get("protocol") or {}, source.get("encoder") or "query")
+        return [Probe(run.folder, _KINDS[stage], scores, source, *protocol)]
     if stage == "transfer":
         return list(_detections(run))
     if not isinstance(stage, str):
@@ -144,7 +142,9 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
         method = f"{method or '?'}, then {tuned}"
         altered.append(f"fine-tuned on {tuned}")
     sha = _text(provenance.get("source_sha256"))
-    file = "/".join([*Path(_text(config.get("OUTPUT_DIR"))).parts[-2:], _text(provenance.get("source"))])
+    # The checkpoint's run folder, unless another conversion, or a fine-tuning, came between.
+    folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
+    file = "/".join([*folder, _text(provenance.get("source"))])
     return Origin(
         method=method,
         arch=_text(provenance.get("arch")),
@@ -158,24 +158,14 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     )
 
 
-def probe_protocol(kind: str, config: Mapping[str, Any]) -> tuple[str, Protocol]:
-    """What a probe under ``config`` (nested sections) is scored on, and by which protocol; None where it is not told.
-
-    Settings that the others leave without effect are left out: the steps of a cosine schedule, for one.
-    """
-    c = dict(flatten(dict(config)))
-    train = c.get("DATA.PROBE_TRAIN") or c.get("DATA.TRAIN")
-    size, resize = _image_size(config)
-    protocol: Protocol = {"trained on": train, "image size": size, "resize": resize or "none"}
-    if kind == "kNN":
-        protocol |= {"k": c.get("PROBE.KNN_K"), "temperature": c.get("PROBE.KNN_TEMPERATURE")}
-        protocol |= {"encoder": c.get("LINEAR.ENCODER")}
-    else:
-        linear = {key.removeprefix("LINEAR."): value for key, value in c.items() if key.startswith("LINEAR.")}
-        unused = ["BASE_LR"] if linear.get("LRS") else ["LRS"]
-        unused += ["STEPS", "GAMMA"] if linear.get("LR_SCHEDULE") == "cosine" else []
-        protocol |= {key.lower().replace("_", " "): v for key, v in sorted(linear.items()) if key not in unused}
-    return str(c.get("DATA.VAL") or train or "data that are not recorded"), protocol
+def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
+    """What a probe was scored on, and its protocol in words, without the settings that others leave without effect."""
+    unused = {"val"}
+    if kind == "linear":
+        unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
+        unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
+    kept = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
+    return str(recorded.get("val") or "data that are not recorded"), {**kept, "encoder": encoder}
 
 
 def differing(protocols: Sequence[Protocol]) -> list[str]:
@@ -185,43 +175,17 @@ def differing(protocols: Sequence[Protocol]) -> list[str]:
 
 
 def words(protocol: Protocol, names: Iterable[str]) -> str:
-    """``k 200, temperature 0.07``: the values of ``names``."""
-    return ", ".join(f"{n} {'not recorded' if protocol.get(n) is None else _text(protocol[n]) or '-'}" for n in names)
+    """``k 200, temperature 0.07``: those of ``names`` that the protocol has."""
+    return ", ".join(f"{name} {_text(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
 
 
 def _pretraining(run: Run) -> Pretraining:
     results, probe = run.results, None
     if "knn_top1" in results["metrics"]:
-        scored_on, protocol = _probe_protocol("kNN", run)
         scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
-        probe = Probe(run.folder, "kNN", scores, {}, scored_on, protocol | {"encoder": "query"})
+        probe = Probe(run.folder, "kNN", scores, {}, *probe_protocol("kNN", results.get("knn_protocol") or {}))
     done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
     return Pretraining(run.folder, _origin(done, dict(flatten(run.config))), results.get("steps"), probe)
-
-
-def _probe_protocol(kind: str, run: Run) -> tuple[str, Protocol]:
-    """From config.yaml, and where that is missing from what results.json repeats of it."""
-    if run.config:
-        scored_on, protocol = probe_protocol(kind, run.config)
-    else:
-        recorded: dict[str, Any] = run.results.get("protocol") or {}
-        scored_on, protocol = probe_protocol(kind, {"LINEAR": recorded} if kind == "linear" else {})
-        if kind == "kNN":
-            protocol |= {key: run.results.get(key) for key in ("k", "temperature")}
-    if kind == "kNN":  # a data set's name may stand for other images on another machine, and k for all of few
-        prefix, metrics = "knn_" if run.results["stage"] == "pretrain" else "", run.results["metrics"]
-        protocol["labeled images"] = metrics.get(f"{prefix}train_images")
-        protocol["scored images"] = metrics.get(f"{prefix}val_images")
-    return scored_on, protocol
-
-
-def _image_size(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    from pretrain.probe.features import evaluation_size  # imports torch
-
-    try:
-        return evaluation_size(CfgNode({key: config[key] for key in ("PROBE", "VIEWS", "MODEL")}))
-    except (KeyError, AttributeError, TypeError):  # an incomplete config
-        return None, None
 
 
 def _detections(run: Run) -> Iterable[Detection]:
@@ -246,7 +210,9 @@ def _detections(run: Run) -> Iterable[Detection]:
     tests = list(protocol["test"])
     found = results.get("datasets") or results["metrics"]
     by_test = {test: found[test] for test in tests if test in found}
-    for test, tasks in (by_test or dict.fromkeys(tests[:1] or [""], results["metrics"])).items():
+    if not by_test:
+        by_test[tests[0] if tests else ""] = results["metrics"]
+    for test, tasks in by_test.items():
         metrics = {
             task: {name: _number(value, f"{task} {name}") for name, value in row.items()} for task, row in tasks.items()
         }

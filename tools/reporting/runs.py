@@ -138,7 +138,8 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
         altered.append(f"epoch {epochs}")
     if provenance.get("encoder") == "key":
         altered.append("the key encoder")
-    if tuned := ", ".join(map(str, provenance.get("fine_tuned_on", ()))):
+    names = [str(name) for name in provenance.get("fine_tuned_on", ())]
+    if tuned := ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names):
         method = f"{method or '?'}, then {tuned}"
         altered.append(f"fine-tuned on {tuned}")
     sha = _text(provenance.get("source_sha256"))

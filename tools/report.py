@@ -31,7 +31,6 @@ from tools.reporting.runs import (  # noqa: E402
     Probe,
     Protocol,
     differing,
-    origin_of,
     parse,
     words,
 )
@@ -83,7 +82,7 @@ def render(folders: Sequence[str | Path]) -> str:
             good += parse(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            found.unread.append(f"{run.folder / 'results.json'} is no result of a stage: {what}")
+            found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
     if not (found.runs or found.unread or found.not_done):
         raise UserError(_printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
@@ -108,11 +107,10 @@ def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path
     for probe in (item for item in items if isinstance(item, Probe)):
         owner = max(rows, key=lambda row: _kinship(probe, row), default=None)
         if owner is None or not _kinship(probe, owner):
-            source, parent = probe.source, probe.folder.parent
-            weights = str(source.get("source_sha256") or source)
-            own = any(folder == parent or folder.is_relative_to(parent) for folder in given)  # given: not a branch
-            key = (probe.folder if own else parent, weights)
-            owner = others.setdefault(key, Row(key[0], origin_of(source)))
+            parent = probe.folder.parent
+            is_branch = not any(folder.is_relative_to(parent) for folder in given)
+            folder, weights = parent if is_branch else probe.folder, probe.origin.sha256 or str(probe.origin)
+            owner = others.setdefault((folder, weights), Row(folder, probe.origin))
         owner.probes.append(probe)
     for row in others.values():  # several weights were probed in one folder
         if sum(other.folder == row.folder for other in (*rows, *others.values())) > 1:
@@ -123,16 +121,13 @@ def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path
 
 def _kinship(probe: Probe, row: Row) -> int:
     """2: a probe of the row's final weights beside or inside its folder; 1: recorded as coming from it; 0: neither."""
-    origin = origin_of(probe.source)
-    if row.pretraining is None or origin.method != row.origin.method:
+    own = row.pretraining
+    if own is None or probe.origin.method != own.origin.method or probe.steps not in (None, own.steps):
         return 0
-    steps = (probe.source.get("step"), row.pretraining.steps)
-    if None not in steps and steps[0] != steps[1]:
-        return 0
-    if row.pretraining.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
+    if own.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
         return 2
-    recorded = origin.config.get("OUTPUT_DIR")
-    return int(recorded is not None and recorded == row.origin.config.get("OUTPUT_DIR"))
+    recorded = probe.origin.config.get("OUTPUT_DIR")
+    return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
@@ -193,7 +188,7 @@ def _table_1(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
     """Of probes by one protocol; the config that a probe found in its checkpoint tells more than the folder's."""
     if not probes or probes[0].kind != "linear":
         return None, ""
-    return papers.table_1(origin_of(probes[0].source) if "config" in probes[0].source else row.origin, probes[0])
+    return papers.table_1(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
 
 
 def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[str]:

@@ -151,6 +151,15 @@ def test_what_does_not_change_the_result_may_differ_from_the_recipe(tmp_path: Pa
     assert column(report.render([tmp_path]), "jcl", "difference") == "-0.7"
 
 
+def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
+    config = pretrain(tmp_path / "jcl")
+    for seed, top1 in ((0, 68.0), (1, 68.4)):
+        probe(tmp_path / f"jcl/linear_{seed}", config, top1, "SEED", seed, recipe="R50_IN1k_100ep")
+    probe(tmp_path / "jcl/knn", config, 50.0)  # what the pretraining found at its end: shown once
+    text = report.render([tmp_path])
+    assert cells(text, "jcl")[6:] == ["50.0", "68.0 / 68.4", "88.0", "68.7", "-0.7 / -0.3"]
+
+
 def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
     for name, change in (("half", {"epoch": 100, "step": 1000}), ("key", {"encoder": "key"}),
@@ -210,6 +219,22 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
     ]
     assert [cells(text, name)[6:] for name in "abc"] == [["51.0", "-", "-"], ["-", "70.2", "-"], ["-", "-", "55.0"]]
     assert "- kNN: temperature 0.07, amp none, train digits, " in text
+
+
+def test_protocols_of_an_earlier_version_are_read_from_the_config(tmp_path: Path):
+    for name, k in (("a", 200), ("b", 5)):
+        config = pretrain(tmp_path / name, *DIGITS, "PROBE.KNN_K", str(k), knn=60.0)
+        probe(tmp_path / name / "linear", config, 70.0, recipe="SCE_small_100ep")
+        for file in (tmp_path / name / "results.json", tmp_path / name / "linear/results.json"):
+            content = json.loads(file.read_text())
+            file.write_text(json.dumps({key: v for key, v in content.items() if "protocol" not in key}))
+    text = report.render([tmp_path])
+    assert cells(text, "run")[6:] == ["kNN top-1 (k 200)", "kNN top-1 (k 5)", "linear top-1", "linear top-5"]
+    assert cells(text, "b")[6:] == ["-", "60.0", "70.0", "88.0"]
+    (tmp_path / "b/config.yaml").unlink()
+    text = report.render([tmp_path])
+    told = "b/results.json cannot be shown: neither it nor config.yaml tells the protocol of its score"
+    assert told in text and column(text, "a", "kNN top-1") == "60.0"
 
 
 def test_the_heading_names_what_was_scored(tmp_path: Path):
@@ -387,15 +412,15 @@ def test_nothing_to_report_is_said(tmp_path: Path):
         (b"\xff\xfe", " is not JSON ('utf-8' codec can't decode"),
         (b"[" * 100_000, " is not JSON (nested too deeply)"),
         (b"[1]", " holds a JSON list, not an object"),
-        (b"{}", " is no result of a stage: it lacks 'stage'"),
-        (b'{"stage": []}', " is no result of a stage"),
-        (b'{"stage": "transfer"}', " is no result of a stage: it lacks 'protocol'"),
-        (b'{"stage": "linear", "metrics": [1], "source": 3}', " is no result of a stage"),
-        (b'{"stage": "linear", "metrics": {"top1": "much"}, "source": {}}', " is no result of a stage: top1 is 'much'"),
-        (b'{"stage": "linear", "metrics": {"top1": 1}, "source": {}, "protocol": [3]}', " is no result of a stage"),
-        (b'{"stage": "pretrain", "metrics": [], "method": "jcl", "arch": []}', " is no result of a stage"),
-        (json.dumps(detector_named() | {"metrics": {"bbox": {"AP": "much"}}}).encode(), " is no result of a stage"),
-        (json.dumps(detector_named() | {"config": "a: [" * 5000}).encode(), " is no result of a stage"),
+        (b"{}", " cannot be shown: it lacks 'stage'"),
+        (b'{"stage": []}', " cannot be shown"),
+        (b'{"stage": "transfer"}', " cannot be shown: it lacks 'protocol'"),
+        (b'{"stage": "linear", "metrics": [1], "source": 3}', " cannot be shown"),
+        (b'{"stage": "linear", "metrics": {"top1": "much"}, "source": {}}', " cannot be shown: top1 is 'much'"),
+        (b'{"stage": "linear", "metrics": {"top1": 1}, "source": {}, "protocol": [3]}', " cannot be shown"),
+        (b'{"stage": "pretrain", "metrics": [], "method": "jcl", "arch": []}', " cannot be shown"),
+        (json.dumps(detector_named() | {"metrics": {"bbox": {"AP": "much"}}}).encode(), " cannot be shown"),
+        (json.dumps(detector_named() | {"config": "a: [" * 5000}).encode(), " cannot be shown"),
         (json.dumps(detector_named() | {"weights": []}).encode(), ""),
     ],
 )
@@ -408,7 +433,7 @@ def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, c
     named = [line for line in shown.split("## Not read")[-1].splitlines() if line.startswith("- ")]
     assert [line.startswith(f"- {tmp_path / 'b' / 'results.json'}{message}") for line in named] == [True] or not message
     if message:
-        assert "## Not read" in report.render([tmp_path / "b"])
+        assert "## Not read" in report.render([tmp_path / "b"])  # and there is nothing else to say of it
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"stages": 3}', b'{"stages": [[]]}', b"[" * 100_000])
@@ -461,3 +486,5 @@ def test_every_published_row_names_recipes_that_exist():
             for key in ("pretrain", "linear", "recipe"):
                 path = row.get(key, "")
                 assert not path.startswith("configs/") or (papers.ROOT / path).is_file(), path
+            if row.get("linear"):  # a recipe's header has the number of its row
+                assert f"{row['top1']} top-1" in (papers.ROOT / row["pretrain"]).read_text(), row

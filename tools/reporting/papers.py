@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.common.config_io import flatten, merge_file
 
-from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, probe_protocol
+from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, as_recorded, probe_protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
@@ -105,14 +105,11 @@ def _pretrain_recipe(path: str) -> dict[str, Any]:
 def _probe_recipe(pretrain: str, linear: str) -> tuple[str, dict[str, Any]]:
     """A linear probe's config is its own file over the config of the pretraining, as tools/launch.py linear has it."""
     from pretrain.config import load_config
-    from pretrain.probe.features import evaluation_size
 
     cfg = load_config(ROOT / pretrain).clone()
     cfg.defrost()
     merge_file(cfg, ROOT / linear)
-    (size, resize), train = evaluation_size(cfg), cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    data = {"train": train, "val": cfg.DATA.VAL or train, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP}
-    return probe_protocol("linear", {**_plain(cfg.LINEAR), **data}, cfg.LINEAR.ENCODER)
+    return probe_protocol("linear", as_recorded("linear", cfg), cfg.LINEAR.ENCODER)
 
 
 @functools.cache

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fvcore.common.config import CfgNode
+
 from pretrain.common.config_io import flatten
 
 from .files import Run, parse_yaml
@@ -54,14 +56,16 @@ class Probe:
 
     Attributes:
         kind: kNN | linear.
-        source: what results.json says of the backbone; empty for the kNN at the end of a pretraining.
+        origin: of the backbone, as the probe recorded it.
+        steps: of the backbone's pretraining; None where the weights do not tell.
         scored_on: the data set whose validation images were classified.
     """
 
     folder: Path
     kind: str
     scores: dict[str, float]
-    source: dict[str, Any]
+    origin: Origin
+    steps: int | None
     scored_on: str
     protocol: Protocol
 
@@ -109,8 +113,9 @@ def parse(run: Run) -> list[Pretraining | Probe | Detection]:
     if stage in _KINDS:
         source, metrics = dict(run.results["source"]), run.results["metrics"]
         scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
-        protocol = probe_protocol(_KINDS[stage], run.results.get("protocol") or {}, source.get("encoder") or "query")
-        return [Probe(run.folder, _KINDS[stage], scores, source, *protocol)]
+        recorded = _recorded(_KINDS[stage], run, "protocol")
+        protocol = probe_protocol(_KINDS[stage], recorded, source.get("encoder") or "query")
+        return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), source.get("step"), *protocol)]
     if stage == "transfer":
         return list(_detections(run))
     if not isinstance(stage, str):
@@ -166,7 +171,17 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
         unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
     kept = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
-    return str(recorded.get("val") or "data that are not recorded"), {**kept, "encoder": encoder}
+    return str(recorded["val"]), {**kept, "encoder": encoder}
+
+
+def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
+    """What a probe under ``cfg`` records of its protocol in results.json."""
+    from pretrain.probe.features import evaluation_size  # imports torch
+
+    own = dict(cfg.LINEAR) if kind == "linear" else {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE}
+    (size, resize), train = evaluation_size(cfg), cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "train": train,
+            "val": cfg.DATA.VAL or train}  # fmt: skip
 
 
 def differing(protocols: Sequence[Protocol]) -> list[str]:
@@ -181,12 +196,29 @@ def words(protocol: Protocol, names: Iterable[str]) -> str:
 
 
 def _pretraining(run: Run) -> Pretraining:
-    results, probe = run.results, None
+    results, steps, probe = run.results, run.results.get("steps"), None
+    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
+    origin = _origin(done, dict(flatten(run.config)))
     if "knn_top1" in results["metrics"]:
         scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
-        probe = Probe(run.folder, "kNN", scores, {}, *probe_protocol("kNN", results.get("knn_protocol") or {}))
-    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
-    return Pretraining(run.folder, _origin(done, dict(flatten(run.config))), results.get("steps"), probe)
+        protocol = probe_protocol("kNN", _recorded("kNN", run, "knn_protocol"))
+        probe = Probe(run.folder, "kNN", scores, origin, steps, *protocol)
+    return Pretraining(run.folder, origin, steps, probe)
+
+
+def _recorded(kind: str, run: Run, key: str) -> Mapping[str, Any]:
+    """The protocol in results.json; results of an earlier version lack it, but config.yaml tells.
+
+    Raises:
+        ValueError: neither tells, so that the score can be set beside no other.
+    """
+    recorded = run.results.get(key, {})
+    if "val" in recorded:
+        return recorded
+    try:
+        return as_recorded(kind, CfgNode(run.config))
+    except AttributeError as error:
+        raise ValueError("neither it nor config.yaml tells the protocol of its score") from error
 
 
 def _detections(run: Run) -> Iterable[Detection]:
@@ -199,10 +231,11 @@ def _detections(run: Run) -> Iterable[Detection]:
     if weights.get("path") and not origin.source:
         name, sha = Path(weights["path"]).name, str(weights.get("sha256") or "")
         origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
+    times = f"{schedule['name']}, " if str(schedule["name"]).endswith("x") else ""  # others have no name of their own
     named = (
         f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
-        f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
-        f"lr {schedule['base_lr']:g})",
+        f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
+        f"lr {schedule['base_lr']:g}",
         f"{protocol['norm']}, {protocol['heads']} box head",
     )
     details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))

@@ -189,7 +189,7 @@ def _provenance(
     found: dict[str, Any] = {
         "source": path.name,
         "source_sha256": sha256(path),
-        "encoder": encoder,
+        "encoder": encoder or earlier.get("encoder", ""),
         "arch": arch,
         "stem": stem,
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import checkpoint
 from .common.errors import UserError, nearest
+from .common.run_folder import read_json
 
 _PREFIX = "backbone.bottom_up."  # in digests' names; a `.pkl` leaves it out
 _AGAIN = "convert again from the original checkpoint"
@@ -85,13 +86,15 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def read_provenance(content: Mapping[str, Any], metadata: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """What a conversion wrote into its file about where the file came from; {} where nothing stands.
+    """What a conversion wrote about where the file came from, into the file or beside it; {} where nothing stands.
+
+    A plain state dict, as torchvision's files are, has no place for it inside; then it is in FILE.json.
 
     Raises:
         UserError: it is not an object of plain values, as a conversion writes it.
     """
     try:
-        found: Any = content.get("provenance") or json.loads(metadata.get("provenance") or "{}")
+        found: Any = content.get("provenance") or json.loads(metadata.get("provenance") or "{}") or _beside(path)
         json.dumps(found)  # it goes into results.json
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: its provenance is damaged ({error}); {_AGAIN}") from error
@@ -103,14 +106,14 @@ def read_provenance(content: Mapping[str, Any], metadata: Mapping[str, str], pat
 
 
 def check_digests(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], path: str | Path) -> None:
-    """Compares a converted file's tensors with the digests of its conversion, which stand inside or beside it.
+    """Compares a converted file's tensors with the digests of its conversion.
 
     A square tensor that was transposed has its shape still, and a changed value is a value: only the digest tells.
 
     Raises:
         UserError: a tensor is missing or not what was converted.
     """
-    for name, value in (provenance.get("tensors") or _digests_beside(path)).items():
+    for name, value in provenance.get("tensors", {}).items():
         tensor = tensors.get(name, tensors.get(name.removeprefix(_PREFIX)))
         if tensor is None:
             raise UserError(f"{path} lacks {name}, which it held when it was converted; {_AGAIN}")
@@ -118,14 +121,13 @@ def check_digests(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], 
             raise UserError(f"{path}: {name} is not what was converted (damaged or transposed); {_AGAIN}")
 
 
-def _digests_beside(path: str | Path) -> dict[str, Any]:
-    """The digests in FILE.json: a plain state dict, as torchvision's are, has no place for them inside."""
+def _beside(path: str | Path) -> dict[str, Any]:
+    """The provenance in FILE.json, if a conversion wrote that."""
     try:
-        beside: Any = json.loads(Path(f"{path}.json").read_text())
-    except (OSError, ValueError):
+        found = read_json(f"{path}.json")
+    except UserError:
         return {}
-    digests = beside.get("tensors") if isinstance(beside, dict) and "file_sha256" in beside else None
-    return digests if isinstance(digests, dict) else {}
+    return {key: value for key, value in found.items() if key != "file_sha256"} if "file_sha256" in found else {}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pretrain.backbone_file import DEPTHS, infer_arch
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
 from pretrain.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
 
 from .resnet_names import PREFIX, to_torchvision
@@ -36,7 +37,7 @@ class Weights:
         path: empty for random initialisation.
         sha256: of the file.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py wrote into it, or the keys of a detector's config.yaml beside it.
+        provenance: what convert.py wrote; of a detector its `history` and the keys of the config.yaml beside it.
     """
 
     path: str
@@ -76,7 +77,7 @@ def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
         _check_values(path, name, tensor)
     provenance = read_provenance(content, metadata, path)
     check_digests(state, provenance, path)
-    return Weights(path, sha256(path), state, provenance or detector_config(Path(path)))
+    return Weights(path, sha256(path), state, provenance or {**history(Path(path)), **detector_config(Path(path))})
 
 
 def detector_config(path: Path) -> dict[str, Any]:
@@ -94,6 +95,24 @@ def detector_config(path: Path) -> dict[str, Any]:
         }
     except (yaml.YAMLError, KeyError, TypeError):
         return {}  # the config.yaml of pretraining, which has no such keys
+
+
+def history(path: Path) -> dict[str, Any]:
+    """Where a detector's backbone came from before its fine-tuning, and ``fine_tuned_on``; {} for other files.
+
+    Raises:
+        UserError: initial_weights.json, in which the detector's run folder keeps this, is damaged.
+    """
+    kept = path.parent / "initial_weights.json"
+    if not path.name.startswith("model_") or not kept.is_file():
+        return {}
+    start = read_json(kept)
+    provenance = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
+    try:
+        trained_on = list(yaml.safe_load((path.parent / "config.yaml").read_text())["DATASETS"]["TRAIN"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        trained_on = ["data that are not recorded"]
+    return {**provenance, "fine_tuned_on": [*provenance.get("fine_tuned_on", []), *trained_on]}
 
 
 def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:

@@ -18,6 +18,14 @@ from .common.errors import UserError, nearest
 from .methods import METHODS
 from .views import RECIPES
 
+# Prefixes of keys that never change any stage's result: where it runs, where data lies, how often it writes.
+FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
+                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
+
+# Prefixes of keys that do not change what pretraining learns, so a run may be resumed under other values: besides the
+# ones above, what only probes read (for a probe itself these do change the result).
+FREE_ON_RESUME = (*FREE_ANYWHERE, "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LINEAR.")
+
 
 def default_config() -> CfgNode:
     """The tree of all keys with their defaults (MoCo v2's where a value must stand)."""

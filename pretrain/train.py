@@ -20,16 +20,12 @@ from .common import interrupt
 from .common.config_io import dump, flatten
 from .common.errors import UserError
 from .common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
-from .config import from_yaml_text
+from .config import FREE_ON_RESUME, from_yaml_text
 from .learner import Learner
 from .loader import Loader
 from .methods import METHODS
 from .probe import knn
 from .progress import Progress
-
-# Keys that may change between a run and its continuation: they do not change what is learnt.
-_FREE_ON_RESUME = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "PROBE.", "LINEAR.",
-                   "SOLVER.CHECKPOINT_", "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
 
 
 def main(cfg: CfgNode) -> dict[str, Any]:
@@ -185,7 +181,7 @@ def _check_same_run(cfg: CfgNode, earlier_text: str, output_dir: Path) -> None:
     """Refuses to continue a run under another config: the result would be neither."""
     earlier = dict(flatten(from_yaml_text(earlier_text)))
     changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
-               if earlier.get(key) != value and not key.startswith(_FREE_ON_RESUME)]  # fmt: skip
+               if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
     if changed:
         raise UserError(f"{output_dir} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
 

@@ -39,9 +39,7 @@ def test_warm_up_moves_by_the_step_in_either_form():
 @pytest.mark.parametrize("kind", ["cosine", "step"])
 def test_a_warm_up_that_ends_within_an_epoch_reaches_the_full_rate_there(warmup, kind):
     rates = [
-        schedule.learning_rate(
-            s, 10, 20, base_lr=1.0, kind=kind, milestones=[15], warmup_epochs=warmup, per_step=False
-        )
+        schedule.learning_rate(s, 10, 20, base_lr=1.0, kind=kind, milestones=[15], warmup_epochs=warmup, per_step=False)
         for s in range(40)
     ]
     end = int(10 * warmup)

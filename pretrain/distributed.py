@@ -153,8 +153,8 @@ class ExchangePlan:
     """Moves rows between ranks by a permutation that every rank knows, and moves results back.
 
     The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
-    `scatter` it holds the rows ``order[start:stop]`` of its slice of the M N positions. Only the rows that change
-    rank travel once (an all-gather would send every row to every rank).
+    `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only the rows that
+    change rank travel once (an all-gather would send every row to every rank).
     """
 
     def __init__(self, order: Tensor, many: int, total: int) -> None:
@@ -168,7 +168,7 @@ class ExchangePlan:
             counts.append(stop - start)
         source = owner[order % total]  # rank that holds the row of each position
         slot = (order // total) * torch.tensor(counts)[source] + local[order % total]  # its place on that rank
-        bounds = [slice_bounds(many * total, r, ranks) for r in range(ranks)]
+        bounds = [(many * start, many * stop) for start, stop in (slice_bounds(total, r, ranks) for r in range(ranks))]
         mine = slice(*bounds[me])
         # What I send to rank r, in the order of r's positions; what I receive comes grouped by source rank.
         sends = [slot[start:stop][source[start:stop] == me] for start, stop in bounds]

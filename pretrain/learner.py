@@ -33,7 +33,8 @@ class Learner:
         self.method = METHODS[cfg.METHOD.NAME]
         torch.manual_seed(cfg.SEED)  # initial weights and queue: the same on every rank
         groups = local_bn_groups(cfg, say)
-        self.bn_groups = 1 if cfg.MODEL.BN_GROUPS == 1 else groups * distributed.world_size()  # of the global batch
+        # Of the global batch; these are what a run on another number of processes must have, too.
+        self.bn_groups = 1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size()
         encoder = build_encoder(
             cfg.MODEL.ARCH, cfg.MODEL.STEM, hidden_dims=cfg.MODEL.HEAD_HIDDEN_DIMS, head_bn=cfg.MODEL.HEAD_BN,
             dim=cfg.MODEL.EMBEDDING_DIM, bn_groups=groups,
@@ -221,27 +222,29 @@ class Learner:
         return int(state["step"])
 
 
-def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
-    """Parts of this rank's batch with their own BN statistics, from MODEL.BN_GROUPS (parts of the global batch)."""
+def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> list[int]:
+    """Images in each part of this rank's batch that has BN statistics of its own.
+
+    MODEL.BN_GROUPS contiguous parts of the global batch lie on the ranks, whose slices end where parts end; the parts
+    are therefore the same on any number of processes.
+    """
     ranks, wanted, total = distributed.world_size(), cfg.MODEL.BN_GROUPS, cfg.SOLVER.IMS_PER_BATCH
     if total < ranks:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
     in_batch = METHODS[cfg.METHOD.NAME].kind == "batch"  # every view goes through one encoder: nothing to hide
-    if in_batch and wanted == 0:
-        return 1
-    if wanted == 0:
-        if ranks > 1:
-            return 1
-        groups = min(8, max(1, total // 2), max(2, total // 32))
-        say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
-        return groups
-    if wanted == 1 and ranks == 1 and not in_batch:
+    if wanted == 1 and not in_batch:
         say("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted > 1 and (wanted % ranks or wanted > total):
         raise UserError(
             f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
         )
-    return max(1, wanted // ranks)
+    groups = max(ranks, wanted)
+    if wanted == 0 and ranks == 1 and not in_batch:
+        groups = min(8, max(1, total // 2), max(2, total // 32))
+        say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
+    first, count = distributed.rank() * groups // ranks, groups // ranks
+    bounds = [distributed.slice_bounds(total, group, groups) for group in range(first, first + count)]
+    return [stop - start for start, stop in bounds]
 
 
 def _start_from(encoder: nn.Module, cfg: CfgNode) -> None:

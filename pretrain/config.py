@@ -137,8 +137,11 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
     return cfg
 
 
-def from_yaml_text(text: str) -> CfgNode:
+def from_yaml_text(text: str, what: str = "a kept config") -> CfgNode:
     """The config kept as text in a checkpoint or in a run folder's config.yaml.
+
+    Args:
+        what: names it in messages.
 
     Raises:
         UserError: it is not a config, or has a key that this version does not know.
@@ -148,9 +151,7 @@ def from_yaml_text(text: str) -> CfgNode:
         cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise UserError(
-            f"a kept config is not one of this version ({reason}); use the version it was made with"
-        ) from error
+        raise UserError(f"{what} is not one of this version ({reason}); use the version it was made with") from error
     cfg.freeze()
     return cfg
 

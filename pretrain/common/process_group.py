@@ -70,6 +70,15 @@ def on_first_rank(function: Callable[[], T]) -> T:
     return box[0]
 
 
+def gather_objects(value: T) -> list[T]:
+    """Every rank's ``value`` (of a type that pickles), in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def on_every_rank(function: Callable[[], T]) -> T:
     """Calls ``function`` on every rank and returns this rank's result.
 
@@ -85,12 +94,11 @@ def on_every_rank(function: Callable[[], T]) -> T:
         result = function()
     except UserError as error:
         reason = str(error)
-    reasons: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, reason)
+    reasons = gather_objects(reason)
     failed = [rank for rank, text in enumerate(reasons) if text]
     if failed:
         ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
-        raise UserError(f"{ranks}: {reasons[failed[0]]}")
+        raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")
     return result
 
 
@@ -100,10 +108,7 @@ def refuse_disagreement(value: Any, what: str) -> None:
     Args:
         what: names the value in the message ("the checkpoint's step and weights").
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = gather_objects(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if other is not None:
         raise UserError(

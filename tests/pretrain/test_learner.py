@@ -170,7 +170,7 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 def test_the_wish_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
     learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    learner._control, learner._suspect = OnItsWay(torch.tensor([0.0, 1.0])), ()
+    learner._control, learner._suspect = OnItsWay(torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])), (0, 0.1, None, None)
     with monkeypatch.context() as patch:
         patch.setattr(OnItsWay, "read", lambda self: pytest.fail("waited for the device"))
         assert learner.stop_agreed() == ""

@@ -83,8 +83,8 @@ def on_every_rank(function: Callable[[], T]) -> T:
     """Calls ``function`` on every rank and returns this rank's result.
 
     Raises:
-        UserError: ``function`` raised it on some ranks. It is raised on all of them, which would otherwise wait for
-            those that failed; it names them and gives the first one's reason.
+        UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
+            that failed; where only some failed, it names them.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return function()
@@ -96,6 +96,8 @@ def on_every_rank(function: Callable[[], T]) -> T:
         reason = str(error)
     reasons = gather_objects(reason)
     failed = [rank for rank, text in enumerate(reasons) if text]
+    if len(failed) == len(reasons):
+        raise UserError(reasons[0])
     if failed:
         ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
         raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")

@@ -51,9 +51,9 @@ class ProbeRun:
     def finish(self, results: dict[str, Any], products: Mapping[str, bytes | str] | None = None) -> dict[str, Any]:
         """Writes the products, then results.json, which says that the probe is complete; returns ``results``."""
         distributed.barrier()
+        for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
+            kept.unlink(missing_ok=True)
         if distributed.is_main():
-            for kept in self.folder.glob("features_*.pth"):
-                kept.unlink(missing_ok=True)
             for name, content in (products or {}).items():
                 atomic_write(self.folder / name, content)
             write_json(self.folder / "results.json", results)

@@ -116,9 +116,9 @@ def _train(
                 progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
             losses.zero_()
         if metrics:
-            state = {**heads.state(), **about, "step": step, "losses": losses}
-            checkpoint.save(checkpoint.path_of_step(run.folder, step), state)
-            checkpoint.prune(run.folder, 1)
+            path = checkpoint.path_of_step(run.folder, step)
+            checkpoint.save(path, {**heads.state(), **about, "step": step, "losses": losses})
+            checkpoint.prune(run.folder, 1, path)
         distributed.barrier()
         if reason and step < total_steps:
             progress.close()

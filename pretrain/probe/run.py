@@ -14,9 +14,7 @@ from fvcore.common.config import CfgNode
 
 from .. import distributed
 from ..common.config_io import dump
-from ..common.lock import claim
-from ..common.process_group import on_first_rank
-from ..common.run_folder import atomic_write, begin, setup_logging, write_environment, write_json
+from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from .features import FeatureFile, protocol
 
 
@@ -69,12 +67,5 @@ def probe_run(cfg: CfgNode, stage: str) -> Iterator[ProbeRun]:
         UserError: the folder is in use, or belongs to another stage; nothing in it was changed.
     """
     folder = Path(cfg.OUTPUT_DIR or f"runs/{stage}")
-    device = distributed.init(cfg.DEVICE)
-    with contextlib.ExitStack() as held:
-
-        def take() -> None:
-            held.enter_context(claim(folder, f"the {stage} probe"))
-            begin(folder, stage)
-
-        on_first_rank(take)
+    with distributed.stage(stage, folder, cfg.DEVICE) as device:
         yield ProbeRun(cfg, folder, device, setup_logging(folder, distributed.rank()))

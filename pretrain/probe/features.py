@@ -17,7 +17,7 @@ from torchvision.models import ResNet
 from .. import backbone_file, checkpoint, datasets, distributed, loader, views
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, on_first_rank, refuse_disagreement
+from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
 
 _BATCH = 256  # images
@@ -100,7 +100,7 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
-        file = backbone_file.load_backbone(path, encoder=cfg.LINEAR.ENCODER)
+        file = on_every_rank(lambda: backbone_file.load_backbone(path, encoder=cfg.LINEAR.ENCODER))
         refuse_disagreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)

@@ -13,7 +13,7 @@ from torchvision.models import ResNet
 
 from .. import datasets
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, refuse_disagreement
+from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
 from .features import Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
 from .features import protocol as feature_protocol
 from .run import probe_run
@@ -59,12 +59,17 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, say: Callable[[str], None
         UserError: the data cannot be read, do not fit together, or were named in DATA.PROBE_TRAIN or DATA.VAL and
             cannot be probed.
     """
-    data = None
-    try:
-        data = probe_data(cfg, train)
-    except NotProbeable as reason:
-        if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
-            raise
+
+    def load() -> tuple[ProbeData | None, str]:
+        try:
+            return probe_data(cfg, train), ""
+        except (NotProbeable, datasets.MissingSplit) as reason:
+            if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
+                raise
+            return None, str(reason)
+
+    data, reason = on_every_rank(load)
+    if data is None:
         say(f"kNN will not be run: {reason}")
     refuse_disagreement(data and (len(data.train), len(data.val)), "the number of labelled images for kNN")
     return data

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -98,9 +99,16 @@ def test_a_stop_is_heard_between_two_parts_of_the_vote():
         classify(part, part, k=1, temperature=0.1, chunk=2)
 
 
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    """The run folder of an uninterrupted pretraining."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train.main(_config(images, folder))
+    return folder
+
+
 @pytest.mark.parametrize("batch", [2, 18])  # of the kNN after the first epoch, and of the one at the end
-def test_a_stop_during_pretrainings_knn_loses_nothing(images, tmp_path, monkeypatch, batch):
-    train.main(_config(images, tmp_path / "whole"))
+def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch):
     with monkeypatch.context() as patch:
         seen = _stop_in_batch(patch, batch)
         with pytest.raises(interrupt.Stopped, match="told"):
@@ -110,11 +118,11 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, tmp_path, monkeypa
     assert found is not None and found[1]["step"] == (3 if batch == 2 else 6)
     interrupt.clear()
     train.main(_config(images, tmp_path / "run"))
-    ends = [checkpoint.read(tmp_path / name / checkpoint.FINAL)["state_dict"] for name in ("whole", "run")]
+    ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path / "run")]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     scores = []
-    for name in ("whole", "run"):
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
+    for folder in (whole, tmp_path / "run"):
+        lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
         scores.append([(line["iteration"], line["knn_top1"]) for line in lines if "knn_top1" in line])
     assert scores[0] == scores[1] and len(scores[0]) == 2
 
@@ -161,14 +169,23 @@ def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(image
     assert _steps(tmp_path / "run") == 0
 
 
-@pytest.mark.parametrize("part, says", [("train/class0", "has no labels"), ("train", "has no val split of its own")])
-def test_data_that_cannot_be_probed_are_said_once_at_the_start(images, tmp_path, part, says):
-    cfg = _config(images / part, tmp_path / "run", "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "2")
+@pytest.mark.parametrize(
+    "name, part, says",
+    [
+        ("folder:{}", "train/class0", "has no labels"),
+        ("folder:{}", "train", "has no val split of its own"),
+        ("imagenet", "train", "no ImageNet at .*/imagenet/val"),
+    ],
+)
+def test_data_that_cannot_be_probed_are_said_once_at_the_start(images, tmp_path, name, part, says):
+    shutil.copytree(images / part, tmp_path / "imagenet/train")
+    data = name.format(tmp_path / "imagenet/train")
+    cfg = _config(images, tmp_path / "run", "DATA.TRAIN", data, "DATA.ROOT", str(tmp_path), "SOLVER.EPOCHS", "1")
     assert train.main(cfg)["metrics"] == {}
     lines = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "kNN" in line]
-    assert len(lines) == 1 and "kNN will not be run" in lines[0] and says in lines[0]
+    assert len(lines) == 1 and re.search(f"kNN will not be run: .*{says}", lines[0])
 
 
-def test_pretrainings_result_says_how_its_knn_was_scored(images, tmp_path):
-    results = train.main(_config(images, tmp_path))
-    assert results["knn_protocol"] == knn.main(_config(images, tmp_path / "knn"), "random")["protocol"]
+def test_pretrainings_result_says_how_its_knn_was_scored(images, whole, tmp_path):
+    results = json.loads((whole / "results.json").read_text())
+    assert results["knn_protocol"] == knn.main(_config(images, tmp_path), "random")["protocol"]

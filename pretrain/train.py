@@ -1,6 +1,6 @@
 """Pretraining, read from top to bottom: config -> run folder.
 
-One process a device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
+One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
 

@@ -25,6 +25,10 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", "
 _TINY_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
+class MissingSplit(UserError):
+    """The data set is there, but not this split of it."""
+
+
 @dataclass(frozen=True)
 class ImageData:
     """A data set split.
@@ -112,7 +116,7 @@ def _imagenet(name: str, split: str, root: Path) -> ImageData:
     """ImageNet-1K's folders, or of ImageNet-100 those of its classes (in a folder of its own, or in ImageNet-1K's)."""
     top = root / (name if (root / name).is_dir() else "imagenet")
     if not (top / split).is_dir():
-        raise UserError(
+        raise (MissingSplit if top.is_dir() else UserError)(
             f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
             "(bring it from image-net.org, or set DATA.ROOT to where it lies)"
         )

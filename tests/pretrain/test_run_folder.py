@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,36 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         atomic_write(tmp_path / "x", "text")
     with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system"):
         checkpoint.save(tmp_path / "x", {})
+
+
+SURROGATES = """
+import sys
+from pretrain.common import run_folder
+from pretrain.common.errors import UserError, run_command_line
+
+def main(_):
+    print(f"made {sys.argv[1]}")
+    run_folder.write_environment(sys.argv[1])
+    run_folder.write_json(f"{sys.argv[1]}/results.json", {"folder": sys.argv[1]})
+    assert run_folder.read_json(f"{sys.argv[1]}/results.json") == {"folder": sys.argv[1]}
+    log = run_folder.setup_logging(sys.argv[1])
+    log.info(f"training in {sys.argv[1]}")
+    raise UserError(f"cannot read {sys.argv[1]}")
+
+run_command_line(main)
+"""
+
+
+def test_a_path_that_is_not_utf8_is_printed_logged_and_written(tmp_path: Path):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    ended = subprocess.run(
+        [sys.executable, "-c", SURROGATES, folder],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # as in most locales, though not in C.UTF-8
+    )
+    assert (ended.returncode, ended.stderr) == (2, f"error: cannot read {tmp_path}/\\udcff\n")
+    printed, logged = ended.stdout.splitlines()
+    assert printed == f"made {tmp_path}/\\udcff" and logged.endswith(f"training in {tmp_path}/\\udcff")
+    assert Path(os.fsdecode(folder), "log.txt").read_text().endswith(f"training in {tmp_path}/\\udcff\n")
+    assert f"{tmp_path}/\\udcff" in Path(os.fsdecode(folder), "environment.txt").read_text()

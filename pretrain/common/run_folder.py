@@ -128,8 +128,14 @@ def make_folder(path: str | Path) -> None:
     """Makes a folder and those above it.
 
     Raises:
-        UserError: the disk is read-only, or a file stands in the way.
+        UserError: the disk is read-only, a file stands in the way, or the path is not UTF-8.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the path {path} is not UTF-8, and TensorBoard writes to no other; choose another folder"
+        ) from None
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -42,28 +42,35 @@ from pretrain.common import run_folder
 from pretrain.common.errors import UserError, run_command_line
 
 def main(_):
-    print(f"made {sys.argv[1]}")
-    run_folder.write_environment(sys.argv[1])
-    run_folder.write_json(f"{sys.argv[1]}/results.json", {"folder": sys.argv[1]})
-    assert run_folder.read_json(f"{sys.argv[1]}/results.json") == {"folder": sys.argv[1]}
-    log = run_folder.setup_logging(sys.argv[1])
-    log.info(f"training in {sys.argv[1]}")
-    raise UserError(f"cannot read {sys.argv[1]}")
+    data, output = sys.argv[1:]
+    print(f"found {data}")
+    run_folder.write_environment(output)
+    run_folder.write_json(f"{output}/results.json", {"data": data})
+    assert run_folder.read_json(f"{output}/results.json") == {"data": data}
+    run_folder.setup_logging(output).info(f"training on {data}")
+    raise UserError(f"cannot read {data}")
 
 run_command_line(main)
 """
 
 
 def test_a_path_that_is_not_utf8_is_printed_logged_and_written(tmp_path: Path):
-    folder = os.fsencode(tmp_path) + b"/\xff"
     ended = subprocess.run(
-        [sys.executable, "-c", SURROGATES, folder],
+        [sys.executable, "-c", SURROGATES, b"/data/\xff", tmp_path],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # as in most locales, though not in C.UTF-8
     )
-    assert (ended.returncode, ended.stderr) == (2, f"error: cannot read {tmp_path}/\\udcff\n")
+    assert (ended.returncode, ended.stderr) == (2, "error: cannot read /data/\\udcff\n")
     printed, logged = ended.stdout.splitlines()
-    assert printed == f"made {tmp_path}/\\udcff" and logged.endswith(f"training in {tmp_path}/\\udcff")
-    assert Path(os.fsdecode(folder), "log.txt").read_text().endswith(f"training in {tmp_path}/\\udcff\n")
-    assert f"{tmp_path}/\\udcff" in Path(os.fsdecode(folder), "environment.txt").read_text()
+    assert printed == "found /data/\\udcff" and logged.endswith("training on /data/\\udcff")
+    assert (tmp_path / "log.txt").read_text().endswith("training on /data/\\udcff\n")
+    assert "/data/\\udcff" in (tmp_path / "environment.txt").read_text()
+
+
+def test_a_run_folder_that_is_not_utf8_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="is not UTF-8, and TensorBoard writes to no other; choose another folder"):
+        setup_logging(tmp_path / os.fsdecode(b"run\xff"))
+    assert os.listdir(tmp_path) == []
+    make_folder(tmp_path / "Läufe")
+    assert os.listdir(tmp_path) == ["Läufe"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +50,7 @@ def draw(
     Raises:
         UserError: an image that cannot be read.
     """
-    data = json.loads(Path(annotations_json).read_text())
+    data = coco_data.read(annotations_json)
     categories = {c["id"]: c for c in data["categories"]}
     images = sorted(data["images"], key=lambda image: image["id"])
     chosen = (

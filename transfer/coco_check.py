@@ -171,7 +171,14 @@ def _category_problem(category: Mapping[str, Any]) -> str:
     points = category.get("keypoints")  # null is as good as none
     if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
         return f"keypoints {_short(points)} is not a list of names"
+    bones = category.get("skeleton")
+    if bones is not None and not (isinstance(bones, list) and all(map(_is_bone, bones))):
+        return f"skeleton {_short(bones)} is not a list of pairs of keypoints, counted from 1"
     return ""
+
+
+def _is_bone(bone: Any) -> bool:
+    return isinstance(bone, list) and len(bone) == 2 and all(isinstance(end, int) and end >= 1 for end in bone)
 
 
 def _reference_problem(record: Mapping[str, Any]) -> str:

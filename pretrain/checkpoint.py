@@ -7,6 +7,7 @@ beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 
 from __future__ import annotations
 
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from .common.errors import UserError, nearest
+from .common.files import existing_file
 from .common.run_folder import replacing
 
 FINAL = "checkpoint_final.pth"
@@ -109,10 +111,8 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
         UserError: nothing there, or a folder without a checkpoint.
     """
     path = Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"no run folder or checkpoint at {path}")
-        return path
+    if not os.path.isdir(path):
+        return existing_file(path, "run folder or checkpoint")
     found = newest(path, warn)
     if found is None:
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")

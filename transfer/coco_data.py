@@ -65,9 +65,9 @@ def find(name: str) -> CocoSet:
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {known}{nearest(name, _SPLITS)}"
         )
-    if not found.annotations.is_file():
+    if not os.path.isfile(found.annotations):
         raise UserError(f"no annotation file at {found.annotations}{hint}")
-    if not found.images.is_dir():
+    if not os.path.isdir(found.images):
         raise UserError(f"no image folder at {found.images}{hint}")
     return found
 

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pickle
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor
 from pretrain import checkpoint
 from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, write_json
 from pretrain.weights_file import read_file, sha256, state_tensors
 from pretrain.weights_file import tensor_digest as digest
@@ -99,12 +101,13 @@ def convert(
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
     provenance["tensors"] = {name: digest(tensor) for name, tensor in tensors.items()}
     data = _encode(tensors, provenance, output.suffix, back)
-    if output.is_dir():
+    if os.path.isdir(output):
         raise UserError(f"{output} is a folder; name a file in it")
-    if output.exists() and not overwrite and not _holds(output, data):
-        raise UserError(f"{output} exists and differs; add --overwrite or name another file")
-    errors, judge = _write_proven(output, data, backbone, back)
-    write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
+    with claim(output.parent, "conversion", of=output.name):
+        if os.path.exists(output) and not overwrite and not _holds(output, data):
+            raise UserError(f"{output} exists and differs; add --overwrite or name another file")
+        errors, judge = _write_proven(output, data, backbone, back)
+        write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
     return Conversion(output, provenance, errors, judge)
 
 
@@ -116,7 +119,7 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     """
     source = Path(source)
     last = source / "last_checkpoint"
-    if not last.is_file():
+    if not os.path.isfile(last):
         return checkpoint.resolve(source, warn)
     named = source / last.read_text(errors="replace").strip()
     found = sorted(source.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -165,7 +168,7 @@ def _holds(path: Path, data: bytes) -> bool:
 
 def _write_proven(output: Path, data: bytes, backbone: BackboneFile, back: bool) -> tuple[dict[str, float], str]:
     """Writes a trial file beside ``output``, compares source and trial, and only then gives it its name."""
-    trial = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    trial = output.with_name(f".{output.stem}.{uuid.uuid4().hex}{output.suffix}")
     atomic_write(trial, data)
     try:
         if backbone.stem == "cifar":  # torchvision's names in and out: equal tensors are equal features

@@ -1,6 +1,6 @@
 """A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag it reads between two steps.
 
-The stage ends the step in hand, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
+The stage ends the current step, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Stopped(Exception):
 
 
 def request_stop(reason: str) -> None:
-    """Asks the running stage to stop after the step in hand."""
+    """Asks the running stage to stop after the current step."""
     global _reason
     _reason = _reason or reason
 

@@ -21,7 +21,7 @@ def join(cuda: bool) -> torch.device:
     Reads WORLD_SIZE, LOCAL_RANK and, through torch, RANK, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        cuda: one GPU a process and nccl; else the CPU and gloo.
+        cuda: one GPU per process and nccl; else the CPU and gloo.
 
     Raises:
         UserError: more processes on this machine than GPUs.
@@ -29,12 +29,18 @@ def join(cuda: bool) -> torch.device:
     device = torch.device("cpu")
     if cuda:
         local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count > 1:
-            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
-        device = torch.device("cuda", local if local < count else 0)  # SLURM may show each task only its own
+        own_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)  # SLURM may show each task only its own
+        if local >= count and not own_gpu:  # two ranks on one GPU would end inside nccl, which does not say why
+            raise UserError(
+                f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
+                f"process{'es' * (count > 1)} per machine"
+            )
+        device = torch.device("cuda", 0 if own_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30), device_id=device if cuda else None
+        )
     return device
 
 
@@ -64,16 +70,47 @@ def on_first_rank(function: Callable[[], T]) -> T:
     return box[0]
 
 
+def gather_objects(value: T) -> list[T]:
+    """Every rank's ``value`` (of a type that pickles), in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_every_rank(function: Callable[[], T]) -> T:
+    """Calls ``function`` on every rank and returns this rank's result.
+
+    Raises:
+        UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
+            that failed; where only some failed, it names them.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return function()
+    result: Any = None
+    reason = ""
+    try:
+        result = function()
+    except UserError as error:
+        reason = str(error)
+    reasons = gather_objects(reason)
+    failed = [rank for rank, text in enumerate(reasons) if text]
+    if len(failed) == len(reasons):
+        raise UserError(reasons[0])
+    if failed:
+        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
+        raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")
+    return result
+
+
 def refuse_disagreement(value: Any, what: str) -> None:
     """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
 
     Args:
         what: names the value in the message ("the checkpoint's step and weights").
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = gather_objects(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if other is not None:
         raise UserError(

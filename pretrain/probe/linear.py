@@ -86,8 +86,9 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             loss = float(losses[heads.rates.index(best["learning_rate"])]) / len(stream)
             metrics.write((epoch + 1) * len(stream) - 1, {"loss": loss, "lr_factor": factor, **best})
             progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
-            checkpoint.save(checkpoint.path_of_step(output_dir, epoch + 1), {**heads.state(epoch + 1), "work": work})
-            checkpoint.prune(output_dir, 1)
+            saved = checkpoint.path_of_step(output_dir, epoch + 1)
+            checkpoint.save(saved, {**heads.state(epoch + 1), "work": work})
+            checkpoint.prune(output_dir, 1, saved)
         distributed.barrier()
     progress.close()
     results = {"stage": "linear", "source": source, "metrics": _best(score), "per_learning_rate": score,

@@ -32,6 +32,7 @@ from .learner import Learner
 from .loader import Loader
 from .methods import METHODS
 from .probe import knn
+from .probe.features import ProbeData
 from .progress import Progress
 
 
@@ -95,12 +96,13 @@ def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str,
             log.info(f"{output_dir} is complete; nothing to do")
             return results
 
+    probe_data = knn.open_data(cfg, data, log.info)
     progress = Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME)
     if _probe_is_due(step, cfg, steps_per_epoch, total_steps):  # stopped between this checkpoint and its kNN?
         missing = metrics is not None and not metrics.holds(step - 1, "knn_top1")
         if distributed.mean_(torch.full((), float(missing), device=device)) > 0:
             with progress.paused():
-                _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
+                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
     while step < total_steps:
         epoch = step // steps_per_epoch
         batches = iter(loader.epoch(epoch, step % steps_per_epoch))
@@ -135,12 +137,14 @@ def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str,
                 raise interrupt.Stopped(f"{stop}: checkpoint of step {step} is in {output_dir}")
         if _probe_is_due(step, cfg, steps_per_epoch, total_steps):
             with progress.paused():
-                _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
+                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
     progress.close()
 
-    knn_score = knn.evaluate(learner.encoder, cfg, device)
+    knn_score = knn.evaluate(learner.encoder, probe_data, cfg, device)
     results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": step / steps_per_epoch,
                "steps": step, "metrics": {f"knn_{k}": v for k, v in knn_score.items()}}  # fmt: skip
+    if probe_data:
+        results["knn_protocol"] = knn.protocol(cfg, probe_data)
     if cfg.SOLVER.AMP == "fp16":
         results["skipped_steps"] = learner.skipped_steps
         if learner.skipped_steps:
@@ -202,6 +206,7 @@ def _probe_is_due(step: int, cfg: CfgNode, steps_per_epoch: int, total_steps: in
 
 def _probe(
     learner: Learner,
+    data: ProbeData | None,
     cfg: CfgNode,
     device: torch.device,
     step: int,
@@ -209,7 +214,7 @@ def _probe(
     metrics: MetricsWriter | None,
     say: Callable[[str], None],
 ) -> None:
-    score = knn.evaluate(learner.encoder, cfg, device)
+    score = knn.evaluate(learner.encoder, data, cfg, device)
     if score and metrics is not None:
         metrics.write(step - 1, {f"knn_{k}": v for k, v in score.items()})
         say(f"epoch {step // steps_per_epoch}: kNN top-1 {score['top1']:.2f}")

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from . import interrupt
+from .copies import OnItsWay
 from .errors import UserError
 
 T = TypeVar("T")
@@ -117,3 +119,26 @@ def refuse_disagreement(value: Any, what: str) -> None:
             f"{what} differs between ranks: {values[0]!r} on rank 0, {values[other]!r} on rank {other}; do all "
             "machines see the same files?"
         )
+
+
+class AgreedStop:
+    """A request to stop that any rank received, reported to all ranks alike.
+
+    Every rank must poll at the same places in its work. With several ranks an answer is that of the poll before, which
+    has reached the host already: waiting for the current one would leave the device idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._earlier: OnItsWay | None = None
+
+    def poll(self) -> str:
+        """The reason to stop, or an empty string."""
+        reason = interrupt.stop_requested()
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return reason
+        asked = torch.full((1,), float(bool(reason)), device=self._device)
+        dist.all_reduce(asked)
+        earlier, self._earlier = self._earlier, OnItsWay(asked)
+        agreed = earlier is not None and earlier.read().item() > 0
+        return (reason or "another rank was asked to stop") if agreed else ""

@@ -86,8 +86,8 @@ def check_unused(out: Path, resume: bool) -> None:
         raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
     if resume and results and not begun:
         raise UserError(
-            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to go on from; delete results.json "
-            "to start again, or name another folder"
+            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to go on from; delete "
+            "results.json to start again, or name another folder"
         )
 
 

@@ -63,7 +63,8 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         several); {} elsewhere or without DATASETS.TEST.
 
     Raises:
-        UserError: a key that cannot be honoured, weights or data that do not fit, a loss or weights that are not finite, ranks that do not see the same checkpoint.
+        UserError: a key that cannot be honoured, weights or data that do not fit, a loss or weights that are not
+            finite, ranks that do not see the same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
     check_supported(cfg)

@@ -26,7 +26,7 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
         ("model_final.pth", 899, 60),
         ("model_0000899.pth", 899, 9),
     ):
-        os.utime(write(tmp_path, name, iteration), (10_000 - age, 10_000 - age))
+        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 - age, 10_000 - age))
     found = checkpoints.newest(tmp_path)
     assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
@@ -72,7 +72,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
         "iteration": 7,
     }
     with pytest.raises(UserError, match=r"training diverged: after iteration 7 b has values that are not finite"):
-        checkpoints.save(tmp_path / "model_0000007.pth", state)
+        checkpoints.save(tmp_path / "model_0000007.pth", {"model": model, "iteration": 7})
     assert not any(tmp_path.iterdir())
 
 

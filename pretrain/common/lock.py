@@ -142,20 +142,20 @@ def _identity() -> dict[str, Any]:
         place.append(str(os.stat("/proc/self/ns/pid").st_ino))
     job = "/".join(os.environ.get(name, "") for name in _RESTARTS)
     return {
-        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": _start_of(os.getpid()),
+        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": start_of(os.getpid()),
         "job": job if os.environ.get("SLURM_JOB_ID") else "", "attempt": os.environ.get("SLURM_RESTART_COUNT", "0"),
     }  # fmt: skip
 
 
 def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool:
     if owner.get("place") == me["place"] and "pid" in owner:
-        return _start_of(owner["pid"]) != owner["started"]
+        return start_of(owner["pid"]) != owner["started"]
     if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
         return True
     return silent_s > _DEAD_AFTER_S
 
 
-def _start_of(pid: int) -> str:
+def start_of(pid: int) -> str:
     """When a process of this machine began, in the kernel's own measure; empty if there is none or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -41,7 +41,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     path = Path(path)
     try:
         with replacing(path) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -202,7 +202,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     try:
         make_folder(path.parent)
-        file = logging.FileHandler(path, delay=rank > 0)
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=rank > 0)
     except OSError as error:
         raise cannot_write(path, error) from error
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]

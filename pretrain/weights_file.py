@@ -34,8 +34,6 @@ def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, 
         raise UserError(f"{path} is a folder; name a weights file in it ({', '.join(held[:5]) or 'there is none'})")
     path = existing_file(path, "weights file")
     try:
-        if path.suffix != ".pkl" and (kind := empty_or_text(path)):  # a pickle may be text
-            raise UserError(f"{path} {kind}, not a weights file")
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         return (_read_pickle if path.suffix == ".pkl" else checkpoint.read)(path, unsafe_pickle), {}
@@ -138,7 +136,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except (MemoryError, OSError):
         raise
     except Exception as error:  # its own, or torch's for a type that it does not know
-        raise UserError(f"{path} is damaged or not a safetensors file: {one_line(error)}") from error
+        reason = empty_or_text(path) or one_line(error)
+        raise UserError(f"{path} is damaged or not a safetensors file: {reason}") from error
 
 
 def _read_pickle(path: Path, unsafe: bool) -> dict[str, Any]:
@@ -150,9 +149,8 @@ def _read_pickle(path: Path, unsafe: bool) -> dict[str, Any]:
     except _NotPlain as error:
         raise UserError(f"{path} holds {error}, more than arrays; {checkpoint.unsafe_remedy(path)}") from error
     except Exception as error:  # a damaged pickle raises anything
-        kind = empty_or_text(path)
-        reason = f"{kind}, not a weights file" if kind else f"is damaged or not a pickle: {one_line(error)}"
-        raise UserError(f"{path} {reason}") from error
+        reason = empty_or_text(path) or one_line(error)
+        raise UserError(f"{path} is damaged or not a pickle: {reason}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of arrays")
     return content

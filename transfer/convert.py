@@ -30,7 +30,7 @@ from pretrain.common.run_folder import atomic_write, write_json
 from pretrain.weights_file import read_file, sha256, state_tensors
 from pretrain.weights_file import tensor_digest as digest
 
-from . import proof
+from . import checkpoints, proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
 from .weights import detector_config
 
@@ -118,18 +118,8 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing there, or no checkpoint that reads whole.
     """
     source = Path(source)
-    last = source / "last_checkpoint"
-    if not os.path.isfile(last):
-        return checkpoint.resolve(source, warn)
-    named = source / last.read_text(errors="replace").strip()
-    found = sorted(source.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in (named, *(path for path in found if path != named)):
-        try:
-            checkpoint.read(path, unsafe_pickle)
-            return path
-        except UserError as error:
-            warn(f"{error}; falling back to the newest checkpoint that reads whole")
-    raise UserError(f"{source} holds no model_*.pth that reads whole; name another run folder or a file")
+    found = checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle) if os.path.isdir(source) else None
+    return found[0] if found else checkpoint.resolve(source, warn)
 
 
 def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str, Any]:

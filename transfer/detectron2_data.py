@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from fvcore.common.config import CfgNode
 from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import stop_requested
 from pretrain.common.workers import ShieldedDataLoader
 from pretrain.image_io import open_upright
 
@@ -99,7 +101,7 @@ class TrainingBatches:
             num_workers=self._workers,
             collate_fn=trivial_batch_collator,
         )
-        yield from _Raising(loader)
+        yield from _raising(loader)
 
 
 class _OrError:
@@ -117,8 +119,17 @@ class _OrError:
             return UserError(f"{record['file_name']} cannot be read: {error}")
 
 
-class _Raising:
+def _raising(loader: Any) -> Iterator[list[Any]]:
     """A loader's batches; raises what `_OrError` returned."""
+    for batch in loader:
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        yield batch
+
+
+class _TestBatches:
+    """A loader's batches, with the length that Detectron2 wants; they end early when a stop is requested."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -127,11 +138,7 @@ class _Raising:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        for batch in self._loader:
-            for record in batch:
-                if isinstance(record, UserError):
-                    raise record
-            yield batch
+        return itertools.takewhile(lambda _: not stop_requested(), _raising(self._loader))
 
 
 class _Mapped(Dataset):
@@ -139,6 +146,10 @@ class _Mapped(Dataset):
 
     def __init__(self, records: Dataset, mapper: Callable[[dict[str, Any]], Any], seed: int) -> None:
         self._records, self._mapper, self._seed = records, mapper, seed
+
+    def name(self, item: tuple[int, int]) -> str:
+        """The image file of an item."""
+        return self._records[item[1]]["file_name"]
 
     def __getitem__(self, item: tuple[int, int]) -> dict[str, Any] | UserError:
         position, index = item
@@ -158,6 +169,9 @@ def training_batches(cfg: CfgNode, seed: int) -> tuple[Any, bool]:
 
 
 def test_batches(cfg: CfgNode, name: str) -> Any:
-    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line."""
+    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line.
+
+    Its batches end early when a stop is requested: what was evaluated is then incomplete.
+    """
     mapper = _OrError(DatasetMapper(cfg, False))  # type: ignore[call-arg]
-    return _Raising(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]
+    return _TestBatches(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -36,21 +36,12 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
     raise UserError(f"no {what} at {path}{reason}")
 
 
-def empty_or_text(path: str | Path) -> str:
-    """What a file that should be binary is instead ("is empty", "is a text file ..."); empty if it is binary.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+def empty_or_text(path: Path) -> str:
+    """What a file is that holds nothing or text, as an error page or a pointer to a large file does; else nothing."""
     with open(path, "rb") as file:
-        start = file.read(256)
+        start = file.read(512)
     if not start:
-        return "is empty"
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(start)  # the last letter may be cut
-    except UnicodeDecodeError:
+        return "it is empty"
+    if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
         return ""
-    if not all(letter.isprintable() or letter.isspace() for letter in text):
-        return ""
-    line = (text.strip().splitlines() or [""])[0]
-    return f"is a text file, which begins with {line[:40]!r}"
+    return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"

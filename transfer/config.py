@@ -6,6 +6,7 @@ refuses unless it keeps its default, and what has no effect on these detectors (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,30 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some valu
 }
 
 
+_LARGEST = float("inf")
+RANGES: dict[str, tuple[float, float, bool]] = {  # smallest, largest, is the smallest itself allowed; of either engine
+    "DATALOADER.NUM_WORKERS": (0, 1024, True),
+    "SOLVER.BASE_LR": (0, _LARGEST, True),
+    "SOLVER.BASE_LR_END": (0, _LARGEST, True),
+    "SOLVER.BIAS_LR_FACTOR": (0, _LARGEST, True),
+    "SOLVER.CHECKPOINT_PERIOD": (1, _LARGEST, True),
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": (0, _LARGEST, False),
+    "SOLVER.GAMMA": (0, _LARGEST, True),
+    "SOLVER.IMS_PER_BATCH": (1, _LARGEST, True),
+    "SOLVER.MAX_ITER": (1, _LARGEST, True),
+    "SOLVER.MOMENTUM": (0, 1, True),
+    "SOLVER.NUM_DECAYS": (1, _LARGEST, True),
+    "SOLVER.REFERENCE_WORLD_SIZE": (0, _LARGEST, True),
+    "SOLVER.WARMUP_FACTOR": (0, _LARGEST, True),
+    "SOLVER.WARMUP_ITERS": (0, _LARGEST, True),
+    "SOLVER.WEIGHT_DECAY": (0, _LARGEST, True),
+    "SOLVER.WEIGHT_DECAY_BIAS": (0, _LARGEST, True),  # or null
+    "SOLVER.WEIGHT_DECAY_NORM": (0, _LARGEST, True),
+    "TEST.PRECISE_BN.NUM_ITER": (1, _LARGEST, True),
+    "SEED": (-1, 2**31 - 1, True),  # -1: random
+}
+
+
 def default_config() -> CfgNode:
     """The tree of Detectron2's keys with its defaults."""
     cfg = CfgNode()
@@ -197,3 +222,47 @@ def check_supported(cfg: CfgNode) -> None:
         raise UserError(
             f"the torchvision engine cannot honour {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
         )
+
+
+def check_ranges(cfg: CfgNode) -> None:
+    """Checks the numbers that both engines read; else they would fail by a traceback, in an hour or never.
+
+    Raises:
+        UserError: the first key in `RANGES` that is out of its range or not a number.
+    """
+    values = dict(flatten(cfg))
+    for key, (low, high, closed) in RANGES.items():
+        value = values[key]
+        if value is None and key == "SOLVER.WEIGHT_DECAY_BIAS":
+            continue
+        number = value if isinstance(value, (int, float)) else math.nan
+        if not (math.isfinite(number) and low <= number <= high) or (number == low and not closed):
+            limit = "" if high == _LARGEST else f" and at most {high}"
+            raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}{limit}")
+
+
+def check_training(cfg: CfgNode) -> None:
+    """Checks what only a training reads, in the config that `check_ranges` has passed.
+
+    Raises:
+        UserError: an empty list, learning-rate steps that are out of order or past the end, numbers of keypoints that
+            do not fit.
+    """
+    solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
+    if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
+    if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" and steps and steps[-1] >= solver.MAX_ITER:
+        raise UserError(
+            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; leave that step out"
+        )
+    if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
+        raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")
+    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
+    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+        raise UserError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
+            "TEST.KEYPOINT_OKS_SIGMAS"
+        )
+    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
+        if not value:
+            raise UserError(f"{key} is empty; give at least one")

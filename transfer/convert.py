@@ -29,7 +29,7 @@ from pretrain.common.run_folder import atomic_write, write_json
 from pretrain.weights_file import read_file, sha256, state_tensors
 from pretrain.weights_file import tensor_digest as digest
 
-from . import proof
+from . import checkpoints, proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
 from .weights import detector_config, history
 
@@ -100,10 +100,10 @@ def convert(
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
     provenance["tensors"] = {name: digest(tensor) for name, tensor in tensors.items()}
     data = _encode(tensors, provenance, output.suffix, back)
-    if output.is_dir():
+    if os.path.isdir(output):
         raise UserError(f"{output} is a folder; name a file in it")
     with claim(output.parent, "conversion", of=output.name):
-        if output.exists() and not overwrite and not _holds(output, data):
+        if os.path.exists(output) and not overwrite and not _holds(output, data):
             raise UserError(f"{output} exists and differs; add --overwrite or name another file")
         errors, judge = _write_proven(output, data, backbone, back)
         write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
@@ -117,18 +117,8 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing there, or no checkpoint that reads whole.
     """
     source = Path(source)
-    last = source / "last_checkpoint"
-    if not last.is_file():
-        return checkpoint.resolve(source, warn)
-    named = source / last.read_text(errors="replace").strip()
-    found = sorted(source.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in (named, *(path for path in found if path != named)):
-        try:
-            checkpoint.read(path, unsafe_pickle)
-            return path
-        except UserError as error:
-            warn(f"{error}; falling back to the newest checkpoint that reads whole")
-    raise UserError(f"{source} holds no model_*.pth that reads whole; name another run folder or a file")
+    found = checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle) if os.path.isdir(source) else None
+    return found[0] if found else checkpoint.resolve(source, warn)
 
 
 def _provenance(backbone: BackboneFile, before: Mapping[str, Any], detector: Mapping[str, Any]) -> dict[str, Any]:

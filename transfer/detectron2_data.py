@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from fvcore.common.config import CfgNode
 from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import stop_requested
 from pretrain.common.workers import ShieldedDataLoader
 from pretrain.image_io import open_upright
 
@@ -38,10 +40,10 @@ def register(name: str) -> None:
     """Makes a data set by two paths known to Detectron2; the standard names are, already."""
     annotations, images = coco_data.resolve(name)
     detection_utils.read_image = read_image  # every DatasetMapper, ours and stock's, looks it up there
+    content = coco_data.read(annotations)  # a standard one too: pycocotools does not check what it is given
     if name in DatasetCatalog:
         return
     metadata: dict[str, Any] = {}
-    content = coco_data.read(annotations)
     if "left_out" in content:
         coco_data.say_once(log.warning, content["left_out"]["summary"])
     names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), None)
@@ -99,7 +101,7 @@ class TrainingBatches:
             num_workers=self._workers,
             collate_fn=trivial_batch_collator,
         )
-        yield from _Raising(loader)
+        yield from _raising(loader)
 
 
 class _OrError:
@@ -117,8 +119,17 @@ class _OrError:
             return UserError(f"{record['file_name']} cannot be read: {error}")
 
 
-class _Raising:
+def _raising(loader: Any) -> Iterator[list[Any]]:
     """A loader's batches; raises what `_OrError` returned."""
+    for batch in loader:
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        yield batch
+
+
+class _TestBatches:
+    """A loader's batches, with the length that Detectron2 wants; they end early when a stop is requested."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -127,11 +138,7 @@ class _Raising:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        for batch in self._loader:
-            for record in batch:
-                if isinstance(record, UserError):
-                    raise record
-            yield batch
+        return itertools.takewhile(lambda _: not stop_requested(), _raising(self._loader))
 
 
 class _Mapped(Dataset):
@@ -162,6 +169,9 @@ def training_batches(cfg: CfgNode, seed: int) -> tuple[Any, bool]:
 
 
 def test_batches(cfg: CfgNode, name: str) -> Any:
-    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line."""
+    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line.
+
+    Its batches end early when a stop is requested: what was evaluated is then incomplete.
+    """
     mapper = _OrError(DatasetMapper(cfg, False))  # type: ignore[call-arg]
-    return _Raising(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]
+    return _TestBatches(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]

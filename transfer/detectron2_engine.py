@@ -1,9 +1,9 @@
 """The reference engine: Detectron2's DefaultTrainer, and only what it lacks.
 
 Added: strict weights, the SyncBN rule of a CPU, BN statistics that agree across ranks after PRECISE_BN, refusal of a
-used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, a checkpoint when a stop is requested,
-random choices that depend on the seed and the iteration only, so that a resumed run is the uninterrupted one. An
-iteration is stock Detectron2's.
+used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, checkpoints that are whole and finite,
+one when a stop is requested, random choices that depend on the seed and the iteration only, so that a resumed run is
+the uninterrupted one. An iteration is stock Detectron2's.
 """
 
 from __future__ import annotations
@@ -26,24 +26,34 @@ from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model
 from detectron2.utils import comm
 from fvcore.common.config import CfgNode
-from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
-from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.common.run_folder import make_folder, write_environment
-from pretrain.weights_file import read_file
+from pretrain.common.interrupt import Stopped
+from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
 
-from . import coco_data, coco_results
+from . import checkpoints, coco_data, coco_results
 from . import visualize as drawing
 from .detectron2_data import TrainingBatches, register, test_batches, training_batches
-from .distributed import check_not_beyond, check_unused, join, pool_batch_norm
-from .stream import mix
-from .weights import check_config, load_weights, read_weights
+from .detectron2_hooks import (
+    Checkpointer,
+    Evaluation,
+    PreciseBatchNorm,
+    SaveBeforeEvaluation,
+    SeedIteration,
+    StopOnRequest,
+)
+from .distributed import (
+    check_not_beyond,
+    check_same_start,
+    join,
+    raise_if_stopped,
+    settle_seed,
+)
+from .weights import Weights, check_config, load_weights, read_weights
 
 log = logging.getLogger("detectron2.transfer")
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
-_STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
 
 
 def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> CfgNode:
@@ -63,7 +73,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
 
     Args:
-        cfg: of `load_config` here or in transfer.config.
+        cfg: of `load_config` here or in transfer.config; its SEED is set to the one that is used.
         resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
         visualize: draw the predictions on that many test images, into OUTPUT_DIR/visualizations.
 
@@ -72,37 +82,48 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         several); {} elsewhere or without DATASETS.TEST.
 
     Raises:
-        UserError: a used OUTPUT_DIR without ``resume``, weights, data or keys that do not fit.
+        UserError: weights, data or keys that do not fit, a loss or weights that
+            are not finite, ranks that do not see the same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
     out = Path(cfg.OUTPUT_DIR)
-    if not (resume or eval_only):
-        check_unused(out)
+    own, notes = _adapt(cfg)
+    join(own.MODEL.DEVICE)
     make_folder(out)
-    cfg, notes = _adapt(cfg)
-    check_config(weights := read_weights(cfg.MODEL.WEIGHTS if eval_only or not resume else ""), cfg, notes.append)
+    found = checkpoints.agreed(out, notes.append) if resume and not eval_only else None
+    state = found[1] if found else None
+    if found and state:
+        if not isinstance(state.get("trainer"), dict):
+            raise UserError(f"{found[0]} holds no state of Detectron2's trainer; resume with the engine that wrote it")
+        check_not_beyond(cfg, state["iteration"] + 1)
+        weights = Weights(str(found[0]), "", state["model"], {})
+    else:
+        check_config(weights := read_weights(cfg.MODEL.WEIGHTS), own, notes.append)
+    settle_seed(cfg, state["trainer"].get("seed") if state else None, notes.append)
+    own.defrost()
+    own.SEED = cfg.SEED
+    own.freeze()
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    join(cfg.MODEL.DEVICE)
     if world > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
-    if cfg.SEED < 0:  # drawn here, so that the config kept with the run repeats it
-        cfg.defrost()
-        cfg.SEED = int(comm.shared_random_seed())  # type: ignore[arg-type]
-        cfg.freeze()
     logging.getLogger("detectron2.engine.train_loop").addFilter(_is_unplanned)
-    default_setup(cfg, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
+    default_setup(own, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
     if comm.is_main_process():
         write_environment(out)
     for note in notes:
         log.info(note)
-    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+    for name in (*own.DATASETS.TRAIN, *own.DATASETS.TEST):
         register(name)
     if eval_only:
-        model = build_model(cfg)
+        model = build_model(own)
         load_weights(model.state_dict, weights, whole=True, log=log.info)
-        return _named(evaluate(cfg, model, visualize))
-    trainer = Trainer(cfg, visualize)
-    trainer.resume_or_load(resume)
+        return _named(evaluate(own, model, visualize))
+    start = state["iteration"] + 1 if state else 0
+    if comm.is_main_process():
+        drop_metrics(out, start)  # before the trainer opens the file; stock Detectron2 writes them twice
+    trainer = Trainer(own, visualize)
+    trainer.begin(weights, state, pending=found is not None and found[0].name == checkpoints.EVALUATING)
+    del found, state, weights
     try:
         trainer.train()
     except FloatingPointError as error:
@@ -123,36 +144,29 @@ class Trainer(DefaultTrainer):
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
         self.results: dict[str, coco_results.Metrics] = {}
         self._visualize = visualize
-        self.seed: int = cfg.SEED if cfg.SEED >= 0 else int(comm.shared_random_seed())  # type: ignore[arg-type]
+        self.precise_bn: PreciseBatchNorm | None = None
+        self.pending = False  # precise BN and the evaluation before the first iteration were not finished
+        self.seed: int = cfg.SEED
         # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
         ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
         ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
-        with mock.patch.object(defaults, "create_ddp_model", ddp):
+        with (
+            mock.patch.object(defaults, "create_ddp_model", ddp),
+            mock.patch.object(defaults, "DetectionCheckpointer", Checkpointer),
+        ):
             super().__init__(cfg)
 
-    def resume_or_load(self, resume: bool = True) -> None:
-        """Goes on from the newest good checkpoint where ``resume``; otherwise, or without one, takes MODEL.WEIGHTS."""
-        own_state = self.checkpointer.model.state_dict
-        for path in _checkpoints(self.cfg.OUTPUT_DIR) if resume else ():
-            try:
-                found = read_weights(path)
-            except UserError as error:
-                log.warning(f"{error}; going on from the checkpoint before it")
-                continue
-            if "trainer" not in read_file(path)[0]:
-                raise UserError(f"{path} holds no state of Detectron2's trainer; resume with the engine that wrote it")
-            load_weights(own_state, found, whole=True, log=log.info)
-            self.checkpointer.load(str(path))
-            self.start_iter = self.iter + 1
-            check_not_beyond(self.cfg, self.start_iter)
-            if isinstance(self._trainer.data_loader, TrainingBatches):
-                self._trainer.data_loader.seed, self._trainer.data_loader.start = self.seed, self.start_iter
-            return
-        if resume and _checkpoints(self.cfg.OUTPUT_DIR):
-            raise UserError(f"every checkpoint in {self.cfg.OUTPUT_DIR} is damaged; start again in another OUTPUT_DIR")
-        weights = read_weights(self.cfg.MODEL.WEIGHTS)
-        check_config(weights, self.cfg, log.info)
-        load_weights(own_state, weights, log=log.info)
+    def begin(self, weights: Weights, state: Mapping[str, Any] | None, *, pending: bool = False) -> None:
+        """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, goes on from there."""
+        model = self.checkpointer.model
+        load_weights(model.state_dict, weights, whole=state is not None, log=log.info)
+        if state:
+            self.load_state_dict(state["trainer"])
+            self.start_iter, self.pending = state["iteration"] + 1, pending
+            log.info(f"resuming from {weights.path}")
+        check_same_start(self.start_iter, model.state_dict())
+        if isinstance(self._trainer.data_loader, TrainingBatches):
+            self._trainer.data_loader.start = self.start_iter
 
     def build_train_loader(self, cfg: CfgNode) -> Any:  # type: ignore[override]  # stock's is a class's method
         loader, exact = training_batches(cfg, self.seed)
@@ -163,21 +177,25 @@ class Trainer(DefaultTrainer):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seed": self.seed}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seed = state_dict.get("seed", self.seed)  # of a run that Detectron2's own script began: none
-        super().load_state_dict(state_dict)
+    def save(self, name: str) -> None:
+        """Rank 0 writes a checkpoint."""
+        self.checkpointer.save(name, iteration=self.iter)
 
     def build_hooks(self) -> list[HookBase]:
         built: list[HookBase] = [SeedIteration()]
         for hook in super().build_hooks():
             if isinstance(hook, hooks.EvalHook):
-                hook = hooks.EvalHook(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
+                hook = Evaluation(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
             elif isinstance(hook, hooks.PreciseBN):
                 period, count = self.cfg.TEST.EVAL_PERIOD, self.cfg.TEST.PRECISE_BN.NUM_ITER
                 # Stock makes the hook only where there are BN layers.
                 hook = PreciseBatchNorm(period, self._trainer.model, hook._data_loader, count)
+                self.precise_bn = hook
+            elif isinstance(hook, hooks.LRScheduler):
+                built.append(hook)
+                hook = SaveBeforeEvaluation()
             built.extend([] if hook is None else [hook])
-        return [*built, StopOnRequest(self.checkpointer)]
+        return [*built, StopOnRequest()]
 
     def _evaluate(self) -> dict[str, Any]:
         """For EvalHook: nested numbers; what has no value is left out (metrics.json would hold a bare NaN)."""
@@ -186,54 +204,6 @@ class Trainer(DefaultTrainer):
         several = len(self.results) > 1
         self._last_eval_results = {k: _numbers(v) for k, v in named.items()} if several else _numbers(named)
         return self._last_eval_results
-
-
-class SeedIteration(HookBase):
-    """Before each iteration: the sampling of anchors and proposals depends on (seed, iteration, rank) only."""
-
-    trainer: Trainer  # type: ignore[assignment]
-
-    def before_step(self) -> None:
-        torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
-
-
-class PreciseBatchNorm(hooks.PreciseBN):
-    """Detectron2's, from images that depend on (seed, iteration) only, its statistics pooled over ranks.
-
-    Stock leaves each rank the statistics of its own images.
-    """
-
-    trainer: Trainer  # type: ignore[assignment]
-
-    def update_stats(self) -> None:
-        seed, self._data_iter = self.trainer.seed, None
-        torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
-        if isinstance(self._data_loader, TrainingBatches):
-            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
-        super().update_stats()
-        if comm.get_world_size() > 1:
-            pool_batch_norm(get_bn_modules(self._model))
-
-
-class StopOnRequest(HookBase):
-    """Ends the run after the step in hand, its checkpoint on disk, when a stop was requested on any rank."""
-
-    def __init__(self, checkpointer: Any) -> None:
-        self._checkpointer = checkpointer
-
-    def after_step(self) -> None:
-        reason, done = stop_requested(), self.trainer.iter + 1
-        if done == self.trainer.max_iter:
-            return  # the last checkpoint and the evaluation come next
-        if comm.get_world_size() > 1:
-            if done % _STOP_PERIOD:
-                return
-            reason = next((said for said in comm.all_gather(reason) if said), "")
-        if reason:
-            if comm.is_main_process():
-                self._checkpointer.save(f"model_{self.trainer.iter:07d}", iteration=self.trainer.iter)
-            comm.synchronize()
-            raise Stopped(reason)
 
 
 class CocoPredictions(DatasetEvaluator):
@@ -262,6 +232,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
         loader: Any = test_batches(cfg, name)  # reads the file, which gives the metadata its ids
         ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
         found = inference_on_dataset(model, loader, CocoPredictions(ids))
+        raise_if_stopped()
         if not comm.is_main_process():
             continue
         annotations, images = coco_data.resolve(name)
@@ -294,15 +265,10 @@ def _adapt(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
                 notes.append(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
     if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu":
         raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
-    if own.SOLVER.IMS_PER_BATCH % world and not own.SOLVER.REFERENCE_WORLD_SIZE:
+    if own.SOLVER.IMS_PER_BATCH % world:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
     own.freeze()
     return own, notes
-
-
-def _checkpoints(output_dir: str) -> list[Path]:
-    """The run's checkpoints, newest first."""
-    return sorted(Path(output_dir).glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _named(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,28 @@
-"""What both engines do alike with several processes: join the group, agree on batch-norm statistics."""
+"""What both engines do alike with several processes: join and leave the group, agree on seed, start, stop and BN."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
 from pretrain.common import process_group
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.weights_file import tensor_digest
+
+from . import checkpoints
+
+T = TypeVar("T")
 
 
 def join(device_name: str) -> torch.device:
@@ -31,11 +42,53 @@ def join(device_name: str) -> torch.device:
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
 
 
-def check_unused(out: Path) -> None:
-    """Raises UserError where OUTPUT_DIR has a checkpoint or a line of metrics."""
-    metrics = out / "metrics.json"
-    if (out / "last_checkpoint").exists() or (metrics.exists() and metrics.stat().st_size > 0):
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
+
+    The first rank to exit ends the others, which may be about to write. After an error the group is left as late as
+    at exit: the other ranks wait for this one, and would report a lost connection before the error is reported here.
+    """
+    try:
+        yield
+    except Stopped:
+        _leave()
+        raise
+    except BaseException:
+        atexit.register(_abandon)
+        raise
+    _leave()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _abandon() -> None:
+    if dist.is_initialized():
+        if dist.get_backend() == "nccl":  # to destroy it would wait for the other ranks
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def check_unused(out: Path, resume: bool) -> None:
+    """Refuses to start anew in a folder that holds a run, and to leave another run's results beside a new start.
+
+    Raises:
+        UserError: OUTPUT_DIR has a checkpoint, a line of metrics or results; with ``resume``, results alone.
+    """
+    metrics, results = out / "metrics.json", (out / "results.json").exists()
+    begun = any(checkpoints.all_in(out, evaluating=True))
+    if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
         raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+    if resume and results and not begun:
+        raise UserError(
+            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to go on from; delete "
+            "results.json to start again, or name another folder"
+        )
 
 
 def check_not_beyond(cfg: CfgNode, done: int) -> None:
@@ -47,14 +100,45 @@ def check_not_beyond(cfg: CfgNode, done: int) -> None:
         )
 
 
-def shared_seed(configured: int, world: int) -> int:
-    """SEED, or a random one that all processes share where it is negative."""
-    seed = configured if configured >= 0 else int.from_bytes(os.urandom(4), "little")
-    if world == 1:
-        return seed
-    box = [seed]
-    dist.broadcast_object_list(box)
-    return box[0]
+def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
+    """Raises UserError on all ranks unless they begin at the same iteration with the same weights."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        digest = hashlib.sha256("".join(map(tensor_digest, state.values())).encode()).hexdigest()[:16]
+        process_group.refuse_disagreement((iteration, digest), "the start (iteration, digest of the weights)")
+
+
+def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -> None:
+    """Sets cfg.SEED, in place, to that of the run that is resumed; if it is negative, to a random one for all ranks.
+
+    The config that is kept with a run then repeats it.
+    """
+    frozen, given = cfg.is_frozen(), cfg.SEED
+    cfg.defrost()
+    if earlier is not None:
+        cfg.SEED = earlier
+        if given not in (earlier, -1):
+            log(f"SEED is {given}, but the run began with {earlier} and keeps it")
+    elif given < 0:
+        cfg.SEED = process_group.on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
+    if frozen:
+        cfg.freeze()
+
+
+def raise_if_stopped() -> None:
+    """Raises Stopped on all ranks if any of them was asked to stop; all of them must call it."""
+    said: list[Any] = [stop_requested()]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        said = [None] * dist.get_world_size()
+        dist.all_gather_object(said, stop_requested())
+    if reason := next(filter(None, said), ""):
+        raise Stopped(reason)
+
+
+def until_stopped(batches: Iterable[T]) -> Iterator[T]:
+    """``batches``, of which each rank takes the same number; `raise_if_stopped` before each."""
+    for batch in batches:
+        raise_if_stopped()
+        yield batch
 
 
 @torch.no_grad()

@@ -23,21 +23,28 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain import checkpoint as checkpoints
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
 
-from . import coco_results
+from . import checkpoints, coco_results
 from .config import check_supported
-from .distributed import check_not_beyond, check_unused, join, pool_batch_norm, shared_seed
+from .distributed import (
+    check_not_beyond,
+    check_same_start,
+    join,
+    pool_batch_norm,
+    settle_seed,
+    until_stopped,
+)
 from .stream import mix
 from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
 from .torchvision_loader import training_loader
 from .torchvision_model import Detector, build_model, detectron2_state
-from .torchvision_solver import build_optimizer, clip_gradients, learning_rate, scale_to_world, set_learning_rate
+from .torchvision_solver import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 from .weights import Weights, check_config, load_weights, read_weights
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those a line's medians are taken over
@@ -47,7 +54,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
 
     Args:
-        cfg: of config.load_config.
+        cfg: of config.load_config, written for this number of processes; its SEED is set to the one that is used.
         resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
         visualize: draw the predictions on that many test images.
 
@@ -56,18 +63,25 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         several); {} elsewhere or without DATASETS.TEST.
 
     Raises:
-        UserError: a key that cannot be honoured, a used OUTPUT_DIR without ``resume``, weights or data that do not fit,
-            a loss that is not finite.
+        UserError: a key that cannot be honoured, weights or data that do not fit, a loss or weights that are not
+            finite, ranks that do not see the same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
     check_supported(cfg)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = join(cfg.MODEL.DEVICE)
-    cfg = scale_to_world(cfg, world)
     out = Path(cfg.OUTPUT_DIR)
-    if not (resume or eval_only):
-        check_unused(out)
     logger = setup_logging(out, rank, "transfer")
+    found = checkpoints.agreed(out, logger.warning) if resume and not eval_only else None
+    state = found[1] if found else None
+    if found and state:
+        if state.get("engine") != "torchvision":
+            raise UserError(
+                f"{found[0]} was not written by the torchvision engine; resume with the engine that wrote it"
+            )
+        check_not_beyond(cfg, state["iteration"] + 1)
+        logger.info(f"resuming from {found[0]}")
+    settle_seed(cfg, state["seed"] if state else None, logger.info)
     if rank == 0:
         atomic_write(out / "config.yaml", dump(cfg))
         write_environment(out)
@@ -78,14 +92,10 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
         torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
 
-    state = _newest(out, logger) if resume else None
-    if state:
-        check_not_beyond(cfg, state["iteration"] + 1)
-    seed = state["seed"] if state else shared_seed(cfg.SEED, world)
-    torch.manual_seed(seed)
+    torch.manual_seed(cfg.SEED)
     model = build_model(cfg, device)
-    if state:
-        source = Weights(str(out), "", state["model"], {})
+    if found and state:
+        source = Weights(str(found[0]), "", state["model"], {})
     else:
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
@@ -94,10 +104,13 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     if eval_only:
         metrics = evaluate(cfg, model, rank, world, visualize)
     else:
-        training = _Training(cfg, model, device, rank, world, seed, logger)
+        if state:
+            check_same_start(state["iteration"] + 1, detectron2_state(model))
+        training = _Training(cfg, model, device, rank, world, logger)
         start = training.restore(state) if state else 0
-        del state
-        metrics = training.run(start, visualize)
+        pending = found is not None and found[0].name == checkpoints.EVALUATING
+        del found, state
+        metrics = training.run(start, visualize, pending=pending)
     return next(iter(metrics.values())) if len(metrics) == 1 else metrics
 
 
@@ -111,13 +124,12 @@ class _Training:
         device: torch.device,
         rank: int,
         world: int,
-        seed: int,
         logger: Logger,
     ) -> None:
         if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
             raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
         self.cfg, self.model, self.device, self.logger = cfg, model, device, logger
-        self.rank, self.world, self.seed = rank, world, seed
+        self.rank, self.world, self.seed = rank, world, cfg.SEED
         self.records, self.info = training_records(cfg)
         self.optimizer = build_optimizer(cfg.SOLVER, model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
@@ -125,13 +137,21 @@ class _Training:
         if world > 1:
             ids = [device.index] if device.type == "cuda" else None
             self.wrapped = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        self.rate = learning_rate(cfg.SOLVER)
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.writer: MetricsWriter | None = None  # rank 0's
         self.reason = ""
 
-    def run(self, start: int, visualize: int) -> dict[str, Any]:
-        """Iterations from ``start`` to the last; returns the last evaluation."""
+    def run(self, start: int, visualize: int, *, pending: bool) -> dict[str, Any]:
+        """Iterations from ``start`` to the last; returns the last evaluation.
+
+        Args:
+            pending: precise BN and the evaluation after iteration ``start - 1`` were not finished.
+        """
         solver, period = self.cfg.SOLVER, self.cfg.TEST.EVAL_PERIOD
-        rate, writer = learning_rate(solver), MetricsWriter(self.cfg.OUTPUT_DIR, start) if self.rank == 0 else None
+        complete = start >= solver.MAX_ITER
+        if self.rank == 0:  # an evaluation that is repeated replaces its line
+            self.writer = MetricsWriter(self.cfg.OUTPUT_DIR, start - 1 if pending or complete else start)
         self.logger.info(
             f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
             f"process(es), {solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
@@ -139,37 +159,59 @@ class _Training:
         batches = self._batches(start, self.seed, self.cfg.DATALOADER.NUM_WORKERS)
         self.model.train()
         results: dict[str, Any] = {}
+        if pending or complete:
+            self.logger.info(f"evaluating after iteration {start - 1}, the last of {start} done")
+            results = self._evaluate(start - 1, visualize, saved=not pending)
         with self._bar(start) as bar:
             for iteration in range(start, solver.MAX_ITER):
-                set_learning_rate(self.optimizer, rate(iteration))
+                set_learning_rate(self.optimizer, self.rate(iteration))
                 self.window.append(self._step(iteration, batches))
-                done, final = iteration + 1, iteration + 1 == solver.MAX_ITER
-                evaluating = final or (period > 0 and done % period == 0)
-                if evaluating and self.cfg.TEST.PRECISE_BN.ENABLED:
-                    self._precise_bn(iteration)
-                if (solver.CHECKPOINT_PERIOD > 0 and done % solver.CHECKPOINT_PERIOD == 0) or (
-                    self.reason and not final
-                ):
-                    self._save(f"model_{iteration:07d}", iteration)
-                if final:
-                    self._save("model_final", iteration)
-                line: dict[str, Any] = {}
-                if evaluating:
-                    results = evaluate(self.cfg, self.model, self.rank, self.world, visualize if final else 0)
-                    line = coco_results.flat_sets(results)
-                if done % LOG_PERIOD == 0 or final:
-                    line |= self._summary(iteration, rate(iteration))
-                if writer and line:
-                    writer.write(iteration, line)
                 bar.update()
-                if self.reason and not final:
+                done = iteration + 1
+                if done == solver.MAX_ITER or (period > 0 and done % period == 0):
+                    results = self._evaluate(iteration, visualize)
+                    continue
+                if done % solver.CHECKPOINT_PERIOD == 0 or self.reason:
+                    self._save(f"model_{iteration:07d}.pth", iteration)
+                if done % LOG_PERIOD == 0:
+                    self._write(iteration, self._summary(iteration))
+                if self.reason:
                     raise Stopped(self.reason)
-        if start >= solver.MAX_ITER:
-            self.logger.info(f"all {solver.MAX_ITER} iterations are done; evaluating the last checkpoint")
-            results = evaluate(self.cfg, self.model, self.rank, self.world, visualize)
-        if writer:
-            writer.close()
+        if self.writer:
+            self.writer.close()
         return results
+
+    def _evaluate(self, iteration: int, visualize: int, *, saved: bool = False) -> dict[str, Any]:
+        """Precise BN, the checkpoints that are due, and the evaluation after ``iteration``; hears a request to stop.
+
+        The checkpoint saved before them makes a resumed run begin with what was not finished.
+
+        Args:
+            saved: precise BN and the checkpoints are done already.
+        """
+        done, final = iteration + 1, iteration + 1 >= self.cfg.SOLVER.MAX_ITER
+        pending = Path(self.cfg.OUTPUT_DIR) / checkpoints.EVALUATING
+        if not saved:
+            self._save(pending.name, iteration)
+            if self.reason:
+                raise Stopped(self.reason)
+            self._precise_bn(iteration)
+            if done % self.cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+                self._save(f"model_{iteration:07d}.pth", iteration)
+            if final:
+                self._save("model_final.pth", iteration)
+                if self.rank == 0:
+                    pending.unlink(missing_ok=True)  # the final checkpoint says the same: only evaluation is due
+        results = evaluate(self.cfg, self.model, self.rank, self.world, visualize if final else 0)
+        summary = self._summary(iteration) if final or done % LOG_PERIOD == 0 else {}
+        self._write(iteration, coco_results.flat_sets(results) | summary)
+        if self.rank == 0:
+            pending.unlink(missing_ok=True)
+        return results
+
+    def _write(self, iteration: int, values: dict[str, float]) -> None:
+        if self.writer and values:
+            self.writer.write(iteration, values)
 
     def _step(self, iteration: int, batches: Iterator[list[Any]]) -> dict[str, float]:
         """One optimiser step; the mean over processes of its losses, and its times in seconds."""
@@ -233,20 +275,29 @@ class _Training:
 
     def _precise_bn(self, iteration: int) -> None:
         """Replaces the running statistics by the true averages over NUM_ITER batches, the same in every process."""
-        if not get_bn_modules(self.model):
+        if not self.cfg.TEST.PRECISE_BN.ENABLED or not get_bn_modules(self.model):
             return
         count = self.cfg.TEST.PRECISE_BN.NUM_ITER
         self.logger.info(f"precise BN over {count} batches")
         torch.manual_seed(mix(self.seed, iteration, self.rank))
-        update_bn_stats(self.model, self._batches(0, mix(self.seed, iteration, 0), 0), count)
+        update_bn_stats(self.model, until_stopped(self._batches(0, mix(self.seed, iteration, 0), 0)), count)
         if self.world > 1:
             pool_batch_norm(get_bn_modules(self.model))
 
-    def _summary(self, iteration: int, rate: float) -> dict[str, float]:
-        """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data."""
+    def _summary(self, iteration: int) -> dict[str, float]:
+        """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data.
+
+        All processes take part: a step waits for the one whose data come last.
+        """
         line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
-        line |= {"lr": rate, "eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
-        share = sum(step["data_time"] for step in self.window) / sum(step["time"] for step in self.window)
+        waited, rate = [step["data_time"] for step in self.window], self.rate(iteration)
+        if self.world > 1:
+            longest = torch.tensor(waited, device=self.device)
+            dist.all_reduce(longest, dist.ReduceOp.MAX)
+            waited = longest.tolist()
+        line |= {"data_time": statistics.median(waited), "lr": rate}
+        line |= {"eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
+        share = sum(waited) / sum(step["time"] for step in self.window)
         verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.2 else "compute-bound"
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
         memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
@@ -265,22 +316,26 @@ class _Training:
             yield bar
 
     def _save(self, name: str, iteration: int) -> None:
-        if self.rank > 0:
-            return
+        """Rank 0 writes the checkpoint; the others wait until it is written, and learn of an error."""
         out = Path(self.cfg.OUTPUT_DIR)
-        content = {
-            "model": detectron2_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "iteration": iteration,
-            "seed": self.seed,
-            "window": list(self.window),
-            "engine": "torchvision",
-            "config": dump(self.cfg),
-        }
-        checkpoints.save(out / f"{name}.pth", content)
-        atomic_write(out / "last_checkpoint", f"{name}.pth")
-        self.logger.info(f"saved {out / name}.pth")
+
+        def write() -> None:
+            content = {
+                "model": detectron2_state(self.model),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "iteration": iteration,
+                "seed": self.seed,
+                "window": list(self.window),
+                "engine": "torchvision",
+                "config": dump(self.cfg),
+            }
+            checkpoints.save(out / name, content)
+            if name != checkpoints.EVALUATING:  # which does not stay
+                atomic_write(out / "last_checkpoint", name)
+            self.logger.info(f"saved {out / name}")
+
+        on_first_rank(write)
 
     def restore(self, state: dict[str, Any]) -> int:
         """Takes up optimiser, scaler and window; returns the iteration to go on with."""
@@ -288,25 +343,3 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
         return state["iteration"] + 1
-
-
-def _newest(out: Path, logger: Logger) -> dict[str, Any] | None:
-    """The newest checkpoint in ``out`` that reads whole; a damaged one is passed over, with a warning.
-
-    Raises:
-        UserError: it is another engine's, or all are damaged.
-    """
-    found = sorted(out.glob("model_*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
-        try:
-            state = checkpoints.read(path)
-        except UserError as error:
-            logger.warning(f"{error}; trying the checkpoint before it")
-            continue
-        if state.get("engine") != "torchvision":
-            raise UserError(f"{path} was not written by the torchvision engine; resume with the engine that wrote it")
-        logger.info(f"resuming from {path}")
-        return state
-    if found:
-        raise UserError(f"every checkpoint in {out} is damaged; name another OUTPUT_DIR")
-    return None

@@ -16,8 +16,10 @@ from pycocotools import mask as coco_mask
 from torch import Tensor
 
 from pretrain.common.errors import UserError
+from pretrain.common.interrupt import stop_requested
 
 from . import coco_data, coco_results, visualize
+from .distributed import raise_if_stopped
 from .torchvision_data import load_coco
 from .torchvision_loader import evaluation_loader
 from .torchvision_model import Detector
@@ -57,7 +59,11 @@ def evaluate(
 def predict(
     cfg: CfgNode, model: Detector, records: list[dict[str, Any]], category_ids: list[int], rank: int, world: int
 ) -> list[dict[str, Any]]:
-    """The model's detections on ``records`` in COCO's result format, gathered by rank 0 (others: [])."""
+    """The model's detections on ``records`` in COCO's result format, gathered by rank 0 (others: []).
+
+    Raises:
+        Stopped: a stop was requested on one of the processes; each ends its share early when it hears of it itself.
+    """
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
@@ -66,6 +72,8 @@ def predict(
     for done, batch in enumerate(loader, start=1):
         if isinstance(batch[0], UserError):
             raise batch[0]
+        if stop_requested():
+            break
         found += to_coco(model(batch)[0], batch[0], category_ids)
         if time.perf_counter() - shown > 30:
             shown = time.perf_counter()
@@ -73,6 +81,7 @@ def predict(
             left = (len(loader) - done) / rate
             log.info(f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
+    raise_if_stopped()
     if world > 1:
         gathered: list[Any] | None = [None] * world if rank == 0 else None
         dist.gather_object(found, gathered)

@@ -108,8 +108,9 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     scale = world / reference
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
     solver.BASE_LR *= scale
-    for key in ("MAX_ITER", "WARMUP_ITERS", "CHECKPOINT_PERIOD"):
-        solver[key] = round(solver[key] / scale)
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
+    for key in ("MAX_ITER", "CHECKPOINT_PERIOD"):
+        solver[key] = max(1, round(solver[key] / scale))
     solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
     cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
     solver.REFERENCE_WORLD_SIZE = world

@@ -6,9 +6,9 @@
     python transfer/train_net.py --config-file ... DATASETS.TRAIN "('coco:train.json:images',)"
 
 Writes results.json into OUTPUT_DIR; with --eval-only in the folder of a training, all that it writes goes to its
-eval_only/. Ctrl-C or SIGTERM ends the step in hand and writes a checkpoint; --resume goes on from it. Where RANK and
-WORLD_SIZE stand in the environment (torchrun, the launcher), the process is one of a group already and starts no
-others.
+eval_only/, so that a training can be evaluated while it runs. --eval-only --resume evaluates the newest checkpoint in
+OUTPUT_DIR. Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume goes on from it. Where
+RANK and WORLD_SIZE are in the environment (torchrun, the launcher), the process is one of a group and starts no others.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from fvcore.common.config import CfgNode
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run_folder import write_json
-from transfer import coco_data, coco_results
-from transfer.config import load_config
+from pretrain.common.lock import claim
+from pretrain.common.process_group import on_first_rank
+from pretrain.common.run_folder import begin, read_json, stage_of, write_json
+from transfer import checkpoints, coco_data, coco_results
+from transfer.config import check_ranges, check_training, load_config
+from transfer.distributed import check_unused, join, leaving
+from transfer.torchvision_solver import scale_to_world
 from transfer.weights import read_weights
 
 _USER_ERROR, _STOPPED = 2, 130  # exit status
@@ -76,43 +79,84 @@ def main(args: argparse.Namespace | Sequence[str] | None = None) -> None:
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
             "at least 1 process, and a rank below the number of machines"
         )
+    if args.engine == "auto" and os.environ.get("RANK", "0") == "0" and pick_engine("auto")[0] == "torchvision":
+        print(
+            "Detectron2 is not installed: the torchvision engine is used instead, and results.json says so; `make "
+            "detectron2` installs it, --engine torchvision asks for this engine",
+            file=sys.stderr,
+        )
     if "WORLD_SIZE" in os.environ or args.num_gpus * args.num_machines == 1:
-        work(args)
+        with leaving():
+            work(args)
     else:
         spawn(args)
 
 
-def work(args: argparse.Namespace) -> dict[str, Any]:
-    """One process's part of the run; rank 0 writes results.json and returns its content, others {}."""
+def settle(args: argparse.Namespace) -> tuple[str, ModuleType, str, CfgNode]:
+    """The engine's name, module and version, and the config, checked, for this number of processes.
+
+    Raises:
+        UserError: no such engine, a mistake in the config.
+    """
     name, engine, version = pick_engine(args.engine)
     load = engine.load_config if name == "detectron2" else load_config
     cfg = load(args.config_file, args.opts)
-    cfg.defrost()
+    check_ranges(cfg)
     if not args.eval_only:
-        check_solver(cfg)
-    trained_on, main_process = cfg.DATASETS.TRAIN, os.environ.get("RANK", "0") == "0"
+        check_training(cfg)
+    world = int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines)
+    return name, engine, version, scale_to_world(cfg, world)
+
+
+def work(args: argparse.Namespace) -> dict[str, Any]:
+    """One process's part of the run; rank 0 writes results.json and returns its content, others {}."""
+    name, engine, version, cfg = settle(args)
+    cfg.defrost()
+    join(cfg.MODEL.DEVICE)
+    trained_on = cfg.DATASETS.TRAIN
     if args.eval_only:
         cfg.DATASETS.TRAIN = ()  # not needed, and perhaps not there
-        if (Path(cfg.OUTPUT_DIR) / "last_checkpoint").is_file():  # what the training left stays as it is
+        cfg.MODEL.WEIGHTS = on_first_rank(lambda: _weights_to_evaluate(cfg, args))
+        if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # what the training left stays as it is
             cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
-    tests = list(cfg.DATASETS.TEST)  # as the user names them: `prepare` puts paths of this run folder for :skip_bad
-    cfg = coco_data.prepare(cfg)
-    weights = _weights_summary(cfg, args)
-    metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
-    if not main_process:
-        return {}
-    given = dict(zip(cfg.DATASETS.TEST, tests, strict=True))
-    cfg.defrost()
-    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = trained_on, tuple(tests)
-    return coco_results.write_results(
-        Path(cfg.OUTPUT_DIR) / "results.json",
-        engine=name,
-        engine_version=version,
-        cfg=cfg,
-        metrics={tests[0]: metrics} if len(tests) == 1 else {given[name]: found for name, found in metrics.items()},
-        weights=weights,
-        iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
-    )
+    with _owned(Path(cfg.OUTPUT_DIR), args):
+        tests = list(cfg.DATASETS.TEST)  # as the user names them: `prepare` puts this run folder's copies for :skip_bad
+        cfg = coco_data.prepare(cfg)
+        weights = on_first_rank(lambda: _weights_summary(cfg, args))
+        metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
+        if os.environ.get("RANK", "0") != "0":
+            return {}
+        given = dict(zip(cfg.DATASETS.TEST, tests, strict=True))
+        cfg.defrost()
+        cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = trained_on, tuple(tests)
+        return coco_results.write_results(
+            Path(cfg.OUTPUT_DIR) / "results.json",
+            engine=name,
+            engine_version=version,
+            cfg=cfg,
+            metrics={tests[0]: metrics} if len(tests) == 1 else {given[n]: found for n, found in metrics.items()},
+            weights=weights,
+            iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
+        )
+
+
+@contextlib.contextmanager
+def _owned(folder: Path, args: argparse.Namespace) -> Iterator[None]:
+    """Rank 0 holds the run folder until the block ends, and marks it as this stage's.
+
+    Raises:
+        UserError: on all ranks, if another run holds it, it is another stage's, or it is used and not resumed.
+    """
+    with contextlib.ExitStack() as held:
+
+        def take() -> None:
+            held.enter_context(claim(folder, "evaluation" if args.eval_only else "fine-tuning"))
+            begin(folder, "evaluation" if args.eval_only else "transfer")
+            if not args.eval_only:
+                check_unused(folder, args.resume)
+
+        on_first_rank(take)
+        yield
 
 
 def pick_engine(wanted: str) -> tuple[str, ModuleType, str]:
@@ -139,32 +183,35 @@ def spawn(args: argparse.Namespace) -> None:
     host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit():
         raise UserError(f"--dist-url {args.dist_url} is not tcp://HOST:PORT")
+    device, gpus = settle(args)[3].MODEL.DEVICE, torch.cuda.device_count()
+    if device.startswith("cuda") and torch.cuda.is_available() and args.num_gpus > gpus:
+        raise UserError(f"--num-gpus is {args.num_gpus}, but this machine has {gpus}; ask for at most {gpus}")
     said = mp.get_context("spawn").SimpleQueue()
-    ranks = mp.start_processes(_enter, (args, host, port, said), nprocs=args.num_gpus, start_method="spawn", join=False)
-    assert ranks is not None
+    with interrupt.held_back():  # the ranks begin with signals blocked: none ends them while they import
+        ranks = mp.start_processes(_enter, (args, host, port, said), args.num_gpus, join=False, start_method="spawn")
+        assert ranks is not None
+        asked = False
 
-    def pass_on(number: int, _frame: FrameType | None) -> None:
-        """To the ranks, as SIGTERM: from a terminal they get SIGINT themselves, and a second one means at once."""
-        nonlocal asked
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked = True
-        for rank in ranks.pids():
-            with contextlib.suppress(ProcessLookupError):  # it has ended already
-                os.kill(rank, signal.SIGTERM)
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            """To the ranks, as SIGTERM: from a terminal they get SIGINT themselves, and a second one means at once."""
+            nonlocal asked
+            if asked and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            asked = True
+            for rank in ranks.pids():
+                with contextlib.suppress(ProcessLookupError):  # it has ended already
+                    os.kill(rank, signal.SIGTERM)
 
-    asked = False
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, pass_on)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, pass_on)
     try:
         while not ranks.join(grace_period=_GRACE_S):
             pass
-    except mp.ProcessExitedException as error:
-        if error.exit_code == _USER_ERROR and not said.empty():
-            raise UserError(said.get()) from error
-        if error.exit_code == _STOPPED and not said.empty():
-            raise Stopped(said.get()) from error
-        raise
+    except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+        if said.empty():
+            raise
+        kind, text = said.get()  # of the first rank that ended by itself; others may have failed for want of it
+        raise kind(text) from error
 
 
 def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said: Any) -> None:
@@ -179,48 +226,35 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, torch.get_num_threads() // args.num_gpus))
     interrupt.install_handlers()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # see spawn
     try:
-        work(args)
+        with leaving():
+            work(args)
     except UserError as error:
-        said.put(str(error))
+        said.put((UserError, str(error)))
         raise SystemExit(_USER_ERROR) from error
     except Stopped as stop:
-        said.put(str(stop))
-        if dist.is_initialized():
-            dist.barrier()  # the first exit ends the other ranks, which may be about to write
+        said.put((Stopped, str(stop)))
         raise SystemExit(_STOPPED) from stop
-    if dist.is_initialized():  # after an error it would wait for ranks that wait for this one
-        dist.destroy_process_group()
 
 
-def check_solver(cfg: CfgNode) -> None:
-    """What either engine would find out by a traceback, in an hour or never.
+def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:
+    """MODEL.WEIGHTS; with --resume the newest checkpoint in OUTPUT_DIR, if there is one, as Detectron2 does.
 
     Raises:
-        UserError: an empty list, a number that cannot work, steps out of order or past the end.
+        UserError: with --resume, other weights are named on the command line, which would not be read.
     """
-    solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
-    for key, value, least in (
-        ("SOLVER.IMS_PER_BATCH", solver.IMS_PER_BATCH, 1),
-        ("SOLVER.MAX_ITER", solver.MAX_ITER, 1),
-        ("SOLVER.CHECKPOINT_PERIOD", solver.CHECKPOINT_PERIOD, 1),
-        ("DATALOADER.NUM_WORKERS", cfg.DATALOADER.NUM_WORKERS, 0),
-    ):
-        if value < least:
-            raise UserError(f"{key} is {value}; it must be at least {least}")
-    if steps != sorted(set(steps)):
-        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; the iterations must rise")
-    if solver.MAX_ITER in steps:
-        raise UserError(f"SOLVER.STEPS has {solver.MAX_ITER}, where SOLVER.MAX_ITER ends the run; leave it out")
-    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
-    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+    found = checkpoints.newest(cfg.OUTPUT_DIR) if args.resume else None
+    if found is None:
+        return cfg.MODEL.WEIGHTS
+    named = [word for word in args.opts if word.partition("=")[0] == "MODEL.WEIGHTS"]
+    kept = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
+    began = read_json(kept).get("path", "") if kept.is_file() else ""
+    if named and cfg.MODEL.WEIGHTS not in ("", began, str(found[0])):
         raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
-            "TEST.KEYPOINT_OKS_SIGMAS"
+            f"--resume evaluates {found[0]}, but MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; leave out one of the two"
         )
-    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
-        if not value:
-            raise UserError(f"{key} is empty; give at least one")
+    return str(found[0])
 
 
 def _weights_summary(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
@@ -230,18 +264,18 @@ def _weights_summary(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
         UserError: a resumed run is given other weights, which it would not read.
     """
     path, kept = cfg.MODEL.WEIGHTS, Path(cfg.OUTPUT_DIR) / "initial_weights.json"
-    begun = any(Path(cfg.OUTPUT_DIR).glob("model_*.pth"))
-    if args.resume and begun and kept.is_file():
-        summary = json.loads(kept.read_text())
-        if path != summary["path"]:
+    if args.eval_only:
+        return read_weights(path).summary()
+    if args.resume and any(checkpoints.all_in(cfg.OUTPUT_DIR, evaluating=True)):
+        summary = read_json(kept) if kept.is_file() else {"path": path}  # none: begun by Detectron2's own script
+        if path not in ("", summary.get("path")):
             raise UserError(
-                f"MODEL.WEIGHTS is {path!r}, but {cfg.OUTPUT_DIR} began with {summary['path']!r}, and a resumed run "
-                "reads none; keep that, or choose another OUTPUT_DIR"
+                f"MODEL.WEIGHTS is {path!r}, but {cfg.OUTPUT_DIR} began with {summary.get('path')!r}, and a resumed "
+                "run reads none; keep that, or choose another OUTPUT_DIR"
             )
         return summary
-    summary = read_weights(path).summary() if not begun or not path or Path(path).is_file() else {"path": path}
-    if not (begun or args.eval_only) and os.environ.get("RANK", "0") == "0":
-        write_json(kept, summary)
+    summary = read_weights(path).summary()
+    write_json(kept, summary)
     return summary
 
 

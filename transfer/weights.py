@@ -6,6 +6,7 @@ one loader. Stock Detectron2 prints the same warnings for a good file and for on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.backbone_file import DEPTHS, infer_arch
+from pretrain.backbone_file import DEPTHS, as_float32, infer_arch
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
 from pretrain.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
@@ -83,18 +84,18 @@ def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
 def detector_config(path: Path) -> dict[str, Any]:
     """The keys of INPUT and STRIDE_IN_1X1 from the config.yaml that Detectron2 keeps beside its checkpoints."""
     beside = path.parent / "config.yaml"
-    if not beside.is_file():
+    if not os.path.isfile(beside):
         return {}
     try:
-        config = yaml.safe_load(beside.read_text())
+        config = yaml.safe_load(beside.read_text(encoding="utf-8"))
         return {
             "INPUT.FORMAT": config["INPUT"]["FORMAT"],
             "MODEL.PIXEL_MEAN": list(config["MODEL"]["PIXEL_MEAN"]),
             "MODEL.PIXEL_STD": list(config["MODEL"]["PIXEL_STD"]),
             "MODEL.RESNETS.STRIDE_IN_1X1": bool(config["MODEL"]["RESNETS"]["STRIDE_IN_1X1"]),
         }
-    except (yaml.YAMLError, KeyError, TypeError):
-        return {}  # the config.yaml of pretraining, which has no such keys
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
+        return {}  # the config.yaml of pretraining, which has no such keys, or another program's
 
 
 def history(path: Path) -> dict[str, Any]:
@@ -213,8 +214,8 @@ def load_weights(
 
 def _check_values(path: str, name: str, tensor: Tensor) -> None:
     """What the conversion refuses is refused here, too: a copy would silently turn integers into floats."""
-    if not name.endswith(_COUNTER) and not tensor.is_floating_point():
-        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point; {_CONVERT}")
+    if not name.endswith(_COUNTER):
+        tensor = as_float32(tensor, name, path)
     if not torch.isfinite(tensor).all():
         raise UserError(f"{path}: {name} has values that are not finite; {_CONVERT}")
     if name.endswith("running_var") and (tensor < 0).any():

@@ -152,6 +152,13 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
+def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
+    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
+    path = Path(output_dir) / "metrics.json"
+    kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
+    atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
+
+
 class MetricsWriter:
     """`metrics.json` (a JSON object a line, as Detectron2 writes it) and TensorBoard events.
 
@@ -160,8 +167,7 @@ class MetricsWriter:
 
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
         self._path = Path(output_dir) / "metrics.json"
-        kept = [line for line in _lines(self._path) if line["iteration"] < start_iteration]
-        atomic_write(self._path, "".join(json_text(line) + "\n" for line in kept))
+        drop_metrics(output_dir, start_iteration)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
         self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)

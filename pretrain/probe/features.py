@@ -62,6 +62,10 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
                 f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL"
             )
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
+        if cfg.DATA.VAL:  # asked for by name: a mistake, not an absence
+            raise UserError(
+                f"DATA.VAL {val_name} holds the very images that probes learn from ({train_name}); name others"
+            )
         raise NotProbeable(
             f"{train_name} has no val split of its own: probes would be scored on what they learn from; name "
             "labelled images in DATA.VAL, or make train/ and val/ folders"

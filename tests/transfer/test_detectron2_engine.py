@@ -103,7 +103,7 @@ def test_used_output_dir_resume_and_damaged_checkpoint(tmp_path: Path) -> None:
     (out / "model_0000003.pth").write_bytes((out / "model_0000003.pth").read_bytes()[:4000])
     results = go(tmp_path, name, "--resume", SOLVER__MAX_ITER=5)
     log = (out / "log.txt").read_text()
-    assert "going on from the checkpoint before it" in log and "Starting training from iteration 2" in log
+    assert "trying the checkpoint before it" in log and "Starting training from iteration 2" in log
     assert results["iteration"] == 5
     (out / "model_final.pth").unlink()
     for path in out.glob("model_*.pth"):
@@ -139,14 +139,14 @@ def test_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_a_stopped_run_resumes_to_the_bit_equal_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, keys: dict[str, Any]
 ) -> None:
-    from transfer import detectron2_engine
+    from transfer import detectron2_hooks
 
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     keys = {"SOLVER__MAX_ITER": 5, **{k.replace(".", "__"): v for k, v in KINDS[kind].items()}, **keys}
     expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
     asked = iter(["", "", "SIGUSR2"])
     with monkeypatch.context() as patch:
-        patch.setattr(detectron2_engine, "stop_requested", lambda: next(asked))
+        patch.setattr(detectron2_hooks, "stop_requested", lambda: next(asked))
         with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
             go(tmp_path, name, **keys)
     torch.rand(5)

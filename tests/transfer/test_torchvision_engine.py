@@ -74,8 +74,6 @@ def test_a_run_leaves_the_files_of_detectron2(tmp_path):
         eval_only=True,
     )
     assert evaluated == metrics
-    with pytest.raises(UserError, match=r"holds an earlier run; add --resume"):
-        engine.run(cfg)
 
 
 KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}

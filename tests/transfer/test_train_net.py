@@ -47,8 +47,14 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SOLVER__MAX_ITER": -1}, r"SOLVER\.MAX_ITER is -1"),
         ({"SOLVER__CHECKPOINT_PERIOD": 0}, r"SOLVER\.CHECKPOINT_PERIOD is 0"),
         ({"DATALOADER__NUM_WORKERS": -1}, r"DATALOADER\.NUM_WORKERS is -1; it must be at least 0"),
-        ({"SOLVER__STEPS": [2]}, r"SOLVER\.STEPS has 2, where SOLVER\.MAX_ITER ends the run"),
-        ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\); the iterations must rise"),
+        ({"SOLVER__STEPS": [2]}, r"SOLVER\.STEPS has 2, but SOLVER\.MAX_ITER ends the run at 2"),
+        ({"SOLVER__STEPS": [1, 900]}, r"SOLVER\.STEPS has 900, but SOLVER\.MAX_ITER ends the run at 2"),
+        ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\); give whole numbers of iterations that rise"),
+        ({"SOLVER__STEPS": ["a", "b"]}, r"SOLVER\.STEPS is \('a', 'b'\); give whole numbers"),
+        ({"SOLVER__GAMMA": "nan"}, r"SOLVER\.GAMMA is nan; it must be at least 0"),
+        ({"SOLVER__BASE_LR": -1.0}, r"SOLVER\.BASE_LR is -1\.0; it must be at least 0"),
+        ({"SOLVER__MOMENTUM": 1.5}, r"SOLVER\.MOMENTUM is 1\.5; it must be at least 0 and at most 1"),
+        ({"SEED": 10**30}, r"SEED is 10{30}; it must be at least -1 and at most 2147483647"),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
@@ -58,8 +64,13 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 def test_numbers_that_cannot_work_end_the_run_before_it_starts(
     tmp_path: Path, engine: str, keys: dict[str, Any], message: str
 ) -> None:
+    chosen = words(tmp_path, engine, **keys)
+    if "nan" in chosen:  # a word of the command line would be text
+        (tmp_path / "empty.yaml").write_text("SOLVER: {GAMMA: .nan}\n")
+        del chosen[chosen.index("nan") - 1 : chosen.index("nan") + 1]
     with pytest.raises(UserError, match=message):
-        work(tmp_path, engine, **keys)
+        train_net.work(train_net.argument_parser().parse_args(chosen))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -86,12 +97,19 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, e
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
 
 
-def test_a_run_that_failed_before_its_first_line_does_not_block_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "metrics.json").write_text("")
-    check_unused(tmp_path)
+def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
+    check_unused(tmp_path / "nowhere", resume=False)
+    (tmp_path / "metrics.json").write_text("")  # it failed before its first line
+    check_unused(tmp_path, resume=False)
     (tmp_path / "metrics.json").write_text("{}\n")
-    with pytest.raises(UserError, match="holds an earlier run"):
-        check_unused(tmp_path)
+    with pytest.raises(UserError, match="holds an earlier run; add --resume"):
+        check_unused(tmp_path, resume=False)
+    check_unused(tmp_path, resume=True)
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"holds the results of an earlier run, but no checkpoint .* delete results\.json"
+    ):
+        check_unused(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -152,7 +152,7 @@ def _steps(output):
         ("DATA.VAL", "folder:/nowhere", "no image folder at /nowhere"),
         ("DATA.PROBE_TRAIN", "folder:/nowhere", "no image folder at /nowhere"),
         ("DATA.VAL", "folder:{images}/train/class0", "has no labels to probe with"),
-        ("DATA.VAL", "folder:{images}/train", "no val split of its own"),
+        ("DATA.VAL", "folder:{images}/train", "holds the very images that probes learn from"),
     ],
 )
 def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value, says):

@@ -1,0 +1,95 @@
+"""Which checkpoint of a detector's run folder is the newest, whatever happened to its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.common.errors import UserError
+from tests.pretrain.ranks import run_ranks
+from transfer import checkpoints
+
+
+def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    torch.save({"model": {"w": torch.full((64,), float(iteration))}, "iteration": iteration, **more}, folder / name)
+    return folder / name
+
+
+def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_path: Path) -> None:
+    for name, iteration, age in (
+        ("model_0000099.pth", 99, 0),
+        ("model_final.pth", 899, 60),
+        ("model_0000899.pth", 899, 9),
+    ):
+        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 - age, 10_000 - age))
+    found = checkpoints.newest(tmp_path)
+    assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
+    write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
+    assert [path.name for path in checkpoints.all_in(tmp_path)] == [
+        "model_0001000.pth", "model_final.pth", "model_0000899.pth", "model_0000099.pth"
+    ]  # fmt: skip
+
+
+def test_damaged_and_diverged_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "model_0000001.pth", 1)
+    half = write(tmp_path, "model_0000002.pth", 2)
+    half.write_bytes(half.read_bytes()[:500])
+    flipped = write(tmp_path, "model_0000003.pth", 3)
+    content = bytearray(flipped.read_bytes())
+    content[content.index(b"\x00\x00\x40\x40" * 4)] ^= 1  # one bit of a weight; only the checksum tells
+    flipped.write_bytes(content)
+    write(tmp_path, "model_0000004.pth", 4, model={"w": torch.tensor([1.0, float("nan")])})
+    said: list[str] = []
+    found = checkpoints.newest(tmp_path, said.append)
+    assert found is not None and found[1]["iteration"] == 1
+    assert [("0000004" in line, "0000003" in line, "0000002" in line) for line in said[1:]] == [
+        (True, False, False), (False, True, False)
+    ]  # fmt: skip
+    assert "0000002.pth is damaged" in said[0] and "w has values that are not finite" in said[1]
+    (tmp_path / "model_0000001.pth").unlink()
+    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged; delete them to start again"):
+        checkpoints.newest(tmp_path, said.append)
+    assert checkpoints.newest(tmp_path / "elsewhere") is None
+
+
+def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_path: Path) -> None:
+    write(tmp_path, "model_0000009.pth", 9)
+    write(tmp_path, checkpoints.EVALUATING, 9)
+    best = checkpoints.newest(tmp_path)
+    assert best is not None and best[0].name == "model_0000009.pth"
+    agreed = checkpoints.agreed(tmp_path)
+    assert agreed is not None and agreed[0].name == checkpoints.EVALUATING
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    state = {
+        "model": {"count": torch.tensor(3), "a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])},
+        "iteration": 7,
+    }
+    with pytest.raises(UserError, match=r"training diverged: after iteration 7 b has values that are not finite"):
+        checkpoints.save(tmp_path / "model_0000007.pth", {"model": model, "iteration": 7})
+    assert not any(tmp_path.iterdir())
+
+
+def _agree(folder: Path) -> None:
+    rank = torch.distributed.get_rank()
+    with pytest.raises(
+        UserError, match=r"model_0000005\.pth differs between ranks: 'reads whole' on rank 0, 'no .* rank 1"
+    ):
+        checkpoints.agreed(folder / f"rank{rank}")
+    write(folder / f"rank{rank}", "model_0000005.pth", 5)
+    if rank == 1:
+        write(folder / "rank1", "model_0000009.pth", 9)  # rank 0 decides
+    found = checkpoints.agreed(folder / f"rank{rank}")
+    assert found is not None and found[1]["iteration"] == 5
+
+
+def test_a_rank_that_does_not_see_the_file_ends_all_ranks(tmp_path: Path) -> None:
+    write(tmp_path / "rank0", "model_0000005.pth", 5)
+    (tmp_path / "rank1").mkdir()
+    run_ranks(_agree, 2, tmp_path)

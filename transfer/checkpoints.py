@@ -1,0 +1,122 @@
+"""A detector's checkpoints in its run folder, the same for both engines: how they are written, and which is the newest.
+
+The newest is the one with the most iterations, which it stores; the times of files change when a folder is copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain import checkpoint
+from pretrain.common.errors import UserError
+from pretrain.common.process_group import on_first_rank, refuse_disagreement
+
+EVALUATING = "evaluating.pth"  # saved before precise BN and evaluation, removed after them: found, they are still due
+
+
+def save(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint whole or not at all, but never weights that are not finite.
+
+    Args:
+        state: holds at least ``model`` (names -> tensors) and ``iteration`` (from 0, the last one done).
+
+    Raises:
+        UserError: training has diverged, or the disk is full.
+    """
+    if name := _not_finite(state["model"]):
+        raise UserError(
+            f"training diverged: after iteration {state['iteration']} {name} has values that are not finite, so no "
+            "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
+        )
+    checkpoint.save(path, state)
+
+
+def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
+    """The checkpoints of a run folder, newest first; ``evaluating`` includes the one that an evaluation removes."""
+    folder = Path(output_dir)
+    found = [*folder.glob("model_*.pth"), *([folder / EVALUATING] if evaluating else [])]
+    # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
+    order = {path: (_iteration(path), path.name == EVALUATING, path.name) for path in found if path.is_file()}
+    return sorted(order, key=lambda path: order[path], reverse=True)
+
+
+def newest(
+    output_dir: str | Path,
+    warn: Callable[[str], None] = print,
+    *,
+    evaluating: bool = False,
+    unsafe_pickle: bool = False,
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that reads whole, and its content; None if the folder holds no checkpoint.
+
+    A damaged one, or one whose weights are not finite, is passed over with a warning.
+
+    Args:
+        evaluating: consider the checkpoint that was saved before an unfinished evaluation, too.
+        unsafe_pickle: unpickle anything the files hold; only for files from a source you trust.
+
+    Raises:
+        UserError: all are damaged.
+    """
+    found = all_in(output_dir, evaluating=evaluating)
+    for path in found:
+        try:
+            state = checkpoint.read(path, unsafe_pickle)
+            if name := _not_finite(state.get("model")):
+                raise UserError(f"{path}: {name} has values that are not finite")
+            return path, state
+        except UserError as error:
+            warn(f"{error}; trying the checkpoint before it")
+    if found:
+        raise UserError(
+            f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
+        )
+    return None
+
+
+def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start anew.
+
+    Raises:
+        UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen.
+    """
+    found: tuple[Path, dict[str, Any]] | None = None
+
+    def choose() -> str:
+        nonlocal found
+        found = newest(output_dir, warn, evaluating=True)
+        return found[0].name if found else ""
+
+    name = on_first_rank(choose)
+    if not name:
+        return None
+    path, outcome = Path(output_dir) / name, "reads whole"
+    try:
+        found = found or (path, checkpoint.read(path))
+    except UserError as error:
+        outcome = str(error)
+    refuse_disagreement(outcome, f"checkpoint {path}")
+    return found
+
+
+def _iteration(path: Path) -> int:
+    """The last iteration done, read without the tensors; -1 where none is stored."""
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True).get("iteration", -1))
+    except Exception:  # damaged, or not plain: first in order, so that reading it whole says what is wrong
+        return sys.maxsize
+
+
+def _not_finite(model: Any) -> str:
+    """The name of the first tensor that is not finite, or an empty string."""
+    tensors = model if isinstance(model, Mapping) else {}
+    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()}
+    if not real:
+        return ""
+    finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist()
+    return next((name for name, is_finite in zip(real, finite, strict=True) if not is_finite), "")

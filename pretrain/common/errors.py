@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +21,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def escape_unprintable() -> None:
+    """Makes standard output escape what it cannot encode, as standard error does: a path need not be UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
     Every other exception is ours and keeps its traceback (exit status 1).
     """
+    escape_unprintable()
     try:
         status = main(None)
         sys.stdout.flush()

@@ -6,6 +6,7 @@ The stage ends the current step, writes its checkpoint and raises `Stopped`. Not
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -54,6 +55,8 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
     SIGTERM from the parent is obeyed: torch and multiprocessing end workers by it, and wait for ever for deaf ones.
     """
+    parent = multiprocessing.parent_process()  # with a fork server, os.getppid() would be that server
+    assert parent
     for number in _IGNORED_IN_WORKERS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -61,7 +64,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent.pid,), daemon=True).start()
 
 
 @contextlib.contextmanager

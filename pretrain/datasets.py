@@ -122,7 +122,7 @@ def _folder(folder: Path, split: str) -> ImageData:
         )
     chosen = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
     if not chosen:
-        raise UserError(
+        raise MissingSplit(
             f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
             f"folder of images itself, such as folder:{folder}/{found[0]}"
         )

@@ -172,14 +172,15 @@ def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(image
 @pytest.mark.parametrize(
     "name, part, says",
     [
-        ("folder:{}", "train/class0", "has no labels"),
-        ("folder:{}", "train", "has no val split of its own"),
+        ("folder:{}/train", "train/class0", "has no labels"),
+        ("folder:{}/train", "train", "has no val split of its own"),
+        ("folder:{}", "train", "holds no folder of the val split"),
         ("imagenet", "train", "no ImageNet at .*/imagenet/val"),
     ],
 )
 def test_data_that_cannot_be_probed_are_said_once_at_the_start(images, tmp_path, name, part, says):
     shutil.copytree(images / part, tmp_path / "imagenet/train")
-    data = name.format(tmp_path / "imagenet/train")
+    data = name.format(tmp_path / "imagenet")
     cfg = _config(images, tmp_path / "run", "DATA.TRAIN", data, "DATA.ROOT", str(tmp_path), "SOLVER.EPOCHS", "1")
     assert train.main(cfg)["metrics"] == {}
     lines = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "kNN" in line]

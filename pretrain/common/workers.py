@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
@@ -16,7 +19,7 @@ from . import interrupt
 from .errors import UserError
 
 log = logging.getLogger("pretrain.workers")
-REPORT_AFTER_S, GIVE_UP_AFTER_S = 60, 600  # without a batch, although a process is waiting for one
+REPORT_AFTER_S, GIVE_UP_AFTER_S = 60, 600  # of waiting for one batch
 # Forked workers share the data set's memory and are born with signals held back. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
@@ -32,56 +35,47 @@ class ShieldedDataLoader(DataLoader):
         batch_sampler: batches of items, perhaps without end.
 
     Raises:
-        UserError: by its iterator, when a worker has returned nothing for GIVE_UP_AFTER_S.
+        UserError: by its iterator, when a batch has not come for GIVE_UP_AFTER_S.
     """
 
     def __init__(self, dataset: Any, batch_sampler: Iterable[Any], num_workers: int, **kwargs: Any) -> None:
-        self._drawn = _Drawn(batch_sampler)
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         if num_workers:
-            defaults |= {"timeout": REPORT_AFTER_S, "multiprocessing_context": START_METHOD}
+            batch_sampler = self._drawn = _Drawn(batch_sampler)
+            defaults["multiprocessing_context"] = START_METHOD
         super().__init__(
             dataset,
-            batch_sampler=self._drawn,  # type: ignore[arg-type]  # any iterable of batches will do
+            batch_sampler=batch_sampler,  # type: ignore[arg-type]  # any iterable of batches will do
             num_workers=num_workers,
             **{**defaults, **kwargs},
         )
 
     def __iter__(self) -> Any:
+        if self.num_workers and START_METHOD != "fork":
+            resource_tracker.ensure_running()  # starting it unblocks signals
         with interrupt.held_back():  # until the new workers ignore them
             batches = super().__iter__()
-        return self._watched(batches)
+        return self._watched(batches) if self.num_workers else batches
 
     def _watched(self, batches: Any) -> Iterator[Any]:
-        waited_s = 0.0
-        while True:
-            try:
+        waiting = self._drawn.awaited
+        watch = _Watch(batches, getattr(self.dataset, "name", str))
+        try:
+            while True:
+                watch.awaited = waiting[0] if waiting else None
                 batch = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader timed out"):
-                    raise
-                waited_s += self.timeout
-                self._report(batches, waited_s)
-                continue
-            waited_s = 0.0
-            self._drawn.awaited.popleft()
-            yield batch
-
-    def _report(self, batches: Any, waited_s: float) -> None:
-        items = self._drawn.awaited[0]
-        names = [getattr(self.dataset, "name", str)(item) for item in items[:3]] + ["..."] * (len(items) > 3)
-        worker = batches._workers[batches._task_info[batches._rcvd_idx][0]]
-        stuck = f"no batch for {waited_s:g} s: worker process {worker.pid} is reading {', '.join(names)}"
-        if waited_s < GIVE_UP_AFTER_S:
-            log.warning(f"{stuck}; the run ends after {GIVE_UP_AFTER_S:g} s; is the disk slow, or the process stopped?")
+                watch.awaited = None
+                waiting.popleft()
+                yield batch
+        except StopIteration:
             return
-        batches._shutdown_workers()
-        for process in batches._workers:  # one that is stopped is deaf to SIGTERM, and Python would wait for it at exit
-            process.kill()
-        raise UserError(f"{stuck}; check these files, their disk and the process, and run again to resume")
+        except Exception as error:
+            if watch.gave_up:
+                raise UserError(watch.gave_up) from error
+            raise
+        finally:
+            watch.end.set()
 
 
 class _Drawn:
@@ -99,3 +93,52 @@ class _Drawn:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+class _Watch:
+    """A thread that reports a wait for one batch that takes too long, and at last ends it by killing the workers.
+
+    torch's own time-out does not help: a worker that is stopped while it hands over a batch blocks the receiver.
+
+    Attributes:
+        awaited: the batch that the process is waiting for now, or None. To be set by the process.
+        gave_up: why the workers were killed, or an empty string.
+        end: ends the watch. To be set by the process.
+    """
+
+    def __init__(self, batches: Any, name: Callable[[Any], str]) -> None:
+        self.awaited: Any = None
+        self.gave_up = ""
+        self.end = threading.Event()
+        self._batches, self._name = weakref.ref(batches), name  # torch ends the workers of an iterator that is deleted
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        waited_s, last = 0.0, None
+        period_s = REPORT_AFTER_S / 10
+        while not self.end.wait(period_s):  # counted in periods: while a job is suspended, nobody waits
+            awaited = self.awaited
+            before_s, waited_s = waited_s, 0.0 if awaited is None or awaited is not last else waited_s + period_s
+            last = awaited
+            if waited_s >= GIVE_UP_AFTER_S:
+                self._give_up(f"no batch for {GIVE_UP_AFTER_S:g} s: {self._stuck(awaited)}; check them and their disk")
+                return
+            if before_s < REPORT_AFTER_S <= waited_s:
+                log.warning(
+                    f"no batch for {REPORT_AFTER_S:g} s: {self._stuck(awaited)}; the run ends after "
+                    f"{GIVE_UP_AFTER_S:g} s; is the disk slow, or the process stopped?"
+                )
+
+    def _stuck(self, items: Any) -> str:
+        names = [self._name(item) for item in items[:3]] + ["..."] * (len(items) > 3)
+        batches: Any = self._batches()
+        worker = batches._workers[batches._task_info[batches._rcvd_idx][0]]
+        return f"worker process {worker.pid} is reading {', '.join(names)}"
+
+    def _give_up(self, reason: str) -> None:
+        batches: Any = self._batches()
+        self.gave_up = reason
+        torch._C._remove_worker_pids(id(batches))  # else a signal handler would raise, perhaps outside of next()
+        batches._worker_pids_set = False
+        for process in batches._workers:  # a stopped one is deaf to SIGTERM, and Python would wait for it at exit
+            process.kill()

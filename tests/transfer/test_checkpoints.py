@@ -67,10 +67,7 @@ def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_pat
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
-    state = {
-        "model": {"count": torch.tensor(3), "a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])},
-        "iteration": 7,
-    }
+    model = {"count": torch.tensor(3), "a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])}
     with pytest.raises(UserError, match=r"training diverged: after iteration 7 b has values that are not finite"):
         checkpoints.save(tmp_path / "model_0000007.pth", {"model": model, "iteration": 7})
     assert not any(tmp_path.iterdir())

@@ -21,12 +21,8 @@ def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:
 
 
 def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_path: Path) -> None:
-    for name, iteration, age in (
-        ("model_0000099.pth", 99, 0),
-        ("model_final.pth", 899, 60),
-        ("model_0000899.pth", 899, 9),
-    ):
-        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 - age, 10_000 - age))
+    for age, (name, iteration) in enumerate({"model_final": 899, "model_0000899": 899, "model_0000099": 99}.items()):
+        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 + age, 10_000 + age))
     found = checkpoints.newest(tmp_path)
     assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
+from pretrain.common.interrupt import Stopped
+from tests.pretrain.ranks import run_ranks
 from transfer import distributed
 
 
@@ -20,3 +25,23 @@ def test_batch_norm_is_pooled_over_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     distributed.pool_batch_norm([norm])
     assert torch.allclose(norm.running_mean, torch.full((3,), 2.0))
     assert torch.allclose(norm.running_var, torch.full((3,), 3.0 + 1.0))  # mean of variances, variance of means
+
+
+def _leave_each_way(folder: Path) -> None:
+    rank = torch.distributed.get_rank()
+    with pytest.raises(RuntimeError, match="broken"), distributed.leaving():
+        raise RuntimeError("broken")
+    assert torch.distributed.is_initialized()  # until exit: the other rank would fail before this one has said why
+    with pytest.raises(Stopped), distributed.leaving():
+        torch.distributed.barrier()
+        if rank == 0:  # it still writes when the other one is ready to leave
+            time.sleep(0.5)
+            (folder / "written").write_text("whole")
+        raise Stopped("SIGTERM")
+    assert (folder / "written").read_text() == "whole" and not torch.distributed.is_initialized()
+
+
+def test_ranks_leave_the_group_together(tmp_path: Path) -> None:
+    run_ranks(_leave_each_way, 2, tmp_path)
+    with distributed.leaving():  # without a group
+        pass

@@ -61,7 +61,7 @@ lint: setup
 	exit $$status
 
 demo: setup
-	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml
+	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -142,14 +142,25 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
         if tensor.shape != shape:
             turned = " (transposed?)" if sorted(tensor.shape) == sorted(shape) else ""
             raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}{turned}")
-        if not counter and not tensor.is_floating_point():
-            raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point")
+        if not counter:
+            tensor = as_float32(tensor, name, path)
         if not torch.isfinite(tensor).all():
             raise UserError(f"{path}: {name} has {int((~torch.isfinite(tensor)).sum())} values that are not finite")
         if name.endswith("running_var") and (tensor < 0).any():
             raise UserError(f"{path}: {name} has a variance below 0")
-        checked[name] = tensor.to(torch.long if counter else torch.float32).contiguous()
+        checked[name] = (tensor.to(torch.long) if counter else tensor).contiguous()
     return checked
+
+
+def as_float32(tensor: Tensor, name: str, path: str | Path) -> Tensor:
+    """``tensor`` as float32, where values beyond its range become infinite.
+
+    Raises:
+        UserError: it holds integers, or too few bits to be weights.
+    """
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
+    return tensor.to(torch.float32)
 
 
 def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> tuple[dict[str, Tensor], str]:
@@ -189,7 +200,7 @@ def _provenance(
     found: dict[str, Any] = {
         "source": path.name,
         "source_sha256": sha256(path),
-        "encoder": encoder,
+        "encoder": encoder or earlier.get("encoder", ""),
         "arch": arch,
         "stem": stem,
     }
@@ -197,12 +208,13 @@ def _provenance(
     method: Any = content.get("method")
     if isinstance(config, str):
         found["config"] = config
-        with contextlib.suppress(yaml.YAMLError, KeyError, TypeError):  # another project's config: kept as it is
+        # Another project's config, or no config at all: kept as it is.
+        with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError):
             method = yaml.safe_load(config)["METHOD"]["NAME"]
     if isinstance(method, str):
         found["method"] = method
     for key in ("epoch", "step"):
-        if isinstance(content.get(key), int):
+        if isinstance(content.get(key), int) and abs(content[key]) < 2**63:
             found[key] = content[key]
     return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found
 

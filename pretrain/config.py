@@ -6,17 +6,26 @@ A recipe's values stand in configs/pretrain/*.yaml, never here.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from fvcore.common.config import CfgNode
 
 from .common.config_io import merge_file, merge_overrides
 from .common.errors import UserError, nearest
 from .methods import METHODS
 from .views import RECIPES
+
+# Prefixes of keys that never change any stage's result: where it runs, where data lies, how often it writes.
+FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
+                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
+
+# Prefixes of keys that do not change what pretraining learns, so a run may be resumed under other values: besides the
+# ones above, what only probes read (for a probe itself these do change the result).
+FREE_ON_RESUME = (*FREE_ANYWHERE, "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LINEAR.")
 
 
 def default_config() -> CfgNode:
@@ -128,10 +137,21 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
     return cfg
 
 
-def from_yaml_text(text: str) -> CfgNode:
-    """The config kept as text in a checkpoint or in a run folder's config.yaml."""
+def from_yaml_text(text: str, what: str = "a kept config") -> CfgNode:
+    """The config kept as text in a checkpoint or in a run folder's config.yaml.
+
+    Args:
+        what: names it in messages.
+
+    Raises:
+        UserError: it is not a config, or has a key that this version does not know.
+    """
     cfg = default_config()
-    cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
+    try:
+        cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+        raise UserError(f"{what} is not one of this version ({reason}); use the version it was made with") from error
     cfg.freeze()
     return cfg
 
@@ -170,6 +190,8 @@ _RANGES = {
     "DATALOADER.NUM_WORKERS": (0, 1024, True),
     "SOLVER.BASE_LR": (0, float("inf"), True),
     "SOLVER.MOMENTUM": (0, 1, True),
+    "SOLVER.LARS_TRUST": (0, float("inf"), False),
+    "SOLVER.GAMMA": (0, float("inf"), True),
     "SOLVER.WEIGHT_DECAY": (0, float("inf"), True),
     "SOLVER.IMS_PER_BATCH": (1, 1 << 30, True),
     "SOLVER.EPOCHS": (1, 1 << 30, True),
@@ -183,9 +205,14 @@ _RANGES = {
     "PROBE.KNN_TEMPERATURE": (0, float("inf"), False),
     "PROBE.KNN_MAX_IMAGES": (0, 1 << 40, True),
     "PROBE.IMAGE_SIZE": (0, 4096, True),
+    "PROBE.RESIZE": (0, 1 << 20, True),
     "LINEAR.BASE_LR": (0, float("inf"), True),
     "LINEAR.IMS_PER_BATCH": (1, 1 << 30, True),
     "LINEAR.EPOCHS": (1, 1 << 30, True),
+    "LINEAR.GAMMA": (0, float("inf"), True),
+    "LINEAR.MOMENTUM": (0, 1, True),
+    "LINEAR.WEIGHT_DECAY": (0, float("inf"), True),
+    "SEED": (0, (1 << 32) - 1, True),  # times a million and more it must fit the 64 bits of a generator's seed
 }
 
 
@@ -204,7 +231,7 @@ def validate(cfg: CfgNode) -> None:
             raise UserError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
     for key, (low, high, closed) in _RANGES.items():
         value = _leaf(cfg, key)
-        if not (math.isfinite(value) and low <= value <= high) or (value == low and not closed):
+        if not _is_number(value) or not low <= value <= high or (value == low and not closed):
             raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}" + _at_most(high))
     for key in ("VIEWS.QUERY", "VIEWS.KEY"):
         if _leaf(cfg, key) not in RECIPES:
@@ -213,6 +240,10 @@ def validate(cfg: CfgNode) -> None:
             )
     if any(not isinstance(width, int) or width < 1 for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
         raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; every width must be at least 1")
+    for key, what in (("SOLVER.STEPS", "epochs"), ("LINEAR.STEPS", "epochs"), ("LINEAR.LRS", "learning rates")):
+        values = _leaf(cfg, key)
+        if any(not _is_number(value) or value < 0 for value in values):
+            raise UserError(f"{key} is {values}; it must be a list of {what}, numbers of at least 0")
     method = METHODS[cfg.METHOD.NAME]
     if cfg.METHOD.LAMBDA_SCHEDULE != "constant" and cfg.METHOD.NAME != "jcl":
         raise UserError(
@@ -235,6 +266,11 @@ def _leaf(cfg: CfgNode, dotted: str) -> Any:
     for part in dotted.split("."):
         cfg = cfg[part]
     return cfg
+
+
+def _is_number(value: Any) -> bool:
+    """True for what a float can hold: not NaN, an infinity, or a whole number of hundreds of digits."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _at_most(high: float) -> str:

@@ -6,7 +6,8 @@ Every set has a fixed order (sorted names), so an index means the same image in 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ __all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
 NAMES = ("imagenet", "imagenet100", "cifar10", "cifar100", "fashion_mnist", "stl10", "tiny_imagenet")
 SPLITS = ("train", "val", "unlabelled")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-_TINY_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
+_READER_ERRORS = (RuntimeError, OSError, ValueError, EOFError)
+_TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+
+
+class MissingSplit(UserError):
+    """The data set is there, but not this split of it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,9 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """Opens a split of a data set.
 
     Args:
-        name: one of NAMES, or ``folder:/path``: images in it (no labels) or one folder a class; with ``train`` and
-            ``val`` folders in it, the split's folder is taken.
+        name: one of NAMES, or ``folder:/path``: images in it (no labels) or one folder per class. Folders in it that
+            are called as splits (train, training, val, valid, validation, test) are splits, never classes; test is
+            the val split where there is no other.
         split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
             ``train`` split of stl10 is its labelled and then its unlabelled images (label -1).
         root: where the named data sets lie.
@@ -86,7 +95,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name.startswith("folder:"):
-        return _folder(Path(name[len("folder:") :]).expanduser(), split)
+        return _folder(Path(os.path.expanduser(name[len("folder:") :])), split)
     if name in ("imagenet", "imagenet100"):
         return _imagenet(name, split, root)
     if name in ("cifar10", "cifar100", "fashion_mnist"):
@@ -100,26 +109,41 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
 
 def _folder(folder: Path, split: str) -> ImageData:
     name = f"folder:{folder}"
-    if not folder.is_dir():
-        raise UserError(f"no image folder at {folder}; expected images in it, or one folder of images a class")
-    folders = set(_folder_names(folder))
-    if {"train", "val"} <= folders <= {"train", "val", "test"}:
-        return _class_folders(folder / split, _folder_names(folder / "train") or None, name, may_be_flat=True)
-    return _class_folders(folder, None, name, may_be_flat=True)
+    folders = _folder_names(folder)
+    of_split = {key: [f for f in folders if f.lower() in names] for key, names in _SPLIT_FOLDERS.items()}
+    found = [*of_split["train"], *of_split["val"]]
+    if not found:
+        return _class_folders(folder, None, name, may_be_flat=True)
+    others = [f for f in folders if f not in found]
+    if others and not (of_split["train"] and of_split["val"]):
+        raise UserError(
+            f"{folder} holds {found[0]}/ beside {others[0]}/: a split or a class? If a split, name folder:{folder}/"
+            f"{found[0]}; if a class, move all class folders into {folder}/train/"
+        )
+    chosen = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
+    if not chosen:
+        raise MissingSplit(
+            f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
+            f"folder of images itself, such as folder:{folder}/{found[0]}"
+        )
+    if len(chosen) > 1:
+        raise UserError(f"{folder} holds {chosen[0]}/ and {chosen[1]}/, both of the {split} split; leave one of them")
+    classes = _folder_names(folder / of_split["train"][0]) if of_split["train"] else []
+    return _class_folders(folder / chosen[0], classes or None, name, may_be_flat=True)
 
 
 def _imagenet(name: str, split: str, root: Path) -> ImageData:
     """ImageNet-1K's folders, or of ImageNet-100 those of its classes (in a folder of its own, or in ImageNet-1K's)."""
-    top = root / (name if (root / name).is_dir() else "imagenet")
-    if not (top / split).is_dir():
-        raise UserError(
+    top = root / (name if os.path.isdir(root / name) else "imagenet")
+    if not os.path.isdir(top / split):
+        raise (MissingSplit if os.path.isdir(top) else UserError)(
             f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
             "(bring it from image-net.org, or set DATA.ROOT to where it lies)"
         )
     if name == "imagenet100":
         classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
     else:  # val's labels are train's
-        classes = _folder_names(top / "train") if (top / "train").is_dir() else None
+        classes = _folder_names(top / "train") if os.path.isdir(top / "train") else None
     return _class_folders(top / split, classes or None, name)
 
 
@@ -130,14 +154,14 @@ def _class_folders(folder: Path, classes: list[str] | None, name: str, may_be_fl
         classes: take these only, in this order of labels; None: the folders found.
     """
     entries = _entries(folder)
-    flat = any(_is_image(entry.name) and not entry.is_dir() for entry in entries)
+    flat = any(_is_image(entry.name) and not _is_folder(entry) for entry in entries)
     if flat and not may_be_flat:
         raise UserError(
             f"{name}: images lie directly in {folder}; expected one folder a class, {folder}/n########/*.JPEG"
         )
     if flat:
         return ImageData(Files(folder, list(_images_below(folder))), None, [])
-    found = [entry.name for entry in entries if entry.is_dir()]
+    found = [entry.name for entry in entries if _is_folder(entry)]
     if classes is None:
         classes = found
     elif (missing := sorted(set(classes) - set(found))) and not may_be_flat:
@@ -164,25 +188,43 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"no image folder at {folder}; expected images in it, or one folder of images per class"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot list {folder}: {error.strerror}") from error
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link to itself
+        raise UserError(f"cannot read {entry.path}: {error.strerror}; remove it") from error
+
+
 def _folder_names(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_dir()]
+    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
 
 
 def _is_image(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES)
 
 
-def _images_below(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Names relative to ``folder``, sorted. Names with an image's suffix are not stat'ed: slow on network disks."""
+def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Names relative to ``folder``, sorted. Names with an image's suffix are not stat'ed: slow on network disks.
+
+    Args:
+        above: the real paths of the folders on the way here, so that a link back to one of them ends the walk.
+    """
+    here = os.path.realpath(folder)
+    if here in above:
+        raise UserError(f"{folder} links to a folder that it lies in; remove the link")
     for entry in _entries(folder):
         if _is_image(entry.name):
             yield prefix + entry.name
-        elif entry.is_dir():
-            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/")
+        elif _is_folder(entry):
+            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/", (*above, here))
 
 
 def _from_torchvision(name: str, split: str, root: Path, download: bool) -> ImageData:
@@ -195,8 +237,10 @@ def _from_torchvision(name: str, split: str, root: Path, download: bool) -> Imag
     }
     reader, layout = readers[name]
     try:
-        data = reader(str(root), train=split == "train", download=download)
-    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        if download:
+            _fetch(root, layout, lambda folder: reader(folder, download=True))
+        data = reader(str(root), train=split == "train")
+    except (*_READER_ERRORS, AssertionError, TypeError, LookupError) as error:
         raise _missing(name, root, layout, download, error) from error
     images = np.asarray(data.data, dtype=np.uint8)
     return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
@@ -211,7 +255,7 @@ def _stl10(split: str, root: Path, download: bool) -> ImageData:
         if download:
             from torchvision.datasets import STL10
 
-            STL10(str(root), split="test", download=True)
+            _fetch(root, layout, lambda folder: STL10(folder, split="test", download=True))
         classes = (folder / "class_names.txt").read_text().split()
         arrays = [np.memmap(folder / f"{part}_X.bin", np.uint8, "r").reshape(-1, 3, 96, 96) for part in parts]
         labels = [
@@ -220,7 +264,7 @@ def _stl10(split: str, root: Path, download: bool) -> ImageData:
             else np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1
             for part, array in zip(parts, arrays, strict=True)
         ]
-    except (RuntimeError, OSError, ValueError) as error:
+    except _READER_ERRORS as error:
         raise _missing("stl10", root, layout, download, error) from error
     if [len(part) for part in labels] != [len(array) for array in arrays]:
         raise UserError(f"stl10: {folder} has other numbers of images than of labels; fetch it again")
@@ -232,23 +276,45 @@ def _tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
     folder = root / "tiny-imagenet-200"
     layout = "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}"
     try:
-        if download and not folder.is_dir():
+        if download:
             from torchvision.datasets.utils import download_and_extract_archive
 
-            download_and_extract_archive(_TINY_URL, str(root))
+            _fetch(root, layout, lambda folder: download_and_extract_archive(_TINY_URL, folder, md5=_TINY_MD5))
         classes = sorted((folder / "wnids.txt").read_text().split())
         if split == "train":
             return _class_folders(folder / "train", classes, "tiny_imagenet")
         rows = sorted(line.split("\t")[:2] for line in (folder / "val/val_annotations.txt").read_text().splitlines())
         labels = np.array([classes.index(wnid) for _, wnid in rows], np.int64)
-    except (RuntimeError, OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except _READER_ERRORS as error:
         raise _missing("tiny_imagenet", root, layout, download, error) from error
     return ImageData(Files(folder / "val/images", [image for image, _ in rows]), labels, classes)
 
 
+def _fetch(root: Path, layout: str, download: Callable[[str], Any]) -> None:
+    """Downloads and unpacks in a temporary folder that is renamed at the end: what has its name is whole.
+
+    Args:
+        layout: begins with the folder that ``download`` makes in the folder that it is given.
+    """
+    place = root / layout.partition("/")[0]
+    if place.is_dir():
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=root) as temporary:
+        download(temporary)
+        try:
+            (Path(temporary) / place.name).rename(place)
+        except OSError:
+            if not place.is_dir():  # another run was faster
+                raise
+
+
 def _missing(name: str, root: Path, layout: str, download: bool, error: Exception) -> UserError:
     remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to where it lies"
-    found = "" if "not found" in str(error) else f" ({' '.join(str(error).split())})"
+    place = root / layout.partition("/")[0]
+    if place.exists():
+        remedy = f"{place} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
+    found = "" if not download and "not found" in str(error) else f" ({' '.join(str(error).split())})"
     return UserError(f"cannot read {name}: expected {root}/{layout}; {remedy}{found}")

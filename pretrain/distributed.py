@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor
 from .common import process_group
 from .common.copies import to_device
 from .common.errors import UserError
+from .common.interrupt import Stopped
+from .common.lock import claim
+from .common.run_folder import begin
 
 
 def init(device_name: str = "auto") -> torch.device:
@@ -38,6 +42,35 @@ def shutdown() -> None:
     """Leaves the process group, if any."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def stage(name: str, output_dir: Path, device_name: str) -> Iterator[torch.device]:
+    """What a stage runs in: the process group of the environment, and its run folder, which rank 0 holds for all ranks.
+
+    Yields this rank's device. At the end the folder is released, and the process group is left unless the caller had
+    joined it. After an error it is not left: that would wait for ranks that wait for this one.
+
+    Raises:
+        UserError: a live process holds ``output_dir``, or it belongs to another stage.
+    """
+    leaves = not dist.is_initialized()
+    device = init(device_name)
+    try:
+        with contextlib.ExitStack() as held:
+
+            def take() -> None:
+                held.enter_context(claim(output_dir, f"the {name} stage"))
+                begin(output_dir, name)
+
+            process_group.on_first_rank(take)
+            yield device
+    except Stopped:  # all ranks have agreed on it
+        if leaves:
+            shutdown()
+        raise
+    if leaves:
+        shutdown()
 
 
 def rank() -> int:
@@ -111,7 +144,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        total = grads[0].contiguous()
+        total = grads[0].clone(memory_format=torch.contiguous_format)  # autograd may have other uses for its own
         dist.all_reduce(total)
         return total.split(ctx.sizes)[rank()], None
 
@@ -120,8 +153,8 @@ class ExchangePlan:
     """Moves rows between ranks by a permutation that every rank knows, and moves results back.
 
     The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
-    `scatter` it holds the rows ``order[start:stop]`` of its slice of the M N positions. Only the rows that change
-    rank travel once (an all-gather would send every row to every rank).
+    `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only the rows that
+    change rank travel once (an all-gather would send every row to every rank).
     """
 
     def __init__(self, order: Tensor, many: int, total: int) -> None:
@@ -135,7 +168,7 @@ class ExchangePlan:
             counts.append(stop - start)
         source = owner[order % total]  # rank that holds the row of each position
         slot = (order // total) * torch.tensor(counts)[source] + local[order % total]  # its place on that rank
-        bounds = [slice_bounds(many * total, r, ranks) for r in range(ranks)]
+        bounds = [(many * start, many * stop) for start, stop in (slice_bounds(total, r, ranks) for r in range(ranks))]
         mine = slice(*bounds[me])
         # What I send to rank r, in the order of r's positions; what I receive comes grouped by source rank.
         sends = [slot[start:stop][source[start:stop] == me] for start, stop in bounds]

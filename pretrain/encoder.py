@@ -13,8 +13,6 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .distributed import slice_bounds
-
 
 def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:
     """A random ResNet without classifier: (N, 3, H, W) -> (N, F) after global average pooling.
@@ -56,38 +54,44 @@ def build_head(in_dim: int, hidden_dims: Sequence[int], out_dim: int, batch_norm
 
 
 def build_encoder(
-    arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: int = 1
+    arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: Sequence[int] = ()
 ) -> torchvision.models.ResNet:
-    """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not yet normalised."""
+    """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not yet normalised.
+
+    Args:
+        bn_groups: as in `split_batch_norm`; one group or none: ordinary batch norm.
+    """
     encoder = build_backbone(arch, stem)
     encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, head_bn))
-    if bn_groups > 1:
+    if len(bn_groups) > 1:
         split_batch_norm(encoder, bn_groups)
     return encoder
 
 
 class _Grouped:
-    """Training statistics over ``groups`` contiguous parts of the batch: the slices that as many processes would hold.
+    """Training statistics over contiguous groups of the batch: the slices that as many processes would hold.
 
-    One process then behaves as ``groups`` processes do, each with its own BN: what ShuffleBN needs (He et al. 2020,
-    Sec. 3.3). Running statistics are the mean over the parts.
+    One process then behaves as several do, each with its own BN: what ShuffleBN needs (He et al. 2020, Sec. 3.3).
+    Running statistics are the mean over the groups.
+
+    Attributes:
+        groups: images in each group. A batch of k rows per image has k times as many rows in each.
     """
 
-    groups: int
+    groups: Sequence[int]
 
     def forward(self, x: Tensor) -> Tensor:
         bn = cast(nn.BatchNorm2d, self)
-        if not bn.training or self.groups == 1:
+        if not bn.training:
             return super().forward(x)  # type: ignore[misc]
         mean, var = cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)
         cast(Tensor, bn.num_batches_tracked).add_(1)
-        means_GC, vars_GC = mean.repeat(self.groups, 1), var.repeat(self.groups, 1)
-        bounds = [slice_bounds(len(x), g, self.groups) for g in range(self.groups)]
+        means_GC, vars_GC = mean.repeat(len(self.groups), 1), var.repeat(len(self.groups), 1)
+        rows_per_image = len(x) // sum(self.groups)
+        parts = x.split([rows_per_image * images for images in self.groups])
         # In parts and joined: as fast as folding parts into channels, and it keeps channels_last as it is.
         rest = (bn.weight, bn.bias, True, cast(float, bn.momentum), bn.eps)
-        y = torch.cat(
-            [F.batch_norm(x[start:stop], means_GC[g], vars_GC[g], *rest) for g, (start, stop) in enumerate(bounds)]
-        )
+        y = torch.cat([F.batch_norm(part, means_GC[g], vars_GC[g], *rest) for g, part in enumerate(parts)])
         with torch.no_grad():
             mean.copy_(means_GC.mean(0))
             var.copy_(vars_GC.mean(0))
@@ -102,8 +106,12 @@ class GroupedBatchNorm2d(_Grouped, nn.BatchNorm2d):
     """BatchNorm2d with statistics over parts of the batch."""
 
 
-def split_batch_norm(module: nn.Module, groups: int) -> None:
-    """Turns every BatchNorm of ``module`` into its grouped form, in place; state names do not change."""
+def split_batch_norm(module: nn.Module, groups: Sequence[int]) -> None:
+    """Turns every BatchNorm of ``module`` into its grouped form, in place; state names do not change.
+
+    Args:
+        groups: images in each group; a training batch must hold a multiple of their sum.
+    """
     for child in module.modules():
         if isinstance(child, nn.BatchNorm2d):
             child.__class__ = GroupedBatchNorm2d

@@ -1,13 +1,18 @@
 """Where images come from (files, arrays), each read as upright 8-bit RGB.
 
-OpenCV decodes; Pillow has the last word on what OpenCV cannot read.
+OpenCV decodes; Pillow reads the header first and has the last word on what OpenCV cannot read.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
-from collections.abc import Sequence
+import stat
+import time
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +22,40 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .common.errors import UserError
 
+MAX_PIXELS = 1024**3 // 4 // 3  # per image, a quarter of a GiB of RGB; Pillow warns from here on
 _PILLOW_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # SyntaxError: a broken PNG
+_RETRY_AFTER_S = 1.0
+_ABOUT_THE_FILE = {  # any other error is about the disk, the file server or this process
+    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
+}  # fmt: skip
 
 
 class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
+
+
+def read_file(path: str, is_last_try: bool = False) -> bytes:
+    """The content of a regular file. An error that may pass, such as EIO or ESTALE, is tried once more.
+
+    Raises:
+        CorruptImage: missing, not permitted, or not a regular file.
+        UserError: reading failed twice for a reason that lies outside the file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO would wait forever for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CorruptImage(f"cannot read image {path}: it is not a regular file")
+            return file.read()
+    except OSError as error:
+        if error.errno in _ABOUT_THE_FILE:
+            raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
+        if is_last_try:
+            raise UserError(
+                f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
+            ) from error
+    time.sleep(_RETRY_AFTER_S)
+    return read_file(path, is_last_try=True)
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:
@@ -37,26 +71,52 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
         (H, W, 3) uint8, RGB.
 
     Raises:
-        CorruptImage: truncated, damaged or not an image.
+        CorruptImage: truncated, damaged, not an image, or larger than MAX_PIXELS.
+        MemoryError: the process may not have the memory.
     """
-    image = None
-    if encoded:
-        try:
-            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
-        except cv2.error:  # a header it cannot parse, or more than 2^30 pixels
-            image = None
-    if image is None:
-        return _decode_with_pillow(encoded, name)
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-
-def _decode_with_pillow(encoded: bytes, name: str) -> np.ndarray:
     try:
-        return np.array(upright(Image.open(io.BytesIO(encoded))).convert("RGB"))
+        header = _open(encoded, name)
+        image = None if _lacks_its_end(encoded) else _decode_with_opencv(encoded)
+        return np.array(upright(header).convert("RGB")) if image is None else image
+    except CorruptImage:
+        raise
     except UnidentifiedImageError as error:
         raise CorruptImage(f"cannot decode image {name}: it is not in a known image format") from error
     except _PILLOW_ERRORS as error:
         raise CorruptImage(f"cannot decode image {name}: {' '.join(str(error).split())}") from error
+
+
+def _decode_with_opencv(encoded: bytes) -> np.ndarray | None:
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    except cv2.error as error:  # a header it cannot parse
+        if error.code == cv2.Error.STS_NO_MEM:
+            raise MemoryError from error
+        return None
+
+
+def _open(encoded: bytes, name: str) -> Image.Image:
+    """Opens an image with Pillow, which reads no more than the header.
+
+    Raises:
+        CorruptImage: it is larger than MAX_PIXELS; what else may happen is in _PILLOW_ERRORS.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of odd EXIF data, for one
+            image = Image.open(io.BytesIO(encoded))
+        too_large = image.width * image.height > MAX_PIXELS
+    except Image.DecompressionBombError:
+        too_large = True
+    if too_large:
+        raise CorruptImage(f"image {name} has more than {MAX_PIXELS:,} pixels, the limit; scale it down")
+    return image
+
+
+def _lacks_its_end(encoded: bytes) -> bool:
+    """True for a JPEG without an end after its last scan: OpenCV before 4.12 fills what is missing with gray."""
+    is_jpeg, end = encoded.startswith(b"\xff\xd8"), b"\xff\xd9"
+    return is_jpeg and not encoded.endswith(end) and encoded.rfind(end) <= encoded.rfind(b"\xff\xda")
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -75,14 +135,29 @@ def open_upright(path: str) -> Image.Image:
     """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's.
 
     Raises:
-        CorruptImage: missing, damaged or not an image.
+        CorruptImage: missing, damaged, not an image, or larger than MAX_PIXELS.
+        UserError: the disk failed, or the memory does not suffice.
     """
+    remedy = "restore it or remove it from the annotations"
     try:
-        with Image.open(path) as file:
-            return upright(file)
+        with _memory_for(path):
+            return upright(_open(read_file(path), path))
+    except CorruptImage as error:
+        raise CorruptImage(f"{error}; {remedy}") from error
+    except UserError:
+        raise
     except _PILLOW_ERRORS as error:
-        text = " ".join(str(error).split())
-        raise CorruptImage(f"cannot read image {path}: {text}; restore it or remove it from the annotations") from error
+        raise CorruptImage(f"cannot read image {path}: {' '.join(str(error).split())}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def _memory_for(path: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise UserError(
+            f"not enough memory to read image {path}; lower DATALOADER.NUM_WORKERS, or give the run more memory"
+        ) from error
 
 
 class Source(Protocol):
@@ -111,12 +186,8 @@ class Files:
 
     def read(self, index: int) -> np.ndarray:
         path = self.name(index)
-        try:
-            with open(path, "rb") as file:
-                encoded = file.read()
-        except OSError as error:
-            raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
-        return decode(encoded, path)
+        with _memory_for(path):
+            return decode(read_file(path), path)
 
 
 class Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from torchvision.models import ResNet
 
 from . import distributed, schedule, views
 from .backbone_file import load_backbone
-from .common import interrupt
+from .common import interrupt, process_group
 from .common.config_io import dump
 from .common.copies import OnItsWay, to_device
 from .common.errors import UserError
@@ -23,22 +24,35 @@ from .methods import METHODS, Objective
 from .optim import build_optimizer
 from .queue import NegativeQueue
 from .siamese import SiameseEncoder, encode
+from .weights_file import tensor_digest
+
+_OTHER_FOLDER = "choose another OUTPUT_DIR"
+_MAX_SKIPPED = 50  # fp16 steps in a row; the scale has then fallen by 2^50, and no smaller one will help
 
 
 class Learner:
-    """Encoders, objective and optimiser: everything one step changes."""
+    """Encoders, objective and optimiser: everything one step changes.
 
-    def __init__(self, cfg: CfgNode, device: torch.device, say) -> None:
+    Args:
+        say: takes a line for the log.
+        resumes: `load` follows, so MODEL.WEIGHTS, which may be gone by now, is not read.
+
+    Attributes:
+        skipped_steps: fp16 optimizer steps left out so far because the scaled gradients overflowed.
+    """
+
+    def __init__(self, cfg: CfgNode, device: torch.device, say, resumes: bool = False) -> None:
         self.cfg, self.device, self.say = cfg, device, say
         self.method = METHODS[cfg.METHOD.NAME]
         torch.manual_seed(cfg.SEED)  # initial weights and queue: the same on every rank
         groups = local_bn_groups(cfg, say)
-        self.bn_groups = 1 if cfg.MODEL.BN_GROUPS == 1 else groups * distributed.world_size()  # of the global batch
+        # Of the global batch; these are what a run on another number of processes must have, too.
+        self.bn_groups = 1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size()
         encoder = build_encoder(
             cfg.MODEL.ARCH, cfg.MODEL.STEM, hidden_dims=cfg.MODEL.HEAD_HIDDEN_DIMS, head_bn=cfg.MODEL.HEAD_BN,
             dim=cfg.MODEL.EMBEDDING_DIM, bn_groups=groups,
         )  # fmt: skip
-        if cfg.MODEL.WEIGHTS:
+        if cfg.MODEL.WEIGHTS and not resumes:
             _start_from(encoder, cfg)
         if cfg.MODEL.BN_GROUPS == 1 and distributed.world_size() > 1:
             if device.type != "cuda":
@@ -67,8 +81,9 @@ class Learner:
                 warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
                 self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
-        self._control: OnItsWay | None = None  # [non-finite?, stop?] of the step before
+        self._control: OnItsWay | None = None  # what `_watch` sent of the step before
         self._stop = False  # what all ranks agreed on in the step before the last
+        self.skipped_steps = self._skipped_in_a_row = 0
 
     def step(self, batch: Batch, step: int, progress: float, epoch: int, lr: float, data) -> Objective:
         """One optimiser step on this rank's share of the batch; returns the objective with this rank's numbers."""
@@ -98,14 +113,16 @@ class Learner:
         share = images.shape[1] * distributed.world_size() / total
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(objective.loss * share).backward()
+        scale = self.scaler.scale(torch.ones((), device=self.device))
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        scales = torch.stack([scale, self.scaler.scale(torch.ones_like(scale))])  # it falls where the step was skipped
         if self.method.kind == "queue":
             if cfg.MODEL.EMA_UPDATE == "after_step":
                 self.siamese.update_keys(momentum)
             self._enqueue(cast(Tensor, objective.enqueue_ND), total)
         self.check_finite()  # of the step before: by now its result is on the host
-        self._watch(objective.loss.detach(), step, lr, batch, data)
+        self._watch(objective.loss.detach(), scales, step, lr, batch, data)
         objective.metrics["feature_spread"] = q_ND.detach().std(dim=0).mean() * q_ND.shape[1] ** 0.5
         return objective
 
@@ -136,34 +153,58 @@ class Learner:
         self.siamese.negatives.enqueue(distributed.gather(vectors_nD, distributed.slice_sizes(total)))
 
     @torch.no_grad()
-    def _watch(self, loss: Tensor, step: int, lr: float, batch: Batch, data) -> None:
-        """Starts the copy of [non-finite?, stop?] to the host, and makes BN statistics the mean over ranks.
+    def _watch(self, loss: Tensor, scales: Tensor, step: int, lr: float, batch: Batch, data) -> None:
+        """Starts the copy of what the host must know to the host, and makes BN statistics the mean over ranks.
 
-        One collective a step carries all of it. Averaged statistics are those of the averaged moments, so a checkpoint
-        of rank 0 speaks for every rank and resuming loses nothing.
+        That is: is the loss not finite here? anywhere? was a rank asked to stop? the loss scale before and after the
+        step. One collective per step carries all of it. Averaged statistics are those of the averaged moments, so a
+        checkpoint of rank 0 speaks for every rank and resuming loses nothing.
         """
-        control = torch.stack([(~loss.isfinite()).float(), torch.full_like(loss, bool(interrupt.stop_requested()))])
+        here = (~loss.isfinite()).float()
+        shared = torch.stack([here, torch.full_like(loss, bool(interrupt.stop_requested()))])
         if distributed.world_size() > 1:
-            flat = distributed.mean_(torch.cat([control, *self._buffers]))
+            flat = distributed.mean_(torch.cat([shared, *self._buffers]))
             torch._foreach_copy_(self._buffers, list(flat[2:].split([b.numel() for b in self._buffers])))
-            control = flat[:2]
-        self._control = OnItsWay(control)
+            shared = flat[:2]
+        self._control = OnItsWay(torch.cat([here[None], shared, scales]))
         self._suspect = (step, lr, batch.index_N, data)
 
     def check_finite(self) -> None:
-        """Raises UserError (step, learning rate, images) if the last watched loss was not finite on some rank."""
+        """Reads what `_watch` sent.
+
+        Raises:
+            UserError: the loss was not finite on some rank (it names step, learning rate and that rank's images), or
+                50 steps in a row were skipped. Every rank raises the same.
+        """
         if self._control is None:
             return
-        not_finite, stop = self._control.read().tolist()
+        here, anywhere, stop, scale, next_scale = self._control.read().tolist()
+        self._control = None
         self._stop = stop > 0
-        if not_finite > 0:
-            step, lr, indices, data = self._suspect
-            names = ", ".join(data.image_name(int(i)) for i in indices[:8])
+        step, lr, indices, data = self._suspect
+        if anywhere > 0:
+            names = ", ".join(data.image_name(int(i)) for i in indices[:8]) + (", ..." if len(indices) > 8 else "")
+            named = process_group.gather_objects(names if here > 0 else "")
+            rank, images = next((rank, images) for rank, images in enumerate(named) if images)
+            where = f" on rank {rank}" if distributed.world_size() > 1 else ""
             raise UserError(
-                f"loss is not finite at step {step} (learning rate {lr:.4g}; images: {names}"
-                f"{', ...' if len(indices) > 8 else ''}); lower SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set "
-                "SOLVER.AMP none"
+                f"loss is not finite at step {step}{where} (learning rate {lr:.4g}; images: {images}); lower "
+                "SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
             )
+        skipped = next_scale < scale
+        self.skipped_steps += skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row >= _MAX_SKIPPED:
+            raise UserError(
+                f"fp16: the {_MAX_SKIPPED} steps up to step {step} were all skipped, their gradients overflow even at "
+                f"a loss scale of {scale:.3g}; set SOLVER.AMP bf16 or none, or lower SOLVER.BASE_LR"
+            )
+
+    def precision(self) -> dict[str, float]:
+        """For the log: loss_scale and skipped_steps of fp16; nothing otherwise."""
+        if not self.scaler.is_enabled():
+            return {}
+        return {"loss_scale": self.scaler.get_scale(), "skipped_steps": self.skipped_steps}
 
     def stop_agreed(self) -> str:
         """The reason to stop, if any rank was asked to; the same answer on every rank.
@@ -194,7 +235,7 @@ class Learner:
             "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH, "state_dict": self.siamese.moco_state_dict(),
             "optimizer": self.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
             "scaler": self.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
-            "bn_groups": self.bn_groups, "config": dump(cfg),
+            "bn_groups": self.bn_groups, "skipped_steps": self.skipped_steps, "config": dump(cfg),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> int:
@@ -210,38 +251,50 @@ class Learner:
             torch.set_rng_state(state["random_states"]["torch"])
             if self.device.type == "cuda" and "cuda" in state["random_states"]:
                 torch.cuda.set_rng_state(state["random_states"]["cuda"], self.device)
-        except (KeyError, RuntimeError, ValueError) as error:
-            raise UserError(f"the checkpoint does not fit this config: {str(error).splitlines()[0]}") from error
+            step = int(state["step"])
+        except KeyError as error:
+            raise UserError(f"the checkpoint lacks {error}, so no run can go on from it; {_OTHER_FOLDER}") from error
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"the checkpoint does not fit this config: {reason}; {_OTHER_FOLDER}") from error
+        self.skipped_steps = int(state.get("skipped_steps", 0))
         earlier = state.get("bn_groups", self.bn_groups)
         if earlier != self.bn_groups:
             self.say(
                 f"warning: begun with batch-norm statistics over {earlier} parts of the batch, now {self.bn_groups} "
                 "(another number of processes): the result will not be the uninterrupted run's"
             )
-        return int(state["step"])
+        return step
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that change with any weight, statistic or negative."""
+        joined = "".join(tensor_digest(tensor) for tensor in self.siamese.state_dict().values())
+        return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
-def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> int:
-    """Parts of this rank's batch with their own BN statistics, from MODEL.BN_GROUPS (parts of the global batch)."""
+def local_bn_groups(cfg: CfgNode, say=lambda _: None) -> list[int]:
+    """Images in each part of this rank's batch that has BN statistics of its own.
+
+    MODEL.BN_GROUPS contiguous parts of the global batch lie on the ranks, whose slices end where parts end; the parts
+    are therefore the same on any number of processes.
+    """
     ranks, wanted, total = distributed.world_size(), cfg.MODEL.BN_GROUPS, cfg.SOLVER.IMS_PER_BATCH
     if total < ranks:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
     in_batch = METHODS[cfg.METHOD.NAME].kind == "batch"  # every view goes through one encoder: nothing to hide
-    if in_batch and wanted == 0:
-        return 1
-    if wanted == 0:
-        if ranks > 1:
-            return 1
-        groups = min(8, max(1, total // 2), max(2, total // 32))
-        say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
-        return groups
-    if wanted == 1 and ranks == 1 and not in_batch:
+    if wanted == 1 and not in_batch:
         say("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted > 1 and (wanted % ranks or wanted > total):
         raise UserError(
             f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
         )
-    return max(1, wanted // ranks)
+    groups = max(ranks, wanted)
+    if wanted == 0 and ranks == 1 and not in_batch:
+        groups = min(8, max(1, total // 2), max(2, total // 32))
+        say(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
+    first, count = distributed.rank() * groups // ranks, groups // ranks
+    bounds = [distributed.slice_bounds(total, group, groups) for group in range(first, first + count)]
+    return [stop - start for start, stop in bounds]
 
 
 def _start_from(encoder: nn.Module, cfg: CfgNode) -> None:

@@ -199,6 +199,9 @@ class _Views(Dataset):
     skip_corrupt: bool
     leave_colours: bool
 
+    def name(self, item: tuple[int, int]) -> str:
+        return self.data.image_name(item[1])
+
     def __getitems__(self, items: list[tuple[int, int]]) -> _Loaded | _Failure:
         views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
         programs: list[np.ndarray] = []
@@ -243,6 +246,9 @@ class _EvalViews(Dataset):
     resize: int
     skip_corrupt: bool
 
+    def name(self, position: int) -> str:
+        return self.data.image_name(position)
+
     def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | _Failure:
         images: list[np.ndarray] = []
         read: list[int] = []
@@ -250,8 +256,8 @@ class _EvalViews(Dataset):
             try:
                 images.append(center_view(self.data.read(position), self.size, self.resize))
                 read.append(position)
-            except CorruptImage as error:
-                if not self.skip_corrupt:
+            except UserError as error:
+                if not (self.skip_corrupt and isinstance(error, CorruptImage)):
                     return _Failure(str(error))
         stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
         return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
@@ -260,8 +266,8 @@ class _EvalViews(Dataset):
 def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool, pin_memory: bool) -> DataLoader:
     return ShieldedDataLoader(
         views,
-        batch_sampler=order,  # type: ignore[arg-type]  # any iterable of batches will do
-        num_workers=num_workers,
+        order,
+        num_workers,
         collate_fn=_as_it_is,
         worker_init_fn=_start_worker,
         persistent_workers=persistent and num_workers > 0,

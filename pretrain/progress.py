@@ -1,10 +1,12 @@
-"""Long work shows itself: a bar on a terminal, a line a minute in a log, and a verdict on what holds the run up."""
+"""Long work shows itself: a bar on a terminal, one line per minute in a log, a verdict on what holds the run up."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 
 import torch
 from tqdm import tqdm
@@ -35,29 +37,45 @@ class Progress:
             dynamic_ncols=True,
         )
         now = time.perf_counter()
-        self._mark, self._waited, self._marked_step = now, 0.0, start_step
+        self._mark, self._marked_step = now, start_step
+        self.seconds_waited = 0.0  # for data, since the last call of `rates`
         self._next_line = now
 
     def waited(self, seconds: float) -> None:
         """Adds time that the loop stood still for its data."""
-        self._waited += seconds
+        self.seconds_waited += seconds
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the block takes counts in no rate: it is no step, and the next steps will not take as long."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._mark += time.perf_counter() - began
+            self._bar.unpause()
 
     def advance(self) -> None:
         self._step += 1
         self._bar.update()
 
-    def rates(self) -> dict[str, float]:
-        """Since the last call: images_per_second (all ranks), data_wait_share (0 to 1), eta_seconds, max_memory_mib."""
+    def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
+        """Since the last call: images_per_second (all ranks), data_wait_share (0 to 1), eta_seconds, max_memory_mib.
+
+        Args:
+            seconds_waited: of the rank that waited longest for its data, which the others wait for; None: of this one.
+        """
+        waited = self.seconds_waited if seconds_waited is None else seconds_waited
         now = time.perf_counter()
         spent, steps = max(now - self._mark, 1e-9), max(self._step - self._marked_step, 1)
         rates = {
             "images_per_second": steps * self._batch / spent,
-            "data_wait_share": min(self._waited / spent, 1.0),
+            "data_wait_share": min(waited / spent, 1.0),
             "eta_seconds": (self._total - self._step) * spent / steps,
         }
         if torch.cuda.is_available():
             rates["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
-        self._mark, self._waited, self._marked_step = now, 0.0, self._step
+        self._mark, self.seconds_waited, self._marked_step = now, 0.0, self._step
         return rates
 
     def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:

@@ -52,10 +52,11 @@ def learning_rate(
         step_index: optimiser steps done before this one.
         kind: ``cosine`` or ``step``.
         milestones: epochs at which ``step`` multiplies by ``gamma``.
-        per_step: False holds the rate within an epoch (MoCo's scripts); warm-up always moves by the step.
+        per_step: False holds the rate within an epoch (MoCo's scripts); warm-up always moves by the step, and where it
+            ends within an epoch, the rest of that epoch has the rate at its end.
     """
     exact = step_index / steps_per_epoch
-    epoch = exact if per_step or exact < warmup_epochs else step_index // steps_per_epoch
+    epoch = exact if per_step or exact < warmup_epochs else max(step_index // steps_per_epoch, warmup_epochs)
     warmup = min(warmup_epochs / epochs, 1.0)
     if kind == "cosine":
         return base_lr * cosine(epoch / epochs, warmup)

@@ -1,6 +1,6 @@
 """Pretraining, read from top to bottom: config -> run folder.
 
-One process a device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
+One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
 
@@ -16,20 +16,24 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from . import checkpoint, datasets, distributed, schedule, views
-from .common import interrupt
+from .common import interrupt, process_group
 from .common.config_io import dump, flatten
 from .common.errors import UserError
-from .common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
-from .config import from_yaml_text
+from .common.run_folder import (
+    MetricsWriter,
+    atomic_write,
+    read_json,
+    setup_logging,
+    write_environment,
+    write_json,
+)
+from .config import FREE_ON_RESUME, from_yaml_text
 from .learner import Learner
 from .loader import Loader
 from .methods import METHODS
 from .probe import knn
+from .probe.features import ProbeData
 from .progress import Progress
-
-# Keys that may change between a run and its continuation: they do not change what is learnt.
-_FREE_ON_RESUME = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "PROBE.", "LINEAR.",
-                   "SOLVER.CHECKPOINT_", "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
 
 
 def main(cfg: CfgNode) -> dict[str, Any]:
@@ -38,16 +42,18 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     A folder that holds checkpoints of the same config is resumed; one that is complete is left as it is.
 
     Raises:
-        UserError: bad input, non-finite loss, full disk.
+        UserError: bad input, non-finite loss, full disk, a folder that is in use or another stage's.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     output_dir = Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
-    device = distributed.init(cfg.DEVICE)
+    with distributed.stage("pretrain", output_dir, cfg.DEVICE) as device:
+        return _pretrain(cfg, output_dir, device)
+
+
+def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str, Any]:
     log = setup_logging(output_dir, distributed.rank())
     method = METHODS[cfg.METHOD.NAME]
-    found = checkpoint.newest(output_dir, warn=log.warning)
-    if found:
-        _check_same_run(cfg, found[1]["config"], output_dir)
+    found = _find_checkpoint(cfg, output_dir, log.warning)
 
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     if cfg.METHOD.LABELS == "class" and method.kind == "batch" and data.labels is None:
@@ -59,37 +65,44 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
     )  # fmt: skip
     steps_per_epoch = len(loader)
-    total_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
-    if cfg.SOLVER.MAX_STEPS:
-        total_steps = min(total_steps, cfg.SOLVER.MAX_STEPS)
+    all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS  # what schedules run over
+    total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
 
     if found and found[1].get("steps_per_epoch", steps_per_epoch) != steps_per_epoch:
         raise UserError(
             f"{output_dir} was begun with {found[1]['steps_per_epoch']} steps an epoch, but {cfg.DATA.TRAIN} now gives "
             f"{steps_per_epoch}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
         )
-    learner = Learner(cfg, device, log.info)
-    step = learner.load(found[1]) if found else 0
-    resumed = found is not None
-    if found:
-        log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
-        del found  # a checkpoint's worth of memory
+    learner = Learner(cfg, device, log.info, resumes=found is not None)
+    step = process_group.on_every_rank(lambda: learner.load(found[1])) if found else 0
+    if distributed.world_size() > 1:  # ranks of different weights would average their gradients without a word
+        process_group.refuse_disagreement(
+            (step, len(data), learner.digest()), "(step, training images, digest of the weights)"
+        )
     metrics: MetricsWriter | None = None  # rank 0 writes
     if distributed.is_main():
-        if not resumed:
+        if not found:
+            _clear(output_dir)
             atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
         metrics = MetricsWriter(output_dir, step)
-    distributed.barrier()
-    if step >= total_steps and (output_dir / "results.json").is_file():
-        log.info(f"{output_dir} is complete; nothing to do")
-        return _read_json(output_dir / "results.json")
+    if found:
+        log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+        del found  # a checkpoint's worth of memory
+    if step >= total_steps:
+        results_file = output_dir / "results.json"
+        results = process_group.on_first_rank(lambda: read_json(results_file) if results_file.is_file() else None)
+        if results:
+            log.info(f"{output_dir} is complete; nothing to do")
+            return results
 
+    probe_data = knn.open_data(cfg, data, log.info)
     progress = Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME)
     if _probe_is_due(step, cfg, steps_per_epoch, total_steps):  # stopped between this checkpoint and its kNN?
         missing = metrics is not None and not metrics.holds(step - 1, "knn_top1")
         if distributed.mean_(torch.full((), float(missing), device=device)) > 0:
-            _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
+            with progress.paused():
+                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
     while step < total_steps:
         epoch = step // steps_per_epoch
         batches = iter(loader.epoch(epoch, step % steps_per_epoch))
@@ -98,32 +111,47 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             batch = next(batches)
             progress.waited(time.perf_counter() - waiting)
             lr = _set_learning_rate(learner.optimizer, cfg, step, steps_per_epoch)
-            objective = learner.step(batch, step, step / total_steps, epoch, lr, data)
+            objective = learner.step(batch, step, step / all_steps, epoch, lr, data)
             step += 1
             progress.advance()
             if step % cfg.SOLVER.LOG_PERIOD == 0 or step == total_steps:
-                values = _mean_over_ranks({"loss": objective.loss.detach(), **objective.metrics})
-                rates = progress.rates()
+                share = len(batch.index_N) / cfg.SOLVER.IMS_PER_BATCH
+                values, corrupt, waited = _over_ranks(
+                    {"loss": objective.loss.detach(), **objective.metrics}, share, loader.corrupt_count, progress
+                )
+                rates = progress.rates(waited)
                 if metrics is not None:
-                    corrupt = {"corrupt_images": loader.corrupt_count} if loader.corrupt_count else {}
-                    metrics.write(step - 1, {**values, "lr": lr, "epoch": step / steps_per_epoch, **corrupt, **rates})
+                    notes = {"corrupt_images": corrupt} if corrupt else {}
+                    notes |= learner.precision()
+                    metrics.write(step - 1, {**values, "lr": lr, "epoch": step / steps_per_epoch, **notes, **rates})
                     progress.report(f"loss {values['loss']:.4f}  lr {lr:.3g}", rates, force=step == total_steps)
             stop = learner.stop_agreed()
             period = cfg.SOLVER.CHECKPOINT_PERIOD or steps_per_epoch
-            if stop or step % period == 0 or step == total_steps:
+            probe_due = _probe_is_due(step, cfg, steps_per_epoch, total_steps)
+            if stop or probe_due or step % period == 0 or step == total_steps:
                 learner.check_finite()
-                _save(learner, output_dir, cfg, step, steps_per_epoch)
+                with progress.paused():
+                    _save(learner, output_dir, cfg, step, steps_per_epoch)
             if stop and step < total_steps:
                 progress.close()
                 raise interrupt.Stopped(f"{stop}: checkpoint of step {step} is in {output_dir}")
         if _probe_is_due(step, cfg, steps_per_epoch, total_steps):
-            _probe(learner, cfg, device, step, steps_per_epoch, metrics, log.info)
+            with progress.paused():
+                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
     progress.close()
 
-    knn_score = knn.evaluate(learner.encoder, cfg, device)
+    knn_score = knn.evaluate(learner.encoder, probe_data, cfg, device)
     results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": step / steps_per_epoch,
                "steps": step, "metrics": {f"knn_{k}": v for k, v in knn_score.items()}}  # fmt: skip
-    if metrics is not None:
+    if probe_data:
+        results["knn_protocol"] = knn.protocol(cfg, probe_data)
+    if cfg.SOLVER.AMP == "fp16":
+        results["skipped_steps"] = learner.skipped_steps
+        if learner.skipped_steps:
+            log.info(f"fp16: {learner.skipped_steps} of {step} steps were skipped, as their gradients overflowed")
+
+    def finish() -> None:
+        assert metrics is not None
         if knn_score:
             metrics.write(step - 1, results["metrics"])
             log.info(f"kNN top-1 {knn_score['top1']:.2f} ({knn_score['train_images']} images, k {cfg.PROBE.KNN_K})")
@@ -133,8 +161,41 @@ def main(cfg: CfgNode) -> dict[str, Any]:
             path.unlink()
         write_json(output_dir / "results.json", results)
         log.info(f"done: {output_dir / checkpoint.FINAL}")
-    distributed.barrier()
+
+    process_group.on_first_rank(finish)
     return results
+
+
+def _find_checkpoint(cfg: CfgNode, output_dir: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
+
+    Raises:
+        UserError: a rank cannot read it, or it is not of a run of ``cfg``.
+    """
+
+    def choose() -> Path | None:
+        found = checkpoint.newest(output_dir, warn)
+        return found[0] if found else None
+
+    path = process_group.on_first_rank(choose)
+    if path is None:
+        return None
+
+    def read() -> dict[str, Any]:
+        state = checkpoint.read(path)
+        if not isinstance(state.get("config"), str):
+            raise UserError(f"{path} keeps no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
+        _check_same_run(cfg, from_yaml_text(state["config"], f"the config in {path}"), output_dir)
+        return state
+
+    return path, process_group.on_every_rank(read)
+
+
+def _clear(output_dir: Path) -> None:
+    """Removes what a run that left no checkpoint wrote: it would pass for this run's."""
+    for name in ("results.json", "metrics.json", "events.out.tfevents.*"):
+        for path in output_dir.glob(name):
+            path.unlink()
 
 
 def _probe_is_due(step: int, cfg: CfgNode, steps_per_epoch: int, total_steps: int) -> bool:
@@ -145,6 +206,7 @@ def _probe_is_due(step: int, cfg: CfgNode, steps_per_epoch: int, total_steps: in
 
 def _probe(
     learner: Learner,
+    data: ProbeData | None,
     cfg: CfgNode,
     device: torch.device,
     step: int,
@@ -152,7 +214,7 @@ def _probe(
     metrics: MetricsWriter | None,
     say: Callable[[str], None],
 ) -> None:
-    score = knn.evaluate(learner.encoder, cfg, device)
+    score = knn.evaluate(learner.encoder, data, cfg, device)
     if score and metrics is not None:
         metrics.write(step - 1, {f"knn_{k}": v for k, v in score.items()})
         say(f"epoch {step // steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
@@ -169,28 +231,39 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int
     return lr
 
 
-def _mean_over_ranks(values: dict[str, Tensor]) -> dict[str, float]:
-    stacked = distributed.mean_(torch.stack([v.float() for v in values.values()]))
-    return dict(zip(values, stacked.tolist(), strict=True))
+def _over_ranks(
+    values: dict[str, Tensor], share: float, corrupt: int, progress: Progress
+) -> tuple[dict[str, float], int, float]:
+    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
+
+    Args:
+        values: means over this rank's images.
+        share: this rank's images per image of the global batch.
+    """
+    device = next(iter(values.values())).device
+    here = torch.tensor([share, corrupt, progress.seconds_waited], device=device)
+    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
+    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
+    shares, corrupts, waits, *columns = zip(*rows, strict=True)
+    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
+    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)
 
 
 def _save(learner: Learner, output_dir: Path, cfg: CfgNode, step: int, steps_per_epoch: int) -> None:
-    if distributed.is_main():
-        checkpoint.save(checkpoint.path_of_step(output_dir, step), learner.state(cfg, step, steps_per_epoch))
-        checkpoint.prune(output_dir, cfg.SOLVER.CHECKPOINT_KEEP)
-    distributed.barrier()
+    """Rank 0 writes; no rank goes on, or leaves, before it has."""
+
+    def write() -> None:
+        path = checkpoint.path_of_step(output_dir, step)
+        checkpoint.save(path, learner.state(cfg, step, steps_per_epoch))
+        checkpoint.prune(output_dir, cfg.SOLVER.CHECKPOINT_KEEP, path)
+
+    process_group.on_first_rank(write)
 
 
-def _check_same_run(cfg: CfgNode, earlier_text: str, output_dir: Path) -> None:
+def _check_same_run(cfg: CfgNode, earlier_cfg: CfgNode, output_dir: Path) -> None:
     """Refuses to continue a run under another config: the result would be neither."""
-    earlier = dict(flatten(from_yaml_text(earlier_text)))
+    earlier = dict(flatten(earlier_cfg))
     changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
-               if earlier.get(key) != value and not key.startswith(_FREE_ON_RESUME)]  # fmt: skip
+               if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
     if changed:
         raise UserError(f"{output_dir} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    import json
-
-    return json.loads(path.read_text())

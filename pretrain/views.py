@@ -1,6 +1,6 @@
 r"""Recipes of views as data, the random draw of one view, and the executor on the CPU.
 
-A view is drawn in two parts: a box of the image with a flip, and a program: up to MAX_OPS colour operations with their
+A view is drawn in two parts: a box of the image with a flip, and a program: colour operations with their
 strength, in their order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
 on the training device (`view_ops.finish`), from the same random streams.
 
@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, MAX_OPS, SATURATION, finish, run_program
+from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, finish, run_program
 
 __all__ = ["MEAN", "RECIPES", "STD", "Recipe", "center_view", "crop_views", "draw", "finish", "make_views", "normalize"]
 
@@ -86,6 +86,11 @@ class Recipe:
     policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
     colours: tuple[Jitter | Gray | Blur, ...] = ()
 
+    @property
+    def length(self) -> int:
+        """The most operations that a program of it has."""
+        return sum(4 if isinstance(colour, Jitter) else 1 for colour in self.colours)
+
 
 _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
 _SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # colour distortion of strength 1
@@ -116,7 +121,7 @@ class Drawn(NamedTuple):
         flip: mirror it.
         offset: PadCrop's (top, left) in the padded view; None for other crops.
         policy: AutoAugment's (policy, probabilities, signs); None without.
-        program: (L, 2) float32 rows of (operation, value), 0 where there is none.
+        program: (operations, 2) float32 rows of (operation, value).
     """
 
     box: tuple[int, int, int, int]
@@ -138,18 +143,15 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
     if recipe.policy:
         probabilities = torch.from_numpy(rng.random(2))
         policy = (_below(rng, 25), probabilities, torch.tensor([_below(rng, 2), _below(rng, 2)]))
-    program = np.zeros((MAX_OPS, 2), np.float32)
-    length = 0
+    program: list[tuple[float, float]] = []
     for colour in recipe.colours:
         if colour.p < 1 and rng.random() >= colour.p:
             continue
         rows = _draw_jitter(colour, rng) if isinstance(colour, Jitter) else [(GRAY, 0.0)]
         if isinstance(colour, Blur):
             rows = [(BLUR, _uniform(rng, *colour.sigma))]
-        for row in rows:
-            program[length] = row
-            length += 1
-    return Drawn(box, flip, offset, policy, program)
+        program += rows
+    return Drawn(box, flip, offset, policy, np.array(program, np.float32).reshape(-1, 2))
 
 
 def crop_views(
@@ -164,10 +166,11 @@ def crop_views(
         rng_of_view: the random stream of a view by its number.
 
     Returns:
-        (V, S, S, 3) uint8 and the programs (V, L, 2) float32.
+        (V, S, S, 3) uint8 and the programs (V, L, 2) float32, operation 0 where there is none; L is the longest
+        recipe's length.
     """
     views = np.empty((len(recipes), size, size, 3), np.uint8)
-    programs = np.empty((len(recipes), MAX_OPS, 2), np.float32)
+    programs = np.zeros((len(recipes), max(recipe.length for recipe in recipes), 2), np.float32)
     for v, recipe in enumerate(recipes):
         drawn = draw(recipe, image.shape[0], image.shape[1], rng_of_view(v))
         view = _cut(image, recipe, drawn, size)
@@ -179,7 +182,7 @@ def crop_views(
             policy = _Policy(AutoAugmentPolicy(recipe.policy))
             policy.drawn = drawn.policy
             views[v] = np.asarray(policy(Image.fromarray(views[v])))
-        programs[v] = drawn.program
+        programs[v, : len(drawn.program)] = drawn.program
     return views, programs
 
 

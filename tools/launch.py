@@ -134,12 +134,20 @@ def _resource_options() -> argparse.ArgumentParser:
     )
     group.add_argument("--max-timeouts", type=int, help="how often a run may come back after its time was over (100)")
     group.add_argument("--setup", action="append", metavar="LINE", help="shell line before the stage; may be repeated")
+    group.add_argument(
+        "--sbatch",
+        action="append",
+        type=lambda word: word.partition("=")[::2],
+        metavar="KEY=VALUE",
+        help="any other option of sbatch, as reservation=day1; KEY alone is a flag; may be repeated",
+    )
     group.add_argument("--parallel", type=int, help="jobs of an array that run at once (8)")
     group.add_argument(
         "--cluster-file",
         default="",
         metavar="FILE",
-        help="a site's defaults; ~/.config/pretrain-to-transfer/cluster.yaml",
+        help="a site's defaults, and for single stages others ('stages: {convert: {partition: cpu}}'); "
+        "~/.config/pretrain-to-transfer/cluster.yaml",
     )
     group.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     group.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.lock import claim
 from tools.make_digits import write_digits
 from tools.make_people import write_people
 
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a count below 1, or a folder that holds something else.
     """
     args = vars(_parser().parse_args(argv))
-    output, kind = Path(args.pop("output")), args["kind"]
+    output, kind = Path(os.path.abspath(args.pop("output"))), args["kind"]
     for name, value in args.items():
         if isinstance(value, int) and value < (0 if name == "seed" else 1):
             raise UserError(f"--{name.replace('_', '-')} is {value}; give at least {0 if name == 'seed' else 1}")
@@ -46,35 +48,56 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     """Fills a new folder and moves it to ``output`` when it is whole; the same one again is left as it is.
 
     Raises:
-        UserError: ``output`` holds other data, or cannot be written.
+        UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
     manifest = json.dumps({**arguments, "version": _VERSION}, sort_keys=True) + "\n"
     if _is_made(output, manifest):
         print(f"{output} is made already")
         return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
-            folder = Path(temporary) / "data"
+    with claim(output.parent, "making data", of=output.name):
+        if _is_made(output, manifest):  # by a process that was faster
+            print(f"{output} is made already")
+            return
+        folder = output.parent / f".{output.name}.making"
+        try:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
             folder.mkdir()
             write(folder)
             (folder / _MANIFEST).write_text(manifest)
-            folder.rename(output)  # fails where another process was faster
-    except OSError as error:
-        if not _is_made(output, manifest):
+            _sync(folder)
+            folder.rename(output)
+            _sync_one(output.parent)
+        except OSError as error:
             raise UserError(
                 f"cannot write {output}: {error.strerror or error}; free space or name another folder"
             ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     print(f"{output} is made")
+
+
+def _sync(folder: Path) -> None:
+    """Waits until a folder and all in it are on the disk."""
+    for above, _, names in os.walk(folder):
+        for path in (*(os.path.join(above, name) for name in names), above):
+            _sync_one(path)
+
+
+def _sync_one(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_made(output: Path, manifest: str) -> bool:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
-    found = output / _MANIFEST
-    if found.is_file() and found.read_text() == manifest:
+    found = (output / _MANIFEST).read_text(errors="replace") if (output / _MANIFEST).is_file() else ""
+    if found == manifest:
         return True
-    held = f"data made with {found.read_text().strip()}" if found.is_file() else "something else"
+    held = f"data made with {found.strip()}" if found else "something else"
     raise UserError(f"{output} holds {held}; name another folder, or remove it")
 
 
@@ -86,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
     digits.add_argument("--val-images", type=int, default=400)
     digits.add_argument("--size", type=int, default=32, help="pixels a side of an image of the image folder")
-    digits.add_argument("--scenes", type=int, default=400, help="training images of the COCO data set")
+    digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set")
     digits.add_argument("--val-scenes", type=int, default=100)
     people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/coco")
     people.add_argument("output", help="folder to make")

@@ -1,48 +1,59 @@
-"""Puts the results of runs into one table, beside the papers' numbers where the protocol is the papers'.
+"""Puts the results of runs into tables, beside the papers' numbers where the protocol is the papers'.
 
     python tools/report.py runs/demo --output report.md
-    python tools/report.py runs/jcl_R50_IN1k_200ep runs/coco_R50_FPN_1x_*
+    python tools/report.py runs/*
 
-Detection results are compared only within one engine, version, schedule, heads and data; another one of these is
-another table.
+Scores share a table only where they are of the same data, and a column only where their protocol is the same; for
+detectors the protocol is all of the config that changes the result, and the engine with its version.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write  # noqa: E402
-from tools.report_files import Result, find_results, read_json, read_yaml  # noqa: E402
+from tools.reporting import papers  # noqa: E402
+from tools.reporting.files import find  # noqa: E402
+from tools.reporting.runs import (  # noqa: E402
+    Detection,
+    Origin,
+    Pretraining,
+    Probe,
+    Protocol,
+    differing,
+    parse,
+    words,
+)
 
-_PAPERS = ROOT / "configs" / "papers"
 _TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
-_PAPER_TASK = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
+_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
+_ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
 @dataclass
 class Row:
-    """One compared thing: a pretraining, or an initialisation of a detector.
+    """One frozen backbone: a pretraining with its probes, or probes of the same weights from elsewhere.
 
     Attributes:
-        name: path of the run below the given folder; in a pipeline the branch.
-        probes: knn_top1, linear_top1, linear_top5, ... (0 to 100).
-        about: method, arch, epochs, data; what a probe's protocol is made of.
+        folder: what the row is named after.
+        pretraining: None where the weights came from elsewhere.
     """
 
-    name: str
-    probes: dict[str, float] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    folder: Path
+    origin: Origin
+    probes: list[Probe] = field(default_factory=list)
+    pretraining: Pretraining | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text, end="")
     if args.output:
         atomic_write(args.output, text)
-        print(f"written to {args.output}")
+        print(_printable(f"written to {args.output}"))
     return 0
 
 
@@ -64,203 +75,177 @@ def render(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
     """
-    results, broken = _readable(find_results([Path(folder) for folder in folders]))
-    failures = [line for folder in folders for line in _not_done(Path(folder))]
-    if not results and not failures and not broken:
-        raise UserError(f"no results.json in {', '.join(map(str, folders))}; start a run there first")
-    parts = ["# Results\n", _probe_table(results), *_detection_tables(results)]
-    if broken:
-        parts.append("## Not read\n\n" + "\n".join(f"- {line}" for line in broken) + "\n")
-    if failures:
-        parts.append("## Not done\n\n" + "\n".join(f"- {line}" for line in failures) + "\n")
-    return "\n".join(part for part in parts if part)
-
-
-def _readable(found: Iterable[Result | str]) -> tuple[list[Result], list[str]]:
-    """The results that tables can be made of, and a line for every file of which none can."""
-    good: list[Result] = []
-    bad: list[str] = []
-    for result in found:
-        if isinstance(result, str):
-            bad.append(result)
-            continue
+    found = find([Path(folder) for folder in folders])
+    good: list[Pretraining | Probe | Detection] = []
+    for run in found.runs:
         try:
-            _probe_table([result])
-            _detection_tables([result])
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            good += parse(run)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            bad.append(f"{result[1] / 'results.json'} is no result of a stage: {what}")
-        else:
-            good.append(result)
-    return good, bad
+            found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
+    if not (found.runs or found.unread or found.not_done):
+        raise UserError(_printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
+    rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
+    detections = [item for item in good if isinstance(item, Detection)]
+    names = _names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    parts = ["# Results\n", *_probe_tables(rows, names), *_detection_tables(detections, names)]
+    for title, lines in (("Not read", found.unread), ("Not done", found.not_done)):
+        if lines:
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines) + "\n")
+    return _printable("\n".join(parts))
 
 
-def _probe_table(results: Sequence[Result]) -> str:
-    rows: dict[str, Row] = {}
-    for name, run, data in results:
-        stage, metrics = data.get("stage"), data.get("metrics", {})
-        if stage not in ("pretrain", "knn", "linear"):
-            continue
-        row = rows.setdefault(name, Row(name))
-        if stage == "pretrain":
-            row.about.update({key: data.get(key) for key in ("method", "arch", "epochs")})
-            row.probes.setdefault("knn_top1", metrics.get("knn_top1"))
-        else:
-            label = stage if run.name in ("knn", "linear") else run.name
-            row.probes.update({f"{label}_{key}": metrics[key] for key in ("top1", "top5") if key in metrics})
-            source = data.get("source", {})
-            row.about.setdefault("method", source.get("method") or source.get("source"))
-            row.about.setdefault("arch", source.get("arch"))
-        config = read_yaml(run / "config.yaml")
-        row.about.setdefault("data", config.get("DATA", {}).get("TRAIN"))
-        row.about.setdefault("arch", config.get("MODEL", {}).get("ARCH"))
-    if not rows:
-        return ""
-    found = dict.fromkeys(key for row in rows.values() for key in row.probes if key != "knn_top5")
-    scores = sorted(found, key=lambda key: (not key.startswith("knn"), key))
-    paper = _paper("jcl_table1_linear.csv", "method")
-    compared = {
-        row.name: paper[row.about["method"]]
-        for row in rows.values()
-        if _is_table_1(row) and row.about["method"] in paper
-    }
-    head = ["run", "method", "backbone", "epochs", *(score.replace("_", " ") for score in scores)]
-    head += ["paper's linear top-1", "difference"] if compared else []
+def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path]) -> list[Row]:
+    """A row for each pretraining, with the probes of its final weights; then one for other probed weights."""
+    rows: list[Row] = []
+    for item in items:
+        if isinstance(item, Pretraining):
+            folder = item.folder.parent if item.folder.name == "pretrain" else item.folder  # a pipeline's branch
+            probes = [item.probe] if item.probe else []
+            rows.append(Row(folder, item.origin, probes, item))
+    others: dict[tuple[Path, str], Row] = {}
+    for probe in (item for item in items if isinstance(item, Probe)):
+        owner = max(rows, key=lambda row: _kinship(probe, row), default=None)
+        if owner is None or not _kinship(probe, owner):
+            parent = probe.folder.parent
+            is_branch = not any(folder.is_relative_to(parent) for folder in given)
+            folder, weights = parent if is_branch else probe.folder, probe.origin.sha256 or str(probe.origin)
+            owner = others.setdefault((folder, weights), Row(folder, probe.origin))
+        owner.probes.append(probe)
+    for row in others.values():  # several weights were probed in one folder
+        if sum(other.folder == row.folder for other in (*rows, *others.values())) > 1:
+            row.folder = row.probes[0].folder
+    position = {item.folder: place for place, item in enumerate(items)}
+    return sorted((*rows, *others.values()), key=lambda row: position[(row.pretraining or row.probes[0]).folder])
+
+
+def _kinship(probe: Probe, row: Row) -> int:
+    """2: a probe of the row's final weights beside or inside its folder; 1: recorded as coming from it; 0: neither."""
+    own = row.pretraining
+    if own is None or probe.origin.method != own.origin.method or probe.steps not in (None, own.steps):
+        return 0
+    if own.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
+        return 2
+    recorded = probe.origin.config.get("OUTPUT_DIR")
+    return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
+
+
+def _names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Each folder by its path below the one that holds all of them, which tells any two apart."""
+    if not folders:
+        return {}
+    common = Path(os.path.commonpath(folders))
+    base = common.parent if common in folders else common
+    return {folder: str(folder.relative_to(base)) for folder in folders}
+
+
+def _probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[str]:
+    for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
+        mine = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
+        yield _probe_table(scored_on, [row for row in mine if row.probes], names)
+    unscored = [_about(row, names) for row in rows if not row.probes]
+    if unscored:
+        yield f"## Pretraining without scores\n\nIts data have no labels.\n\n{_table(_ABOUT, unscored)}"
+
+
+def _about(row: Row, names: dict[Path, str]) -> list[str]:
+    o = row.origin
+    return [cell or "-" for cell in (names[row.folder], o.method or o.source, o.arch, o.data, o.epochs, o.seed)]
+
+
+def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> str:
+    """A row for each backbone, a column for each protocol and score; a heading names what tells its protocol apart."""
+    head, notes, refused = list(_ABOUT), [], defaultdict(list)
+    lines = [_about(row, names) for row in rows]
+    for kind, scores in _SCORES.items():
+        protocols = _distinct(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
+        different = differing(protocols)
+        if protocols:
+            notes.append(f"- {kind}: {words(protocols[0], [name for name in protocols[0] if name not in different])}.")
+        for protocol in protocols:
+            cells = [[p for p in row.probes if (p.kind, p.protocol) == (kind, protocol)] for row in rows]
+            for score in scores:
+                which = f" ({words(protocol, different)})" if different else ""
+                head.append(f"{kind} {score.replace('top', 'top-')}{which}")
+                for line, probes in zip(lines, cells, strict=True):
+                    line.append(_numbers([probe.scores.get(score) for probe in probes]))
+            verdicts = [_table_1(row, probes) for row, probes in zip(rows, cells, strict=True)]
+            for row, (_, reason) in zip(rows, verdicts, strict=True):
+                refused[reason].append(names[row.folder])
+            if any(published for published, _ in verdicts):
+                head += ["paper's top-1", "difference"]
+                for line, probes, (published, _) in zip(lines, cells, verdicts, strict=True):
+                    top1 = published["top1"] if published else None
+                    line += [_numbers([top1]), _numbers([_minus(p.scores["top1"], top1) for p in probes], "+.1f")]
+    if "paper's top-1" in head:
+        notes.append("- Paper: JCL, Table 1 (linear top-1 on ImageNet-1K).")
+    notes += _refusals(refused, "JCL's Table 1")
+    title = f"## Frozen features: accuracy on the validation images of {scored_on}, in percent"
+    return f"{title}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
+
+
+def _table_1(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
+    """Of probes by one protocol; the config that a probe found in its checkpoint tells more than the folder's."""
+    if not probes or probes[0].kind != "linear":
+        return None, ""
+    return papers.table_1(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
+
+
+def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[str]:
+    """A table for each protocol; where headlines are equal, the keys that tell their protocols apart stand below."""
+    for headline in dict.fromkeys(run.headline for run in runs):
+        alike = [run for run in runs if run.headline == headline]
+        protocols = _distinct(run.protocol for run in alike)
+        different = differing(protocols)
+        for protocol in protocols:
+            detail = words(protocol, different) if different else ""
+            yield _detection_table([run for run in alike if run.protocol == protocol], detail, names)
+
+
+def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> str:
+    (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
+    tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
+    head = ["run", "method", "pretrained on", "epochs", "seed", "weights"]
+    head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
+    verdicts, refused = [papers.table_2(run) for run in runs], defaultdict(list)
+    is_compared = any(published for published, _ in verdicts)
+    head += [f"paper's {_TASKS[task]} {name}" for name in _METRICS if is_compared]
     lines = []
-    for row in rows.values():
-        cells = [row.name, *(_text(row.about.get(key)) for key in ("method", "arch", "epochs"))]
-        cells += [_number(row.probes.get(score)) for score in scores]
-        if compared:
-            published = compared.get(row.name, {}).get("top1")
-            cells += [_number(published), _difference(row.probes.get("linear_top1"), published)]
+    for run, (published, reason) in zip(runs, verdicts, strict=True):
+        o, name = run.origin, names[run.folder]
+        refused[reason].append(name)
+        cells = [name + (" (evaluation only)" if run.evaluated_only else "")]
+        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed, o.source)]
+        cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
+        for metric in _METRICS if is_compared else ():
+            paper, ours = (published or {}).get(metric), run.metrics.get(task, {}).get(metric)
+            cells.append(f"{_numbers([paper])} ({_numbers([_minus(ours, paper)], '+.1f')})" if paper else "-")
         lines.append(cells)
-    data = ", ".join(sorted({str(row.about["data"]) for row in rows.values() if row.about.get("data")}))
-    note = "Accuracy in percent" + (f" on {data}" if data else "") + "."
-    if compared:
-        note += " Paper: JCL, Table 1 (ImageNet-1K, ResNet-50, 200 epochs; lr 30, batch 256, 100 epochs)."
-    return f"## Frozen features\n\n{note}\n\n{_table(head, lines)}"
+    notes = [f"- {'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
+    if is_compared:
+        notes.append("- Paper: JCL, Table 2; in parentheses the difference to it. 0.3 AP is ordinary variation.")
+        if runs[0].engine != "detectron2":
+            notes.append("- The paper's engine is Detectron2, this table's is not.")
+    notes += _refusals(refused, "JCL's Table 2")
+    return f"## {detector[0].upper()}{detector[1:]}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
 
 
-def _detection_tables(results: Sequence[Result]) -> list[str]:
-    groups: dict[tuple[str, ...], list[tuple[str, dict[str, Any]]]] = {}
-    for name, _, data in results:
-        if data.get("stage") != "transfer":
-            continue
-        for one in _by_test_set(data):
-            engine, protocol, schedule = one["engine"], one["protocol"], one["schedule"]
-            key = (
-                f"{protocol['detector']} R-CNN, {protocol['backbone']}", f"{engine['name']} {engine['version']}",
-                f"{schedule['name']} ({schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
-                f"lr {schedule['base_lr']:g})", f"{protocol['norm']}, {protocol['heads']} box head",
-                f"{_data_names(protocol['train'])} -> {_data_names(protocol['test'])}",
-            )  # fmt: skip
-            groups.setdefault(key, []).append((name, one))
-    return [_detection_table(key, rows) for key, rows in groups.items()]
+def _refusals(refused: Mapping[str, Sequence[str]], table: str) -> list[str]:
+    return [f"- Not compared with {table}: {', '.join(runs)}: {why}." for why, runs in refused.items() if why]
 
 
-def _by_test_set(data: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """The result once for each data set it was evaluated on, with that set's numbers alone."""
-    tests, found = data["protocol"]["test"], data.get("datasets") or data["metrics"]
-    if not tests:
-        yield data
-    named = {test: found[test] for test in tests if test in found} or dict.fromkeys(tests[:1], data["metrics"])
-    for test, metrics in named.items():
-        yield {**data, "metrics": metrics, "protocol": {**data["protocol"], "test": [test]}}
-
-
-def _data_names(names: Sequence[str]) -> str:
-    """Data sets by name; of `coco:ANNOTATIONS:IMAGES` the annotations."""
-    return ", ".join(name.split(":")[1] if name.startswith("coco:") else name for name in names)
-
-
-def _detection_table(key: tuple[str, ...], rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    detector, engine, schedule, heads, data = key
-    tasks = [task for task in _TASKS if any(task in found["metrics"] for _, found in rows)]
-    task = _PAPER_TASK[rows[0][1]["protocol"]["detector"]]
-    is_table_2 = _is_table_2(rows[0][1])
-    paper = {line["init"]: line for line in _paper_lines("jcl_table2_coco_1x.csv") if line["task"] == task}
-    head = ["initialisation", "weights", *(f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS)]
-    head += [f"paper's {_TASKS[task]} {name}" for name in _METRICS if is_table_2]
-    lines = []
-    for name, found in rows:
-        weights, metrics = found.get("weights", {}), found["metrics"]
-        cells = [name, (weights.get("sha256") or "random")[:8]]
-        cells += [_number(metrics.get(t, {}).get(metric)) for t in tasks for metric in _METRICS]
-        published = paper.get(_initialisation(name, weights), {})
-        for metric in _METRICS if is_table_2 else ():
-            difference = _difference(metrics.get(task, {}).get(metric), published.get(metric))
-            cells.append(f"{_number(published[metric])} ({difference})" if published else "-")
-        lines.append(cells)
-    note = f"Engine {engine}; {schedule}; {heads}; {data}. AP from 0 to 100."
-    if is_table_2:
-        other = "" if engine.startswith("detectron2") else " The paper's engine is Detectron2, this table's is not."
-        note += f" Paper: JCL, Table 2; in brackets the difference to it.{other} 0.3 AP is ordinary variation."
-    return f"## {detector[0].upper()}{detector[1:]}\n\n{note}\n\n{_table(head, lines)}"
-
-
-def _not_done(folder: Path) -> Iterable[str]:
-    """What a pipeline did not finish, with the first failing rank's error where there is one."""
-    stages = read_json(folder / "launch" / "pipeline.json").get("stages", [])
-    broken: dict[str, str] = {}
-    for stage in stages:
-        run = Path(stage["folder"])
-        complete = read_json(run / "launch" / "complete.json").get("fingerprint") == stage["fingerprint"]
-        if complete and (run / stage["produces"]).exists():
-            continue
-        parent = next((p for p in stage["parents"] if p in broken), None)
-        broken[stage["key"]] = parent or ""
-        error = _last_error(run)
-        yield f"{stage['key']}: " + (
-            f"left out, {parent} is not done" if parent else error or "not started, or stopped"
-        )
-
-
-def _last_error(run: Path) -> str:
-    failed = sorted((run / "launch" / "ranks").glob("*.failed"), key=lambda path: path.stat().st_mtime)
-    if not failed:
-        return ""
-    failure = read_json(failed[-1])
-    return f"failed on rank {failure.get('rank')}: {failure.get('error')}"
-
-
-def _is_table_1(row: Row) -> bool:
-    about = row.about
-    return (about.get("arch"), about.get("data"), about.get("epochs")) == ("resnet50", "imagenet", 200)
-
-
-def _is_table_2(found: dict[str, Any]) -> bool:
-    protocol, schedule = found["protocol"], found["schedule"]
-    return (
-        protocol["backbone"] == "R50-FPN"
-        and schedule["name"] == "1x"
-        and protocol["heads"] == "0conv2fc"
-        and all("coco_2017_train" in name for name in protocol["train"])
-        and all("coco_2017_val" in name for name in protocol["test"])
-    )
-
-
-def _initialisation(name: str, weights: dict[str, Any]) -> str:
-    """The paper's word for where weights came from: their method, ``random``, or the last word of the run's name."""
-    if not weights.get("path"):
-        return "random"
-    return str(weights.get("provenance", {}).get("method") or name.split("_")[-1])
-
-
-def _paper(file: str, key: str) -> dict[str, dict[str, Any]]:
-    return {str(line[key]): line for line in _paper_lines(file)}
-
-
-def _paper_lines(file: str) -> list[dict[str, Any]]:
-    with open(_PAPERS / file, newline="") as lines:
-        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    words = ("method", "name", "init", "task")
-    return [{k: v if k in words else float(v) if v else None for k, v in row.items()} for row in rows]
+def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
+    found: list[Protocol] = []
+    for protocol in protocols:
+        if protocol not in found:
+            found.append(protocol)
+    return found
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned for the eye too."""
-    words = [[cell.replace("|", "\\|") for cell in line] for line in (head, *lines)]
-    widths = [max(len(line[i]) for line in words) for i in range(len(head))]
+    """A Markdown table whose columns are aligned for the eye too; words to the left, numbers to the right."""
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *lines)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
     rule = "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths))
     rows = [
         "| "
@@ -268,21 +253,23 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
             f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         )
         + " |"
-        for line in words
+        for line in cells
     ]
     return "\n".join([rows[0], f"|{rule}|", *rows[1:]]) + "\n"
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:
+    """One number, or several where a run was probed more than once by one protocol; ``-`` for none."""
+    return " / ".join(dict.fromkeys(f"{value:{form}}" for value in values if value is not None)) or "-"
 
 
-def _difference(ours: float | None, published: float | None) -> str:
-    return "-" if ours is None or published is None else f"{ours - published:+.1f}"
+def _minus(ours: float | None, published: float | None) -> float | None:
+    return None if ours is None or published is None else ours - published
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _printable(text: str) -> str:
+    """A path need not be UTF-8: its odd bytes stand as ``\\udcff``, since nothing else could print them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,11 @@ import numpy as np
 
 SECTIONS = ("images", "annotations", "categories")
 _LONGEST = 8  # characters of one number in a compressed RLE: 40 bits, more than any image has pixels
+_LARGEST = 2**63  # of a number: NumPy holds integers up to here
+_MAX_PIXELS = 2**31  # of an image: pycocotools counts the pixels of a mask in 32 bits
+# Length of an outline, in sides of its box. pycocotools allocates 80 bytes per pixel of an outline without checking
+# that it gets them; a noisy mask that is traced pixel by pixel stays below 4 * (width + height) of a large image.
+_MAX_OUTLINE = 10_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,32 @@ def check(
             yield Problem("annotations", index, f"annotation {_name(record)} of image {_short(owner)}: {text}")
 
 
+def unreadable(content: Mapping[str, Any]) -> str:
+    """The first record that would crash a reader, or pycocotools behind it; empty if there is none.
+
+    COCO's own releases pass, although `check` would complain about some of their boxes. pycocotools checks nothing: it
+    converts coordinates to 32-bit integers, allocates memory for every pixel between them, and reads run lengths past
+    their end or for ever.
+    """
+    sizes: dict[Any, tuple[float, float]] = {}
+    for image in content["images"]:
+        if text := _record_problem(image, sizes) or _size_problem(image) or _file_name_problem(image):
+            return f"image {_name(image)}: {text}"
+        sizes[image["id"]] = (image["width"], image["height"])
+    named: dict[Any, None] = {}
+    for category in content["categories"]:
+        if text := _record_problem(category, named) or _category_problem(category):
+            return f"category {_name(category)}: {text}"
+        named[category["id"]] = None
+    for record in content["annotations"]:
+        text = _record_problem(record, {}) or _reference_problem(record) or _box_problem(record.get("bbox"))
+        if not text and record["image_id"] in sizes and record.get("segmentation"):
+            text = _unsafe_mask(record["segmentation"], record["bbox"], *sizes[record["image_id"]])
+        if text:
+            return f"annotation {_name(record)}: {text}"
+    return ""
+
+
 def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     """``content`` without the bad records, and without the annotations of an image or category that is gone."""
     bad = {(problem.section, problem.index) for problem in problems}
@@ -75,8 +106,11 @@ def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[s
     return {**content, **kept, "annotations": alive}
 
 
-def _short(value: Any) -> str:
-    text = str(value)
+def _short(value: Any, form: Callable[[Any], str] = str) -> str:
+    try:
+        text = form(value)
+    except RecursionError:
+        return "(nested too deeply)"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -89,7 +123,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST  # neither is true of NaN
 
 
 def _numbers(values: Any) -> bool:
@@ -108,17 +142,26 @@ def _record_problem(record: Any, seen: Mapping[Any, Any], *, mixed: bool = False
         return "duplicate id"
     first = next(iter(seen), record["id"])
     if not mixed and isinstance(first, str) != isinstance(record["id"], str):
-        return f"the id is a {type(record['id']).__name__}, unlike the first one, {_short(repr(first))}"
+        return f"the id is a {type(record['id']).__name__}, unlike the first one, {_short(first, repr)}"
     return ""
 
 
-def _image_problem(image: Mapping[str, Any], folder: str) -> str:
-    if not all(_is_number(image.get(side)) and image[side] > 0 for side in ("width", "height")):
-        return f"width {_short(image.get('width'))} and height {_short(image.get('height'))}"
+def _size_problem(image: Mapping[str, Any]) -> str:
+    width, height = image.get("width"), image.get("height")
+    if not all(isinstance(side, int) and side > 0 for side in (width, height)):
+        return f"width {_short(width)} and height {_short(height)} are not whole numbers above 0"
+    return f"{width} x {height} has 2^31 pixels or more" if width * height >= _MAX_PIXELS else ""
+
+
+def _file_name_problem(image: Mapping[str, Any]) -> str:
     name = image.get("file_name")
-    if not isinstance(name, str) or not name:
-        return f"file_name {_short(name)} is not a text"
-    path = os.path.join(folder, name)
+    return "" if isinstance(name, str) and name else f"file_name {_short(name)} is not a text"
+
+
+def _image_problem(image: Mapping[str, Any], folder: str) -> str:
+    if text := _size_problem(image) or _file_name_problem(image):
+        return text
+    path = os.path.join(folder, image["file_name"])
     return "" if os.path.isfile(path) else f"missing image {path}"
 
 
@@ -128,7 +171,19 @@ def _category_problem(category: Mapping[str, Any]) -> str:
     points = category.get("keypoints")  # null is as good as none
     if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
         return f"keypoints {_short(points)} is not a list of names"
+    bones = category.get("skeleton")
+    if bones is not None and not (isinstance(bones, list) and all(map(_is_bone, bones))):
+        return f"skeleton {_short(bones)} is not a list of pairs of keypoints, counted from 1"
     return ""
+
+
+def _is_bone(bone: Any) -> bool:
+    return isinstance(bone, list) and len(bone) == 2 and all(isinstance(end, int) and end >= 1 for end in bone)
+
+
+def _reference_problem(record: Mapping[str, Any]) -> str:
+    wrong = next((key for key in ("image_id", "category_id") if not _is_id(record.get(key))), "")
+    return wrong and f"{wrong} {_short(record.get(wrong))} is neither a number nor a text"
 
 
 def _annotation_problem(
@@ -145,39 +200,67 @@ def _annotation_problem(
         return f"unknown category {_short(category)}"
     width, height = sizes[image]
     box: Any = record.get("bbox")
-    if not _numbers(box) or len(box) != 4:
-        return f"box {_short(box)} is not [x, y, width, height]"
+    if text := _box_problem(box):
+        return text
     x, y, w, h = box
     if w <= 0 or h <= 0:
         return f"box {box} has no area"
     if x < -1 or y < -1 or x + w > width + 1 or y + h > height + 1:  # COCO's own boxes overhang by less than a pixel
         return f"box {box} is outside the image of {width} x {height}"
     if record.get("iscrowd", 0) not in (0, 1):
-        return f"iscrowd {_short(repr(record['iscrowd']))} is not 0 or 1"
+        return f"iscrowd {_short(record['iscrowd'], repr)} is not 0 or 1"
     if not _is_number(record.get("area", 0)):
-        return f"area {_short(repr(record['area']))} is not a number"
-    text = _mask_problem(record.get("segmentation"), width, height, masks)
-    return text or _keypoint_problem(record, points[category], needs_keypoints)
-
-
-def _mask_problem(mask: Any, width: float, height: float, needed: bool) -> str:
+        return f"area {_short(record['area'], repr)} is not a number"
+    mask = record.get("segmentation")
     if not mask:
-        return "empty polygon or no mask" if needed else ""
+        text = "empty polygon or no mask" if masks else ""
+    else:
+        text = _unsafe_mask(mask, box, width, height) or _short_polygon(mask)
+    return text or _keypoint_problem(record, points[category], needs_keypoints, width, height)
+
+
+def _box_problem(box: Any) -> str:
+    return "" if _numbers(box) and len(box) == 4 else f"box {_short(box)} is not [x, y, width, height]"
+
+
+def _unsafe_mask(mask: Any, box: Sequence[float], width: float, height: float) -> str:
+    """What is wrong with a mask that pycocotools must not see; see `unreadable`."""
     if isinstance(mask, dict):
         size = mask.get("size")
-        if size != [height, width] or "counts" not in mask:
+        if size != [height, width] or not all(isinstance(side, int) for side in size) or "counts" not in mask:
             return f"RLE mask of size {_short(size)}, not {[height, width]}"
         covered = _rle_pixels(mask["counts"])
         if covered is None:
-            return f"RLE counts {_short(repr(mask['counts']))} cannot be decoded"
+            return f"RLE counts {_short(mask['counts'], repr)} cannot be decoded"
         return "" if covered == height * width else f"RLE counts of {covered} pixels, not {height * width}"
     if not isinstance(mask, list):
-        return f"segmentation {_short(repr(mask))} is neither polygons nor RLE"
-    for polygon in mask:
-        if not _numbers(polygon) or len(polygon) < 6 or len(polygon) % 2:
-            return (
-                f"empty polygon (it has {len(polygon) if isinstance(polygon, list) else 0} numbers, at least 6 needed)"
-            )
+        return f"segmentation {_short(mask)} is neither polygons nor RLE"
+    return next(filter(None, (_unsafe_polygon(polygon, box, width, height) for polygon in mask)), "")
+
+
+def _unsafe_polygon(polygon: Any, box: Sequence[float], width: float, height: float) -> str:
+    if not _numbers(polygon):
+        return f"polygon {_short(polygon)} is not a list of numbers"
+    length = 0.0
+    for values, size, start, side in ((polygon[0::2], width, box[0], box[2]), (polygon[1::2], height, box[1], box[3])):
+        if text := _far_outside(values, size):
+            return f"polygon {text}"
+        inside = min(start + side, size) - max(start, 0)  # both engines clip the box and scale the outline to it
+        length += sum(map(abs, map(operator.sub, values, values[1:] + values[:1]))) / max(inside, 0.1)
+    return f"polygon winds {length:.0f} times across its box, more than {_MAX_OUTLINE}" if length > _MAX_OUTLINE else ""
+
+
+def _far_outside(values: Sequence[float], size: float) -> str:
+    """A mask may overhang its image, by the image's own size at most."""
+    if values and not (-size <= min(values) and max(values) <= 2 * size):
+        return f"reaches from {min(values):g} to {max(values):g} where the image has 0 to {size:g}"
+    return ""
+
+
+def _short_polygon(mask: Any) -> str:
+    for polygon in mask if isinstance(mask, list) else ():
+        if len(polygon) < 6 or len(polygon) % 2:
+            return f"empty polygon (it has {len(polygon)} numbers, at least 6 needed)"
     return ""
 
 
@@ -206,14 +289,17 @@ def _rle_pixels(counts: Any) -> int | None:
     return int(runs.sum()) if runs.min() >= 0 else None
 
 
-def _keypoint_problem(record: Mapping[str, Any], wanted: int, needed: bool) -> str:
+def _keypoint_problem(record: Mapping[str, Any], wanted: int, needed: bool, width: float, height: float) -> str:
     keypoints = record.get("keypoints")
     if keypoints is None:
         return "no keypoints" if needed else ""
     if not _numbers(keypoints):
-        return f"keypoints {_short(repr(keypoints))} is not a list of numbers"
+        return f"keypoints {_short(keypoints, repr)} is not a list of numbers"
     if len(keypoints) != 3 * wanted:
         return f"wrong keypoint count: {len(keypoints) / 3:g}, not {wanted}"
+    for values, size in ((keypoints[0::3], width), (keypoints[1::3], height)):
+        if text := _far_outside(values, size):
+            return f"a keypoint {text}"
     labelled = sum(visible > 0 for visible in keypoints[2::3])
     if record.get("num_keypoints", labelled) != labelled:
         return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labelled} are labelled"

@@ -21,9 +21,9 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, nearest
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.run_folder import atomic_write, read_json
 
-from .coco_check import SECTIONS, Problem, check, leave_out
+from .coco_check import SECTIONS, Problem, check, leave_out, unreadable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -65,9 +65,9 @@ def find(name: str) -> CocoSet:
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {known}{nearest(name, _SPLITS)}"
         )
-    if not found.annotations.is_file():
+    if not os.path.isfile(found.annotations):
         raise UserError(f"no annotation file at {found.annotations}{hint}")
-    if not found.images.is_dir():
+    if not os.path.isdir(found.images):
         raise UserError(f"no image folder at {found.images}{hint}")
     return found
 
@@ -142,7 +142,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     if found.standard:
         _check_count(1 if name.startswith("keypoints_") else 80, classes, name)
         return name, []
-    content = read(found.annotations)
+    content = _parse(found.annotations)
     _check_kinds(content, cfg, found.annotations)
     keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
     problems = list(check(content, found.images, masks=cfg.MODEL.MASK_ON, keypoints=keypoints))
@@ -190,16 +190,20 @@ def read(annotations: str | Path) -> dict[str, Any]:
     """The content of a COCO annotation file (of a cleaned copy: with ``left_out``, see `prepare`).
 
     Raises:
-        UserError: missing, not JSON, or without images, annotations and categories.
+        UserError: missing, not JSON, without images, annotations and categories, or with a record that would crash a
+            reader or pycocotools.
     """
-    try:
-        content = json.loads(Path(annotations).read_text())
-    except OSError as error:
-        raise UserError(f"cannot read {annotations}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{annotations} is not JSON: {error}") from error
+    content = _parse(annotations)
+    if text := unreadable(content):
+        raise UserError(f"{annotations}: {text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad")
+    return content
+
+
+def _parse(annotations: str | Path) -> dict[str, Any]:
+    """`read` for `check`, which names every bad record itself."""
+    content = read_json(annotations)
     for section in SECTIONS:
-        if not isinstance(content, dict) or not isinstance(content.get(section), list):
+        if not isinstance(content.get(section), list):
             raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(SECTIONS)}")
     return content
 

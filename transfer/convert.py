@@ -24,13 +24,14 @@ from torch import Tensor
 from pretrain import checkpoint
 from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, write_json
 from pretrain.weights_file import read_file, sha256, state_tensors
 from pretrain.weights_file import tensor_digest as digest
 
 from . import checkpoints, proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
-from .weights import detector_config
+from .weights import detector_config, history
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
@@ -92,19 +93,20 @@ def convert(
             f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
         )
     detector = detector_config(path)
-    provenance = _provenance(backbone, detector)
+    provenance = _provenance(backbone, history(path), detector)
     if backbone.arch in ("resnet50", "resnet101") and provenance["MODEL.RESNETS.STRIDE_IN_1X1"]:
         raise UserError(f"{path} was trained with STRIDE_IN_1X1 True, which torchvision's ResNet cannot compute")
     names = backbone.state_dict
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
     provenance["tensors"] = {name: digest(tensor) for name, tensor in tensors.items()}
     data = _encode(tensors, provenance, output.suffix, back)
-    if output.is_dir():
+    if os.path.isdir(output):
         raise UserError(f"{output} is a folder; name a file in it")
-    if output.exists() and not overwrite and not _holds(output, data):
-        raise UserError(f"{output} exists and differs; add --overwrite or name another file")
-    errors, judge = _write_proven(output, data, backbone, back)
-    write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
+    with claim(output.parent, "conversion", of=output.name):
+        if os.path.exists(output) and not overwrite and not _holds(output, data):
+            raise UserError(f"{output} exists and differs; add --overwrite or name another file")
+        errors, judge = _write_proven(output, data, backbone, back)
+        write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
     return Conversion(output, provenance, errors, judge)
 
 
@@ -115,12 +117,16 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing there, or no checkpoint that reads whole.
     """
     source = Path(source)
-    found = checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle) if source.is_dir() else None
+    found = checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle) if os.path.isdir(source) else None
     return found[0] if found else checkpoint.resolve(source, warn)
 
 
-def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's provenance and what a detector's config must agree with, under Detectron2's keys."""
+def _provenance(backbone: BackboneFile, before: Mapping[str, Any], detector: Mapping[str, Any]) -> dict[str, Any]:
+    """The source's provenance and what a detector's config must agree with, under Detectron2's keys.
+
+    Args:
+        before: of a detector's backbone, what it was before its fine-tuning.
+    """
     bottleneck = is_bottleneck(backbone.arch)
     fits = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
@@ -128,7 +134,11 @@ def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if bottleneck else 64,
         **INPUT,
     }
-    return {**fits, **backbone.provenance, **detector}
+    own = dict(backbone.provenance)
+    if before:  # method, epoch and config are those of the pretraining, not of the fine-tuning
+        own = {key: own[key] for key in ("source", "source_sha256", "arch", "stem")}
+        own["earlier_source"] = before.get("source")
+    return {**fits, **before, **own, **detector}
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:
@@ -155,7 +165,7 @@ def _holds(path: Path, data: bytes) -> bool:
 
 def _write_proven(output: Path, data: bytes, backbone: BackboneFile, back: bool) -> tuple[dict[str, float], str]:
     """Writes a trial file beside ``output``, compares source and trial, and only then gives it its name."""
-    trial = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    trial = output.with_name(f".{output.stem}.trial{output.suffix}")  # of the one process that holds the output
     atomic_write(trial, data)
     try:
         if backbone.stem == "cifar":  # torchvision's names in and out: equal tensors are equal features

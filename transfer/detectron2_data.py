@@ -40,10 +40,10 @@ def register(name: str) -> None:
     """Makes a data set by two paths known to Detectron2; the standard names are, already."""
     annotations, images = coco_data.resolve(name)
     detection_utils.read_image = read_image  # every DatasetMapper, ours and stock's, looks it up there
+    content = coco_data.read(annotations)  # a standard one too: pycocotools does not check what it is given
     if name in DatasetCatalog:
         return
     metadata: dict[str, Any] = {}
-    content = coco_data.read(annotations)
     if "left_out" in content:
         coco_data.say_once(log.warning, content["left_out"]["summary"])
     names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), None)
@@ -146,6 +146,10 @@ class _Mapped(Dataset):
 
     def __init__(self, records: Dataset, mapper: Callable[[dict[str, Any]], Any], seed: int) -> None:
         self._records, self._mapper, self._seed = records, mapper, seed
+
+    def name(self, item: tuple[int, int]) -> str:
+        """The image file of an item."""
+        return self._records[item[1]]["file_name"]
 
     def __getitem__(self, item: tuple[int, int]) -> dict[str, Any] | UserError:
         position, index = item

@@ -38,12 +38,19 @@ class Records(Dataset):
 
     def __getitem__(self, item: Any) -> dict[str, Any] | UserError:
         position, index = item if self.seed is not None else (0, item)
-        start = self.ends[index - 1] if index else 0
-        record = pickle.loads(self.bytes[start : self.ends[index]].tobytes())
+        record = self._record(index)
         try:
             return self.mapper(record, None if self.seed is None else np.random.default_rng([self.seed, position]))
         except UserError as error:
             return error
+
+    def name(self, item: Any) -> str:
+        """The image file of an item."""
+        return self._record(item if self.seed is None else item[1])["file_name"]
+
+    def _record(self, index: int) -> dict[str, Any]:
+        start = self.ends[index - 1] if index else 0
+        return pickle.loads(self.bytes[start : self.ends[index]].tobytes())
 
 
 def training_loader(
@@ -80,7 +87,8 @@ def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, wo
     share = records[len(records) * rank // world : len(records) * (rank + 1) // world]
     if not share:
         return DataLoader([])  # type: ignore[arg-type]
-    return _loader(cfg, Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_size=1)
+    batches = [[i] for i in range(len(share))]
+    return _loader(cfg, Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_sampler=batches)
 
 
 def _loader(cfg: CfgNode, dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:

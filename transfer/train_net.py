@@ -120,20 +120,21 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
         if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # what the training left stays as it is
             cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     with _owned(Path(cfg.OUTPUT_DIR), args):
+        tests = list(cfg.DATASETS.TEST)  # as the user names them: `prepare` puts this run folder's copies for :skip_bad
         cfg = coco_data.prepare(cfg)
         weights = on_first_rank(lambda: _weights_summary(cfg, args))
         metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
         if os.environ.get("RANK", "0") != "0":
             return {}
+        given = dict(zip(cfg.DATASETS.TEST, tests, strict=True))
         cfg.defrost()
-        cfg.DATASETS.TRAIN = trained_on if args.eval_only else cfg.DATASETS.TRAIN
-        tests = cfg.DATASETS.TEST
+        cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = trained_on, tuple(tests)
         return coco_results.write_results(
             Path(cfg.OUTPUT_DIR) / "results.json",
             engine=name,
             engine_version=version,
             cfg=cfg,
-            metrics={tests[0]: metrics} if len(tests) == 1 else metrics,
+            metrics={tests[0]: metrics} if len(tests) == 1 else {given[n]: found for n, found in metrics.items()},
             weights=weights,
             iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
         )

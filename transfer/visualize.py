@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
-from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write
+from pretrain.image_io import open_upright
 
 from . import coco_data
 
@@ -51,7 +51,7 @@ def draw(
     Raises:
         UserError: an image that cannot be read.
     """
-    data = json.loads(Path(annotations_json).read_text())
+    data = coco_data.read(annotations_json)
     categories = {c["id"]: c for c in data["categories"]}
     images = sorted(data["images"], key=lambda image: image["id"])
     chosen = (
@@ -61,10 +61,8 @@ def draw(
     found = _by_image(sorted(predictions, key=lambda p: -p["score"]))
     written = []
     for image in chosen:
-        path = Path(image_dir) / image["file_name"]
-        pixels = cv2.imread(str(path))
-        if pixels is None:
-            raise UserError(f"cannot read image {path} to draw on it")
+        upright = open_upright(os.path.join(image_dir, image["file_name"]))
+        pixels = cv2.cvtColor(np.asarray(upright.convert("RGB")), cv2.COLOR_RGB2BGR)
         kept = [p for i, p in enumerate(found.get(image["id"], [])) if i == 0 or p["score"] >= score_threshold]
         sides = [_panel(pixels, items, categories) for items in (kept, truth.get(image["id"], []))]
         titles = (f"predictions ({len(kept)})", f"ground truth ({len(truth.get(image['id'], []))})")
@@ -129,6 +127,7 @@ def _skeleton(panel: np.ndarray, points: np.ndarray, bones: Sequence[Sequence[in
 
 def _label(panel: np.ndarray, text: str, corner: tuple[int, int], colour: Any) -> None:
     """Text on a filled strip above the box, or inside it at the image's upper border."""
+    text = text.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, which crashes OpenCV
     (w, h), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, 0.45, 1)
     x = min(max(corner[0], 0), max(panel.shape[1] - w - 4, 0))
     y = corner[1] if corner[1] >= h + below + 4 else corner[1] + h + below + 4

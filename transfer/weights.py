@@ -6,6 +6,7 @@ one loader. Stock Detectron2 prints the same warnings for a good file and for on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.backbone_file import DEPTHS, infer_arch
+from pretrain.backbone_file import DEPTHS, as_float32, infer_arch
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
 from pretrain.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
 
 from .resnet_names import PREFIX, to_torchvision
@@ -36,7 +38,7 @@ class Weights:
         path: empty for random initialisation.
         sha256: of the file.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py wrote into it, or the keys of a detector's config.yaml beside it.
+        provenance: what convert.py wrote; of a detector its `history` and the keys of the config.yaml beside it.
     """
 
     path: str
@@ -76,24 +78,42 @@ def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
         _check_values(path, name, tensor)
     provenance = read_provenance(content, metadata, path)
     check_digests(state, provenance, path)
-    return Weights(path, sha256(path), state, provenance or detector_config(Path(path)))
+    return Weights(path, sha256(path), state, provenance or {**history(Path(path)), **detector_config(Path(path))})
 
 
 def detector_config(path: Path) -> dict[str, Any]:
     """The keys of INPUT and STRIDE_IN_1X1 from the config.yaml that Detectron2 keeps beside its checkpoints."""
     beside = path.parent / "config.yaml"
-    if not beside.is_file():
+    if not os.path.isfile(beside):
         return {}
     try:
-        config = yaml.safe_load(beside.read_text())
+        config = yaml.safe_load(beside.read_text(encoding="utf-8"))
         return {
             "INPUT.FORMAT": config["INPUT"]["FORMAT"],
             "MODEL.PIXEL_MEAN": list(config["MODEL"]["PIXEL_MEAN"]),
             "MODEL.PIXEL_STD": list(config["MODEL"]["PIXEL_STD"]),
             "MODEL.RESNETS.STRIDE_IN_1X1": bool(config["MODEL"]["RESNETS"]["STRIDE_IN_1X1"]),
         }
-    except (yaml.YAMLError, KeyError, TypeError):
-        return {}  # the config.yaml of pretraining, which has no such keys
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
+        return {}  # the config.yaml of pretraining, which has no such keys, or another program's
+
+
+def history(path: Path) -> dict[str, Any]:
+    """Where a detector's backbone came from before its fine-tuning, and ``fine_tuned_on``; {} for other files.
+
+    Raises:
+        UserError: initial_weights.json, in which the detector's run folder keeps this, is damaged.
+    """
+    kept = path.parent / "initial_weights.json"
+    if not path.name.startswith("model_") or not kept.is_file():
+        return {}
+    start = read_json(kept)
+    provenance = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
+    try:
+        trained_on = list(yaml.safe_load((path.parent / "config.yaml").read_text())["DATASETS"]["TRAIN"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        trained_on = ["data that are not recorded"]
+    return {**provenance, "fine_tuned_on": [*provenance.get("fine_tuned_on", []), *trained_on]}
 
 
 def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:
@@ -194,8 +214,8 @@ def load_weights(
 
 def _check_values(path: str, name: str, tensor: Tensor) -> None:
     """What the conversion refuses is refused here, too: a copy would silently turn integers into floats."""
-    if not name.endswith(_COUNTER) and not tensor.is_floating_point():
-        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point; {_CONVERT}")
+    if not name.endswith(_COUNTER):
+        tensor = as_float32(tensor, name, path)
     if not torch.isfinite(tensor).all():
         raise UserError(f"{path}: {name} has values that are not finite; {_CONVERT}")
     if name.endswith("running_var") and (tensor < 0).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,20 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from .errors import UserError, nearest
+from .errors import UserError, nearest, one_line
+from .files import existing_file
+
+# What the merge raises for values of the wrong type, and Python's parser for texts that only look like values.
+_NOT_MERGED = (
+    ValueError,
+    KeyError,
+    AssertionError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -25,36 +39,42 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     """Merges a YAML file (and its `_BASE_`) into ``cfg`` in place.
 
     Raises:
-        UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type.
+        UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"no config file at {path}{_nearby(path)}")
+    path = existing_file(path, "config file", "*.yaml")
     try:
         loaded = CfgNode.load_yaml_with_base(str(path), allow_unsafe=False)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: its _BASE_ {error.filename} does not exist") from error
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a YAML config: {_one_line(error)}") from error
+        leaves = dict(flatten(loaded)) if isinstance(loaded, dict) else {}
+    except OSError as error:
+        raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: its _BASE_ leads back to itself, or its values are nested too deeply") from error
+    except (AttributeError, TypeError) as error:  # an empty file, a list, a _BASE_ that is no path
+        raise UserError(f"{path} is not a YAML config: it or its _BASE_ does not hold KEY: VALUE lines") from error
+    except (yaml.YAMLError, AssertionError, ValueError) as error:
+        raise UserError(f"{path} is not a YAML config: {_shorten(one_line(error))}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a YAML config: it holds a {type(loaded).__name__}, not KEY: VALUE lines")
     known = dict(flatten(cfg))
-    for key, value in flatten(loaded):
+    for key, value in leaves.items():
         _check_known(key, known, cfg, f" in {path}")
-        if isinstance(_get(cfg, key), dict) and not isinstance(value, dict):
+        if isinstance(_get(cfg, key), dict):
             raise UserError(f"{key} in {path} is a section, not a value; write {key}.<KEY>")
+        _check_value(key, value, f" in {path}")
     _widen(loaded, cfg)
     try:
         cfg.merge_from_other_cfg(CfgNode(loaded))
-    except (ValueError, KeyError, AssertionError) as error:
-        raise UserError(f"{path}: {_one_line(error)}") from error
+    except _NOT_MERGED as error:
+        raise UserError(f"{path}: {_shorten(one_line(error))}") from error
+    for key in leaves:  # text in quotes may have become a number
+        _check_value(key, _get(cfg, key), f" in {path}")
 
 
 def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
     """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` (or ``KEY=VALUE`` words) into ``cfg`` in place.
 
     Raises:
-        UserError: a key without value, an unknown key (the nearest known one is named), wrong type.
+        UserError: a key without value, an unknown key (the nearest known one is named), wrong type or value.
     """
     words: list[str] = []
     for word in overrides:
@@ -72,8 +92,11 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
         try:
             is_float = isinstance(_get(cfg, key), float) and value.lstrip("+-").isdigit()
             cfg.merge_from_list([key, f"{value}.0" if is_float else value])
-        except (ValueError, SyntaxError, AssertionError) as error:
-            raise UserError(f"{key} {value!r}: {_one_line(error)}") from error
+        except _NOT_MERGED as error:
+            raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
+        _check_value(key, _get(cfg, key))
+        if _get(cfg, key) in (math.inf, -math.inf):
+            raise UserError(f"{key} {_shorten(value, 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
 def dump(cfg: CfgNode) -> str:
@@ -96,6 +119,20 @@ def _check_known(key: str, known: dict[str, Any], cfg: CfgNode, where: str) -> N
         raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
 
 
+def _check_value(key: str, value: Any, where: str = "") -> None:
+    """Refuses what no stage can use and every later reader would trip over."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_value(key, item, where)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{key}{where} has more than 64 bits; choose a whole number between -2^63 and 2^63")
+    elif isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{key}{where} is {value!r}, which is not UTF-8; rename the file or folder") from error
+
+
 def _get(cfg: CfgNode, dotted: str) -> Any:
     node: Any = cfg
     for part in dotted.split("."):
@@ -105,10 +142,5 @@ def _get(cfg: CfgNode, dotted: str) -> Any:
     return node
 
 
-def _nearby(path: Path) -> str:
-    siblings = [p.name for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    return nearest(path.name, siblings)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def _shorten(text: str, length: int = 300) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,22 +21,36 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+def escape_unprintable() -> None:
+    """Makes standard output escape what it cannot encode, as standard error does: a path need not be UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def one_line(error: BaseException) -> str:
+    """The text of any exception in one line, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
-    Every other exception is ours and keeps its traceback (exit status 1).
+    Every other exception is ours and keeps its traceback (exit status 1). What standard output cannot encode (a path
+    that is not UTF-8, an ASCII locale) is escaped, as Python does on standard error.
     """
+    escape_unprintable()
     try:
         status = main(None)
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
-        print(f"stopped by {stop}; a checkpoint is written", file=sys.stderr)
+        reason = "SIGINT (Ctrl-C)" if str(stop) == "SIGINT" else stop
+        print(f"stopped by {reason}; a checkpoint is written", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader (head, less) went away: not an error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

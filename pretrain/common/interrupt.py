@@ -1,11 +1,12 @@
 """A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag it reads between two steps.
 
-The stage ends the step in hand, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
+The stage ends the current step, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -21,7 +22,7 @@ class Stopped(Exception):
 
 
 def request_stop(reason: str) -> None:
-    """Asks the running stage to stop after the step in hand."""
+    """Asks the running stage to stop after the current step."""
     global _reason
     _reason = _reason or reason
 
@@ -54,6 +55,8 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
     SIGTERM from the parent is obeyed: torch and multiprocessing end workers by it, and wait for ever for deaf ones.
     """
+    parent = multiprocessing.parent_process()  # with a fork server, os.getppid() would be that server
+    assert parent
     for number in _IGNORED_IN_WORKERS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -61,7 +64,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the worker has other threads
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent.pid,), daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .run_folder import cannot_write, make_folder
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # without a touch; an owner on a stalled file server must not pass for dead
@@ -59,6 +60,7 @@ class _Owner:
         self._place = folder / of if of else folder
         self._me = {**_identity(), "work": work, "token": uuid.uuid4().hex, "since": time.time()}
         self._released = threading.Event()
+        make_folder(folder)
         self._path = self._take()
         threading.Thread(target=self._touch, daemon=True).start()
 
@@ -75,23 +77,17 @@ class _Owner:
             dead = {path: _read(path).get("token") for path in earlier}
             for path in earlier:
                 self._refuse_if_alive(path)
-            number = max((_number(path) for path in earlier), default=0) + 1
-            path = self._folder / f"{self._prefix}.{number}.json"
+            path = self._folder / f"{self._prefix}.{max(map(_number, earlier), default=0) + 1}.json"
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 with open(path, "x") as file:
                     file.write(json.dumps(self._me))
             except FileExistsError:  # another process was faster: look again
-                if not self._folder.is_dir():
-                    raise UserError(f"{self._folder} is a file, not a folder; choose another one") from None
                 continue
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    if _read(path).get("token", self._me["token"]) == self._me["token"]:
+                if _read(path).get("token", self._me["token"]) == self._me["token"]:
+                    with contextlib.suppress(OSError):
                         path.unlink(missing_ok=True)
-                raise UserError(
-                    f"cannot write to {self._folder}: {error.strerror or error}; free space or choose another folder"
-                ) from error
+                raise cannot_write(path, error) from error
             others = {other: _read(other).get("token") for other in self._files() if other != path}
             if all(other in dead and dead[other] == token for other, token in others.items()):
                 for other in others:
@@ -146,20 +142,20 @@ def _identity() -> dict[str, Any]:
         place.append(str(os.stat("/proc/self/ns/pid").st_ino))
     job = "/".join(os.environ.get(name, "") for name in _RESTARTS)
     return {
-        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": _start_of(os.getpid()),
+        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": start_of(os.getpid()),
         "job": job if os.environ.get("SLURM_JOB_ID") else "", "attempt": os.environ.get("SLURM_RESTART_COUNT", "0"),
     }  # fmt: skip
 
 
 def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool:
     if owner.get("place") == me["place"] and "pid" in owner:
-        return _start_of(owner["pid"]) != owner["started"]
+        return start_of(owner["pid"]) != owner["started"]
     if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
         return True
     return silent_s > _DEAD_AFTER_S
 
 
-def _start_of(pid: int) -> str:
+def start_of(pid: int) -> str:
     """When a process of this machine began, in the kernel's own measure; empty if there is none or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from . import interrupt
+from .copies import OnItsWay
 from .errors import UserError
 
 T = TypeVar("T")
@@ -21,7 +23,7 @@ def join(cuda: bool) -> torch.device:
     Reads WORLD_SIZE, LOCAL_RANK and, through torch, RANK, MASTER_ADDR and MASTER_PORT.
 
     Args:
-        cuda: one GPU a process and nccl; else the CPU and gloo.
+        cuda: one GPU per process and nccl; else the CPU and gloo.
 
     Raises:
         UserError: more processes on this machine than GPUs.
@@ -29,12 +31,18 @@ def join(cuda: bool) -> torch.device:
     device = torch.device("cpu")
     if cuda:
         local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local >= count > 1:
-            raise UserError(f"local rank {local} but {count} GPUs are visible; start at most {count} processes a node")
-        device = torch.device("cuda", local if local < count else 0)  # SLURM may show each task only its own
+        own_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)  # SLURM may show each task only its own
+        if local >= count and not own_gpu:  # two ranks on one GPU would end inside nccl, which does not say why
+            raise UserError(
+                f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
+                f"process{'es' * (count > 1)} per machine"
+            )
+        device = torch.device("cuda", 0 if own_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30), device_id=device if cuda else None
+        )
     return device
 
 
@@ -64,19 +72,73 @@ def on_first_rank(function: Callable[[], T]) -> T:
     return box[0]
 
 
+def gather_objects(value: T) -> list[T]:
+    """Every rank's ``value`` (of a type that pickles), in rank order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_every_rank(function: Callable[[], T]) -> T:
+    """Calls ``function`` on every rank and returns this rank's result.
+
+    Raises:
+        UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
+            that failed; where only some failed, it names them.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return function()
+    result: Any = None
+    reason = ""
+    try:
+        result = function()
+    except UserError as error:
+        reason = str(error)
+    reasons = gather_objects(reason)
+    failed = [rank for rank, text in enumerate(reasons) if text]
+    if len(failed) == len(reasons):
+        raise UserError(reasons[0])
+    if failed:
+        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
+        raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")
+    return result
+
+
 def refuse_disagreement(value: Any, what: str) -> None:
     """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
 
     Args:
         what: names the value in the message ("the checkpoint's step and weights").
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = gather_objects(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if other is not None:
         raise UserError(
             f"{what} differs between ranks: {values[0]!r} on rank 0, {values[other]!r} on rank {other}; do all "
             "machines see the same files?"
         )
+
+
+class AgreedStop:
+    """A request to stop that any rank received, reported to all ranks alike.
+
+    Every rank must poll at the same places in its work. With several ranks an answer is that of the poll before, which
+    has reached the host already: waiting for the current one would leave the device idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._earlier: OnItsWay | None = None
+
+    def poll(self) -> str:
+        """The reason to stop, or an empty string."""
+        reason = interrupt.stop_requested()
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return reason
+        asked = torch.full((1,), float(bool(reason)), device=self._device)
+        dist.all_reduce(asked)
+        earlier, self._earlier = self._earlier, OnItsWay(asked)
+        agreed = earlier is not None and earlier.read().item() > 0
+        return (reason or "another rank was asked to stop") if agreed else ""

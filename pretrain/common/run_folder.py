@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError
+from .errors import UserError, escape_unprintable
 
 _PACKAGES = (
     "torch",
@@ -41,9 +41,10 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     path = Path(path)
     try:
         with replacing(path) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            # A path in the text need not be UTF-8.
+            file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager
@@ -127,12 +128,18 @@ def make_folder(path: str | Path) -> None:
     """Makes a folder and those above it.
 
     Raises:
-        UserError: the disk is read-only, or a file stands in the way.
+        UserError: the disk is read-only, a file stands in the way, or the path is not UTF-8.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"the path {path} is not UTF-8, and TensorBoard writes to no other; choose another folder"
+        ) from None
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_write(Path(path), error) from error
+        raise cannot_write(Path(path), error) from error
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -202,9 +209,10 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     try:
         make_folder(path.parent)
-        file = logging.FileHandler(path, delay=rank > 0)
+        file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
+    escape_unprintable()
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
     for handler in handlers:
         handler.setFormatter(form)
@@ -239,7 +247,8 @@ def write_environment(output_dir: str | Path) -> None:
     atomic_write(path, "\n".join(lines) + "\n")
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """The one line about a file that could not be written."""
     return UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,16 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.models import ResNet
 
-from .. import datasets, distributed, views
+from .. import datasets, views
 from ..common.errors import UserError
-from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
+from ..common.interrupt import Stopped
+from ..common.process_group import AgreedStop
 from ..encoder import pooled_features
 from ..loader import Loader
 from .features import load_frozen
+from .run import probe_run
 
 
 def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
@@ -39,40 +41,50 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
     """
     if augmentations < 2:
         raise UserError(f"{augmentations} augmentation an image has no variance; ask for at least 2 (JCL uses 32)")
-    output_dir = Path(cfg.OUTPUT_DIR or "runs/distributions")
-    device = distributed.init(cfg.DEVICE)
-    log = setup_logging(output_dir, distributed.rank())
-    data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    count = min(images, len(data))
-    if count < images:
-        log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
-    points: dict[str, np.ndarray] = {}
-    for name, weights in runs.items():
-        backbone, _ = load_frozen(weights, cfg, device)
-        loader = Loader(
-            data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=min(16, count),
-            seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
-            pin_memory=device.type == "cuda",
-        )  # fmt: skip
-        rows: list[Tensor] = []
-        with torch.no_grad():
-            for batch in loader.epoch(0):
-                if sum(len(r) for r in rows) >= count:
-                    break
-                x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True))
-                features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
-                rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
-        points[name] = torch.cat(rows)[:count].double().numpy()
-    count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
-    results = {"stage": "distributions", "images": count, "augmentations": augmentations, "runs": _summary(points)}
-    if distributed.is_main():
-        write_environment(output_dir)
-        atomic_write(output_dir / "distributions.csv", _csv(points))
-        atomic_write(output_dir / "distributions.png", draw(points))
-        write_json(output_dir / "results.json", results)
+    with probe_run(cfg, "distributions") as run:
+        data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+        count = min(images, len(data))
+        if count < images:
+            run.log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
+        frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
+        run.start("distributions.csv", "distributions.png")
+        points = {
+            name: _points(backbone, data, cfg, run.device, count, augmentations)
+            for name, (backbone, _) in frozen.items()
+        }
+        count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
+        protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE,
+                    "seed": cfg.SEED}  # fmt: skip
+        results = {"stage": "distributions", "images": count, "augmentations": augmentations, "protocol": protocol,
+                   "sources": {name: source for name, (_, source) in frozen.items()},
+                   "runs": _summary(points)}  # fmt: skip
         for name, row in results["runs"].items():
-            log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
-    return results
+            run.log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
+        return run.finish(results, {"distributions.csv": _csv(points), "distributions.png": draw(points)})
+
+
+@torch.no_grad()
+def _points(
+    backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, count: int, augmentations: int
+) -> np.ndarray:
+    """(count, 2) float64: similarity and variance of each image's views."""
+    loader = Loader(
+        data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=min(16, count),
+        seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
+        pin_memory=device.type == "cuda",
+    )  # fmt: skip
+    rows: list[Tensor] = []
+    stop = AgreedStop(device)
+    for batch in loader.epoch(0):
+        if sum(len(r) for r in rows) >= count:
+            break
+        reason = stop.poll()
+        if reason:
+            raise Stopped(reason)
+        x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True))
+        features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
+        rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
+    return torch.cat(rows)[:count].double().numpy()
 
 
 def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
-from .. import distributed
-from ..common.config_io import dump
 from ..common.errors import UserError
-from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
-from .features import extract, load_frozen, probe_data
+from .features import extract, load_frozen, probe_data, protocol
+from .run import probe_run
 
 _MOST = 5000  # points: t-SNE's time grows faster than their number, and more cannot be told apart in a picture
 
@@ -30,32 +27,23 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     from sklearn.manifold import TSNE, trustworthiness  # slow to import
 
-    output_dir = Path(cfg.OUTPUT_DIR or "runs/embedding")
-    device = distributed.init(cfg.DEVICE)
-    log = setup_logging(output_dir, distributed.rank())
-    backbone, source = load_frozen(weights, cfg, device)
-    data = probe_data(cfg).val
-    features = extract(backbone, data, cfg, device, most=_MOST)
-    labels = features.labels_N.cpu().numpy()
-    if len(labels) < 4:
-        raise UserError(f"a map needs at least 4 labelled validation images; there are {len(labels)}")
-    unit = F.normalize(features.features_NF, dim=1).cpu().numpy()
-    perplexity = min(30.0, (len(unit) - 1) / 3)
-    points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
-    trust = float(trustworthiness(unit, points, n_neighbors=min(5, len(unit) // 2 - 1)))
-    results = {"stage": "embedding", "source": source, "images": len(points), "metrics": {"trustworthiness": trust}}
-    if distributed.is_main():
-        file = io.StringIO()
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["x", "y", "label"])
-        rows.writerows([f"{x:.6g}", f"{y:.6g}", data.classes[c]] for (x, y), c in zip(points, labels, strict=True))
-        atomic_write(output_dir / "config.yaml", dump(cfg))
-        write_environment(output_dir)
-        atomic_write(output_dir / "embedding.csv", file.getvalue())
-        atomic_write(output_dir / "embedding.png", draw(points, labels, data.classes))
-        write_json(output_dir / "results.json", results)
-        log.info(f"{output_dir / 'embedding.png'}: {len(points)} images, trustworthiness {trust:.3f}")
-    return results
+    with probe_run(cfg, "embedding") as run:
+        backbone, source = load_frozen(weights, cfg, run.device)
+        data = probe_data(cfg)
+        run.start("embedding.csv", "embedding.png")
+        features = extract(backbone, data.val, cfg, run.device, most=_MOST)
+        labels, classes = features.labels_N.cpu().numpy(), data.val.classes
+        if len(labels) < 4:
+            raise UserError(f"a map needs at least 4 labelled validation images; there are {len(labels)}")
+        unit = F.normalize(features.features_NF, dim=1).cpu().numpy()
+        perplexity = min(30.0, (len(unit) - 1) / 3)
+        points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
+        trust = float(trustworthiness(unit, points, n_neighbors=min(5, len(unit) // 2 - 1)))
+        results = {"stage": "embedding", "source": source, "images": len(points), "protocol": protocol(cfg, data),
+                   "metrics": {"trustworthiness": trust}}  # fmt: skip
+        run.log.info(f"{run.folder / 'embedding.png'}: {len(points)} images, trustworthiness {trust:.3f}")
+        table = _csv(points, [classes[c] for c in labels])
+        return run.finish(results, {"embedding.csv": table, "embedding.png": draw(points, labels, classes)})
 
 
 def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> bytes:
@@ -78,4 +66,12 @@ def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> byt
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=130)
     plt.close(figure)
+    return file.getvalue()
+
+
+def _csv(points_N2: np.ndarray, names: list[str]) -> str:
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["x", "y", "label"])
+    rows.writerows([f"{x:.6g}", f"{y:.6g}", name] for (x, y), name in zip(points_N2, names, strict=True))
     return file.getvalue()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +16,11 @@ from torchvision.models import ResNet
 
 from .. import backbone_file, checkpoint, datasets, distributed, loader, views
 from ..common.errors import UserError
+from ..common.interrupt import Stopped
+from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
+
+_BATCH = 256  # images
 
 
 class Features(NamedTuple):
@@ -24,6 +31,10 @@ class Features(NamedTuple):
     num_classes: int
 
 
+class NotProbeable(UserError):
+    """The data have no labels, or no validation images of their own: they can be learned from, but not probed."""
+
+
 class ProbeData(NamedTuple):
     """Labelled images a probe learns from, and those it is scored on."""
 
@@ -31,42 +42,70 @@ class ProbeData(NamedTuple):
     val: datasets.ImageData
 
 
-def probe_data(cfg: CfgNode) -> ProbeData:
+def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeData:
     """The labelled train and val images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's own splits).
 
+    Args:
+        opened: the train split of DATA.TRAIN, if it is open already; listing a large one takes long.
+
     Raises:
-        UserError: a data set is missing, has no labels, or the two name different classes.
+        NotProbeable: there are no labels, or no val split.
+        UserError: a data set is missing, or the two name different classes.
     """
-    train_name = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    train = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    val = datasets.load(cfg.DATA.VAL or train_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    for name, data in ((train_name, train), (cfg.DATA.VAL or train_name, val)):
+    train_name, val_name = _data_names(cfg)
+    if opened is None or cfg.DATA.PROBE_TRAIN:
+        opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    train, val = opened, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    for name, data in ((train_name, train), (val_name, val)):
         if data.labels is None or not (data.labels >= 0).any():
-            raise UserError(f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL")
-    same = [data.image_name(0) for data in (train, val)]
-    if same[0] == same[1] and len(train) == len(val):
-        raise UserError(
+            raise NotProbeable(
+                f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL"
+            )
+    if train.image_name(0) == val.image_name(0) and len(train) == len(val):
+        if cfg.DATA.VAL:  # asked for by name: a mistake, not an absence
+            raise UserError(
+                f"DATA.VAL {val_name} holds the very images that probes learn from ({train_name}); name others"
+            )
+        raise NotProbeable(
             f"{train_name} has no val split of its own: probes would be scored on what they learn from; name "
             "labelled images in DATA.VAL, or make train/ and val/ folders"
         )
     if train.classes != val.classes:
-        raise UserError(
-            f"{train_name} and {cfg.DATA.VAL or train_name} name different classes; probes need the same ones"
-        )
+        raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
     return ProbeData(train.labelled(), val.labelled())
 
 
-def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict]:
-    """The backbone of a run folder or checkpoint in eval mode, and where it came from.
+def protocol(cfg: CfgNode, data: ProbeData | None = None) -> dict[str, Any]:
+    """What decides how features are computed and scored, apart from the backbone: data, image size, precision.
+
+    Sizes are in pixels, as `evaluation_size` resolves them; with ``data`` the numbers of labelled images are added.
+    """
+    (size, resize), (train, val) = evaluation_size(cfg), _data_names(cfg)
+    found = {"image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "on_corrupt": cfg.DATALOADER.ON_CORRUPT,
+             "train": train, "val": val}  # fmt: skip
+    counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
+    return {**found, **counts}
+
+
+def _data_names(cfg: CfgNode) -> tuple[str, str]:
+    train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    return train, cfg.DATA.VAL or train
+
+
+def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict[str, Any]]:
+    """The backbone of a run folder or checkpoint in eval mode, and where it came from; the same on every rank.
 
     Args:
         weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
     """
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
-        backbone, source = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM), {"source": "random", "seed": cfg.SEED}
+        backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
+        source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
-        file = backbone_file.load_backbone(checkpoint.resolve(weights), encoder=cfg.LINEAR.ENCODER)
+        path = on_first_rank(lambda: checkpoint.resolve(weights))
+        file = on_every_rank(lambda: backbone_file.load_backbone(path, encoder=cfg.LINEAR.ENCODER))
+        refuse_disagreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
     return backbone.eval().requires_grad_(False).to(device), source
@@ -84,29 +123,96 @@ def autocast(amp: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
+@dataclass(frozen=True)
+class FeatureFile:
+    """Where a rank keeps the features it has computed, so that a resumed probe does not compute them again.
+
+    Attributes:
+        path: of this rank's file.
+        made_from: backbone and protocol; features made from others are not taken.
+        warn: takes a line where the file cannot be read or written; the probe goes on without it.
+    """
+
+    path: Path
+    made_from: dict[str, Any]
+    warn: Callable[[str], None]
+
+    def load(self, images: str) -> tuple[int, Tensor, Tensor] | None:
+        """(images done, their positions, features) of the images with digest ``images``; None: there are none."""
+        if not self.path.is_file():
+            return None
+        try:
+            found = checkpoint.read(self.path)
+        except UserError as error:
+            self.warn(f"{error}; computing the features again")
+            return None
+        if (found.get("made_from"), found.get("images")) != (self.made_from, images):
+            return None
+        return found["done"], found["index_N"], found["features_NF"]
+
+    def save(self, images: str, done: int, index_N: Tensor, features_NF: Tensor) -> None:
+        content = {"made_from": self.made_from, "images": images, "done": done, "index_N": index_N}
+        try:
+            checkpoint.save(self.path, {**content, "features_NF": features_NF.cpu()})
+        except UserError as error:
+            self.warn(f"{error}; a resumed probe will compute the features again")
+
+
 @torch.no_grad()
-def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, most: int = 0) -> Features:
-    """Features of all labelled images (at most ``most``, evenly spaced; 0: all), gathered from every rank.
+def extract(
+    backbone: ResNet,
+    data: datasets.ImageData,
+    cfg: CfgNode,
+    device: torch.device,
+    most: int = 0,
+    kept: FeatureFile | None = None,
+) -> Features:
+    """Features of all labelled images, gathered from every rank.
 
     The backbone runs in the mode it is in; pass it in eval mode.
+
+    Args:
+        most: at most so many images, evenly spaced; 0: all.
+        kept: a file to take features from and to leave them in, also where the work is stopped halfway.
+
+    Raises:
+        Stopped: a rank was asked to stop.
     """
     assert data.labels is not None
     labelled = np.flatnonzero(data.labels >= 0)
     if most and len(labelled) > most:
         labelled = labelled[np.linspace(0, len(labelled) - 1, most).round().astype(int)]
-    start, stop = distributed.slice_bounds(len(labelled), distributed.rank(), distributed.world_size())
+    ranks, corrupt = distributed.world_size(), cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
+    start, end = distributed.slice_bounds(len(labelled), distributed.rank(), ranks)
+    mine = labelled[start:end]
+    images = hashlib.sha256(mine.tobytes()).hexdigest()
+    empty = (0, torch.empty(0, dtype=torch.long), torch.empty(0, feature_dim(backbone)))
+    done, index_N, features_NF = (kept.load(images) if kept else None) or empty
+    left, positions, rows = len(mine) - done, [index_N], [features_NF.to(device)]
     size, resize = evaluation_size(cfg)
-    rows: list[Tensor] = [torch.empty(0, feature_dim(backbone), device=device)]
-    positions: list[Tensor] = [torch.empty(0, dtype=torch.long)]
-    mine, corrupt = labelled[start:stop], cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
     batches = loader.eval_batches(
-        data, size, resize, 256, cfg.DATALOADER.NUM_WORKERS, mine, corrupt, device.type == "cuda"
+        data, size, resize, _BATCH, cfg.DATALOADER.NUM_WORKERS, mine[done:], corrupt, device.type == "cuda"
     )
-    with autocast(cfg.SOLVER.AMP, device):
-        for images, index_N in batches:
-            rows.append(pooled_features(backbone, views.normalize(images.to(device, non_blocking=True))).float())
-            positions.append(index_N)
-    index_N = torch.cat(positions).to(device)
-    sizes = distributed.gather(torch.tensor([len(index_N)], device=device), [1] * distributed.world_size()).tolist()
-    features, index_N = distributed.gather(torch.cat(rows), sizes), distributed.gather(index_N, sizes)
-    return Features(features, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))
+    stop, reason = AgreedStop(device), ""
+    most_left = int(distributed.gather(torch.tensor([left], device=device), [1] * ranks).max())
+    for _ in range(0, most_left, _BATCH):  # as often on every rank
+        batch = next(batches, None)
+        if batch is not None:
+            pixels = views.normalize(batch[0].to(device, non_blocking=True))
+            with autocast(cfg.SOLVER.AMP, device):
+                rows.append(pooled_features(backbone, pixels).float())
+            positions.append(batch[1])
+            done = min(done + _BATCH, len(mine))
+        reason = stop.poll()
+        if reason:
+            break
+    index_N, features_NF = torch.cat(positions), torch.cat(rows)
+    if kept and left:
+        kept.save(images, done, index_N, features_NF)
+    if reason:
+        distributed.barrier()  # no rank leaves while another one writes
+        raise Stopped(reason)
+    index_N = index_N.to(device)
+    sizes = distributed.gather(torch.tensor([len(index_N)], device=device), [1] * ranks).tolist()
+    features_NF, index_N = distributed.gather(features_NF, sizes), distributed.gather(index_N, sizes)
+    return Features(features_NF, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))

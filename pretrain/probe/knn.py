@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,52 +11,86 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import distributed
-from ..common.config_io import dump
-from ..common.errors import UserError
-from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
-from .features import Features, extract, load_frozen, probe_data
+from .. import datasets
+from ..common.interrupt import Stopped
+from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
+from .features import Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
+from .features import protocol as feature_protocol
+from .run import probe_run
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """kNN of a run folder's or checkpoint's backbone (or ``random``); writes OUTPUT_DIR/results.json."""
-    output_dir = Path(cfg.OUTPUT_DIR or "runs/knn")
-    device = distributed.init(cfg.DEVICE)
-    log = setup_logging(output_dir, distributed.rank())
-    backbone, source = load_frozen(weights, cfg, device)
-    data = probe_data(cfg)
-    most = cfg.PROBE.KNN_MAX_IMAGES
-    score = classify(
-        extract(backbone, data.train, cfg, device, most), extract(backbone, data.val, cfg, device),
-        k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE,
-    )  # fmt: skip
-    results = {"stage": "knn", "source": source, "k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE,
-               "metrics": score}  # fmt: skip
-    if distributed.is_main():
-        atomic_write(output_dir / "config.yaml", dump(cfg))
-        write_environment(output_dir)
-        write_json(output_dir / "results.json", results)
-        log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} (k {cfg.PROBE.KNN_K})")
-    return results
+    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns what stands in results.json.
 
-
-def evaluate(encoder: ResNet, cfg: CfgNode, device: torch.device) -> dict[str, float]:
-    """kNN of an encoder in training, returned to the mode it was in; empty where the data have no labels."""
-    try:
+    Raises:
+        UserError: bad input, or OUTPUT_DIR belongs to another stage or a live run.
+        Stopped: asked to stop; the features computed so far are kept.
+    """
+    with probe_run(cfg, "knn") as run:
+        backbone, source = load_frozen(weights, cfg, run.device)
         data = probe_data(cfg)
-    except UserError:
-        if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:  # asked for by name: a mistake, not an absence
-            raise
+        run.start()
+        kept = run.feature_files(source)
+        train = extract(backbone, data.train, cfg, run.device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
+        val = extract(backbone, data.val, cfg, run.device, kept=kept("val"))
+        score = classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
+        results = {"stage": "knn", "source": source, "protocol": protocol(cfg, data), "metrics": score}
+        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} (k {cfg.PROBE.KNN_K})")
+        return run.finish(results)
+
+
+def protocol(cfg: CfgNode, data: ProbeData) -> dict[str, Any]:
+    """What two kNN scores must have in common to be compared."""
+    return {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES,
+            **feature_protocol(cfg, data)}  # fmt: skip
+
+
+def open_data(cfg: CfgNode, train: datasets.ImageData, say: Callable[[str], None]) -> ProbeData | None:
+    """Opens what kNN needs before pretraining takes its first step, so that a mistake in it costs nothing.
+
+    Args:
+        train: the open train split of DATA.TRAIN.
+        say: takes the reason where the data cannot be probed.
+
+    Returns:
+        The data for `evaluate`; None where the data pretrained on have no labels or no val split, which is no mistake.
+
+    Raises:
+        UserError: the data cannot be read, do not fit together, or were named in DATA.PROBE_TRAIN or DATA.VAL and
+            cannot be probed.
+    """
+
+    def load() -> tuple[ProbeData | None, str]:
+        try:
+            return probe_data(cfg, train), ""
+        except (NotProbeable, datasets.MissingSplit) as reason:
+            if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
+                raise
+            return None, str(reason)
+
+    data, reason = on_every_rank(load)
+    if data is None:
+        say(f"kNN will not be run: {reason}")
+    refuse_disagreement(data and (len(data.train), len(data.val)), "the number of labelled images for kNN")
+    return data
+
+
+def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:
+    """kNN of an encoder in training, returned to the mode it was in; empty where `open_data` found no data for it.
+
+    Raises:
+        Stopped: a rank was asked to stop.
+    """
+    if data is None:
         return {}
     training = encoder.training
     encoder.eval()
     try:
         train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
-        return classify(
-            train, extract(encoder, data.val, cfg, device), k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE
-        )
+        val = extract(encoder, data.val, cfg, device)
     finally:
         encoder.train(training)
+    return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 
 @torch.no_grad()
@@ -65,12 +99,19 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
     exp(s / temperature). k above the number of training images means all of them.
+
+    Raises:
+        Stopped: a rank was asked to stop.
     """
+    stop = AgreedStop(val.features_NF.device)
     bank_TF, classes = F.normalize(train.features_NF, dim=1), train.num_classes
     k = min(k, len(bank_TF))
     top = min(5, classes)
     hits1 = hits5 = 0
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
+        reason = stop.poll()
+        if reason:
+            raise Stopped(reason)
         ranked = (
             vote(F.normalize(queries, dim=1) @ bank_TF.T, train.labels_N, k, temperature, classes).topk(top).indices
         )

@@ -2,112 +2,139 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models import ResNet
 
-from .. import checkpoint, distributed, schedule, views
+from .. import checkpoint, datasets, distributed, schedule, views
 from ..common import interrupt
-from ..common.config_io import dump, flatten
-from ..common.copies import OnItsWay
+from ..common.config_io import flatten
 from ..common.errors import UserError
-from ..common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment, write_json
+from ..common.process_group import AgreedStop, on_first_rank
+from ..common.run_folder import MetricsWriter, read_json
 from ..encoder import feature_dim, pooled_features
 from ..loader import Loader
 from ..progress import Progress
-from .features import Features, autocast, extract, load_frozen, probe_data
+from .features import Features, ProbeData, autocast, extract, load_frozen, probe_data, protocol
+from .run import ProbeRun, probe_run
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns what stands in results.json.
 
-    With LINEAR.LRS several heads learn side by side from one pass over the data, one a learning rate; one that diverges
-    scores 0 and leaves the others alone. With LINEAR.AUGMENT none every feature is computed once.
+    With LINEAR.LRS several heads learn side by side from one pass over the data, one per learning rate; one that
+    diverges scores 0 and leaves the others alone. With LINEAR.AUGMENT none every feature is computed once.
 
     Raises:
-        UserError: bad input, every head diverged, the folder holds a probe of another protocol or backbone.
-        interrupt.Stopped: asked to stop; the checkpoint is written.
+        UserError: bad input, every head diverged, the folder is in use or holds something else.
+        interrupt.Stopped: asked to stop; a checkpoint of the current step is written.
     """
-    output_dir = Path(cfg.OUTPUT_DIR or "runs/linear")
-    device = distributed.init(cfg.DEVICE)
-    log = setup_logging(output_dir, distributed.rank())
-    backbone, source = load_frozen(weights, cfg, device)
-    work = _work(cfg, source)
-    if (output_dir / "results.json").is_file():
-        results = json.loads((output_dir / "results.json").read_text())
-        _check_same(results.get("work", work), work, output_dir)
-        log.info(f"{output_dir} is complete; nothing to do")
-        return results
-    data = probe_data(cfg)
+    with probe_run(cfg, "linear") as run:
+        backbone, source = load_frozen(weights, cfg, run.device)
+        work = _work(cfg, source)
+        complete, state = on_first_rank(lambda: _earlier(run, work))
+        if complete:
+            run.log.info(f"{run.folder} is complete; nothing to do")
+            return complete
+        data = probe_data(cfg)
+        sizes = {**protocol(cfg, data), "classes": len(data.train.classes)}
+        if state and state["sizes"] != sizes:
+            changed = "; ".join(f"{key} {state['sizes'][key]} -> {now}" for key, now in sizes.items()
+                                if now != state["sizes"][key])  # fmt: skip
+            raise UserError(
+                f"the labelled images have changed since {run.folder} was begun ({changed}); bring the same ones back, "
+                "or choose another OUTPUT_DIR"
+            )
+        run.start()
+        score = _train(run, backbone, source, data, {"work": work, "sizes": sizes}, state)
+        best = _best(score)
+        run.log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f}")
+        return run.finish({
+            "stage": "linear", "source": source, "metrics": best, "per_learning_rate": score,
+            "protocol": {**{key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}, **protocol(cfg, data)}, "work": work,
+        })  # fmt: skip
+
+
+def _train(
+    run: ProbeRun,
+    backbone: ResNet,
+    source: dict[str, Any],
+    data: ProbeData,
+    about: dict[str, Any],
+    state: dict[str, Any] | None,
+) -> dict[str, dict[str, float]]:
+    """Trains the heads from ``state`` (None: from the start) to the end; returns every head's scores.
+
+    Args:
+        about: what every checkpoint says of the work it is of.
+    """
+    cfg, device = run.cfg, run.device
     torch.manual_seed(cfg.SEED)
     heads = Heads(feature_dim(backbone), len(data.train.classes), cfg).to(device)
-    val = extract(backbone, data.val, cfg, device)
-    stream = _Cached(extract(backbone, data.train, cfg, device), cfg) if cfg.LINEAR.AUGMENT == "none" else _Augmented(
-        backbone, data.train, cfg, device)  # fmt: skip
-    found = checkpoint.newest(output_dir, warn=log.warning)
-    if found:
-        _check_same(found[1].get("work", work), work, output_dir)
-    first = heads.load(found[1]) if found else 0
-    if distributed.is_main():
-        atomic_write(output_dir / "config.yaml", dump(cfg))
-        write_environment(output_dir)
-        metrics = MetricsWriter(output_dir, first * len(stream))
-    score: dict[str, Any] = heads.score(val)
-    progress = Progress(
-        cfg.LINEAR.EPOCHS * len(stream),
-        first * len(stream),
-        cfg.LINEAR.IMS_PER_BATCH,
-        log,
-        distributed.is_main(),
-        "linear",
-    )
-    for epoch in range(first, cfg.LINEAR.EPOCHS):
+    kept = run.feature_files(source)
+    val = extract(backbone, data.val, cfg, device, kept=kept("val"))
+    if cfg.LINEAR.AUGMENT == "none":
+        stream = _Cached(extract(backbone, data.train, cfg, device, kept=kept("train")), cfg)
+    else:
+        stream = _Augmented(backbone, data.train, cfg, device)
+    steps_per_epoch, step = len(stream), 0
+    total_steps = cfg.LINEAR.EPOCHS * steps_per_epoch
+    losses = torch.zeros(len(heads.rates), device=device)  # sums over the current epoch
+    if state:
+        heads.load(state)
+        step, losses = state["step"], state["losses"].to(device)
+        run.log.info(f"resumed at step {step} of {total_steps}")
+    metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
+    progress = Progress(total_steps, step, cfg.LINEAR.IMS_PER_BATCH, run.log, metrics is not None, "linear")
+    stop, score = AgreedStop(device), heads.score(val)
+    while step < total_steps:
+        epoch = step // steps_per_epoch
         factor = heads.set_rates(epoch)
-        losses = torch.zeros(len(heads.rates), device=device)
-        waiting = time.perf_counter()
-        for features, labels in stream.epoch(epoch):
+        batches = stream.epoch(epoch, step % steps_per_epoch)
+        reason = ""
+        while step < (epoch + 1) * steps_per_epoch and not reason:
+            waiting = time.perf_counter()
+            features, labels = next(batches)
             progress.waited(time.perf_counter() - waiting)
             losses += heads.step(features, labels)
+            step += 1
             progress.advance()
-            if heads.stop:
-                raise interrupt.Stopped(f"{heads.stop}: {epoch} whole epochs are in {output_dir}")
-            waiting = time.perf_counter()
-        heads.retire(losses, epoch, log.warning)
-        score = heads.score(val)
-        best = _best(score)
-        if distributed.is_main():
-            loss = float(losses[heads.rates.index(best["learning_rate"])]) / len(stream)
-            metrics.write((epoch + 1) * len(stream) - 1, {"loss": loss, "lr_factor": factor, **best})
-            progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
-            checkpoint.save(checkpoint.path_of_step(output_dir, epoch + 1), {**heads.state(epoch + 1), "work": work})
-            checkpoint.prune(output_dir, 1)
+            reason = stop.poll()
+        if step == (epoch + 1) * steps_per_epoch:
+            heads.retire(losses, epoch, run.log.warning)
+            score = heads.score(val)
+            if metrics:
+                best = _best(score)
+                loss = float(losses[heads.rates.index(best["learning_rate"])]) / steps_per_epoch
+                metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
+                progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
+            losses.zero_()
+        if metrics:
+            path = checkpoint.path_of_step(run.folder, step)
+            checkpoint.save(path, {**heads.state(), **about, "step": step, "losses": losses})
+            checkpoint.prune(run.folder, 1, path)
         distributed.barrier()
+        if reason and step < total_steps:
+            progress.close()
+            raise interrupt.Stopped(f"{reason}: checkpoint of step {step} is in {run.folder}")
     progress.close()
-    results = {"stage": "linear", "source": source, "metrics": _best(score), "per_learning_rate": score,
-               "protocol": {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}, "work": work}  # fmt: skip
-    if distributed.is_main():
+    if metrics:
         metrics.close()
-        write_json(output_dir / "results.json", results)
-        log.info(f"linear top-1 {results['metrics']['top1']:.2f}, top-5 {results['metrics']['top5']:.2f}")
-    distributed.barrier()
-    return results
+    return score
 
 
 class Heads(nn.Module):
-    """Linear classifiers side by side, one a learning rate; SGD, gradients averaged over ranks."""
+    """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks."""
 
     def __init__(self, features: int, classes: int, cfg: CfgNode) -> None:
         super().__init__()
         self.cfg = cfg.LINEAR
-        self.stop = ""  # why to stop after this step, if so; the same on every rank
-        self._wish: OnItsWay | None = None  # of the step before: above 0 where a rank was asked to stop
         self.diverged: list[float] = []
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
@@ -133,24 +160,20 @@ class Heads(nn.Module):
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
-        """One optimiser step on this rank's share; returns each head's mean loss (this rank's)."""
-        total, ranks = self.cfg.IMS_PER_BATCH, distributed.world_size()
-        losses = [F.cross_entropy(head(features_nF), labels_n) for head in self.heads]
+        """One optimiser step on this rank's share; returns each head's mean loss over the global batch."""
+        ranks = distributed.world_size()
+        share = len(labels_n) * ranks / self.cfg.IMS_PER_BATCH  # a rank with more images weighs more
+        losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
         self.optimizer.zero_grad(set_to_none=True)
-        (torch.stack(losses).sum() * (len(labels_n) * ranks / total)).backward()
-        self.stop = interrupt.stop_requested()
-        if ranks > 1:  # one collective carries the gradients and the wish to stop, so that all ranks agree on it
+        (losses.sum() * share).backward()
+        means = losses.detach() * share
+        if ranks > 1:  # one collective carries losses and gradients
             grads = [p.grad for p in self.heads.parameters() if p.grad is not None]
-            wish = grads[0].new_tensor([float(bool(self.stop))])
-            flat = distributed.mean_(torch.cat([wish, *(g.flatten() for g in grads)]))
-            parts = flat[1:].split([g.numel() for g in grads])
+            flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
+            means, *parts = flat.split([len(means), *(g.numel() for g in grads)])
             torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
-            known, self._wish = self._wish, OnItsWay(flat[:1])
-            # Of the step before: waiting for this one's would leave the device without work.
-            agreed = known is not None and known.read().item() > 0
-            self.stop = (self.stop or "another rank was asked to stop") if agreed else ""
         self.optimizer.step()
-        return torch.stack(losses).detach()
+        return means
 
     def retire(self, losses_H: Tensor, epoch: int, say: Callable[[str], None]) -> None:
         """Zeroes the heads whose loss or weights were not finite in this epoch, on every rank alike.
@@ -187,21 +210,20 @@ class Heads(nn.Module):
             scores[f"{rate:g}"] = {"top1": 100 * float(right[:, 0].mean()), "top5": 100 * float(right.sum(1).mean())}
         return scores
 
-    def state(self, epoch: int) -> dict[str, Any]:
-        return {"epoch": epoch, "state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
+    def state(self) -> dict[str, Any]:
+        return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
                 "diverged": self.diverged}  # fmt: skip
 
-    def load(self, state: dict[str, Any]) -> int:
+    def load(self, state: dict[str, Any]) -> None:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.diverged = list(state.get("diverged", []))
-        return int(state["epoch"])
+        self.diverged = list(state["diverged"])
 
 
 class _Augmented:
     """Batches of (features, labels) from augmented images."""
 
-    def __init__(self, backbone, data, cfg: CfgNode, device: torch.device) -> None:
+    def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
         self.backbone, self.device, self.amp = backbone, device, cfg.SOLVER.AMP
         self.loader = Loader(
             data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
@@ -213,8 +235,8 @@ class _Augmented:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def epoch(self, epoch: int):
-        for batch in self.loader.epoch(epoch):
+    def epoch(self, epoch: int, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.loader.epoch(epoch, start_step):
             images = views.normalize(batch.views_VNCHW[0].to(self.device, non_blocking=True))
             with torch.no_grad(), autocast(self.amp, self.device):
                 features = pooled_features(self.backbone, images).float()
@@ -234,31 +256,41 @@ class _Cached:
     def __len__(self) -> int:
         return len(self.features.labels_N) // self.total
 
-    def epoch(self, epoch: int):
+    def epoch(self, epoch: int, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.features.labels_N), generator=generator).to(self.features.labels_N.device)
         start, stop = distributed.slice_bounds(self.total, distributed.rank(), distributed.world_size())
-        for step in range(len(self)):
+        for step in range(start_step, len(self)):
             mine = order[step * self.total + start : step * self.total + stop]
             yield self.features.features_NF[mine], self.features.labels_N[mine]
 
 
-def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, str]:
-    """What the result depends on: protocol, data, seed, and the backbone by its hash or seed."""
-    names = ("LINEAR.", "PROBE.IMAGE_SIZE", "PROBE.RESIZE", "DATA.TRAIN", "DATA.VAL", "DATA.PROBE_TRAIN", "SEED")
-    kept = [f"{key} {value!r}" for key, value in flatten(cfg) if key.startswith(names)]
-    backbone = str(source.get("source_sha256") or source)
-    return {"config": "; ".join(kept), "backbone": backbone}
+def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, Any]:
+    """What the result depends on: protocol, data, seed, and the backbone by its hash (or how it was drawn)."""
+    settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
+    return {"backbone": str(source.get("source_sha256") or source), **settings, **protocol(cfg)}
 
 
-def _check_same(earlier: dict[str, str], now: dict[str, str], output_dir: Path) -> None:
-    """Refuses to go on with, or to report, a probe of something else."""
-    if earlier["backbone"] != now["backbone"]:
-        raise UserError(f"{output_dir} holds a probe of another backbone; choose another OUTPUT_DIR")
-    before, after = (set(work["config"].split("; ")) for work in (earlier, now))
-    if before != after:
-        changed = "; ".join([*sorted(before - after), "now", *sorted(after - before)])
-        raise UserError(f"{output_dir} holds a probe of another protocol ({changed}); choose another OUTPUT_DIR")
+def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The result of a complete probe, or the newest checkpoint of one to go on with.
+
+    Raises:
+        UserError: the folder holds a probe of another protocol or backbone.
+    """
+    path = run.folder / "results.json"
+    results = read_json(path) if path.is_file() else None
+    found = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
+    state = found[1] if found else None
+    earlier = results or state
+    if earlier is None:
+        return None, None
+    before = earlier.get("work")
+    if not isinstance(before, dict):
+        raise UserError(f"{run.folder} does not say what its probe is of; choose another OUTPUT_DIR")
+    changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in work.items() if before.get(key) != value]
+    if changed:
+        raise UserError(f"{run.folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")
+    return results, state
 
 
 def _best(scores: dict[str, dict[str, float]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.config import _RANGES, default_config, from_yaml_text, load_config
 from pretrain.views import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -60,12 +60,35 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["METHOD.NAME", "sce", "METHOD.LAMBDA", "4.0"], "at most 1"),
         (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "sce has no schedule"),
         (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "supcon"),
+        (["SEED", "1" + "0" * 30], "and at most 4294967295"),
+        (["SEED", "1" + "0" * 400], "and at most 4294967295"),
+        (["LINEAR.GAMMA", "-0.1"], "LINEAR.GAMMA is -0.1"),
+        (["SOLVER.STEPS", "['a', 'b']"], "SOLVER.STEPS is ['a', 'b']; it must be a list of epochs"),
+        (["LINEAR.STEPS", "[-1]"], "LINEAR.STEPS is [-1]; it must be a list of epochs, numbers of at least 0"),
+        (["LINEAR.LRS", "[1e999]"], "LINEAR.LRS is [inf]; it must be a list of learning rates"),
     ],
 )
 def test_bad_overrides(words, says):
     with pytest.raises(UserError) as caught:
         load_config(None, words)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_number_has_a_range():
+    numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float)}
+    assert numbers == set(_RANGES)
+
+
+def test_a_kept_config_of_another_version_is_one_line():
+    for text, says in (
+        ("SOLVER:\n  FORGOTTEN: 1\n", "Non-existent config key: SOLVER.FORGOTTEN"),
+        ("SOLVER: 3\n", "SOLVER"),
+        ("SOLVER: [\n", "while parsing"),
+        ("- 1\n", "not one of this version"),
+    ):
+        with pytest.raises(UserError, match="a kept config is not one of this version") as caught:
+            from_yaml_text(text)
+        assert says in str(caught.value) and "\n" not in str(caught.value), text
 
 
 def test_bad_files(tmp_path):
@@ -77,6 +100,8 @@ def test_bad_files(tmp_path):
         ("c.yaml", "_BASE_: nowhere.yaml\n", "nowhere.yaml"),
         ("d.yaml", "SOLVER: 3\n", "SOLVER"),
         ("e.yaml", "- 1\n", "e.yaml"),
+        ("f.yaml", "SOLVER:\n  GAMMA: .nan\n", "SOLVER.GAMMA is nan; it must be at least 0"),
+        ("g.yaml", "LINEAR:\n  LRS: [.nan, abc]\n", "LINEAR.LRS is [nan, 'abc']; it must be a list of learning rates"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError) as caught:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
+import io
 import os
 import pickle
 import struct
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +23,7 @@ from PIL import Image
 from pretrain import datasets
 from pretrain.common.errors import UserError
 from pretrain.datasets import CorruptImage, load
-from tests.pretrain.images import picture, write_folder
+from tests.pretrain.images import encoded, picture, write_folder
 
 RNG = np.random.default_rng(0)
 
@@ -52,18 +59,13 @@ def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
         load(f"folder:{tmp_path}", "val")
 
 
-def test_a_class_may_be_called_train(tmp_path: Path):
-    write_folder(tmp_path, ["train/1.png", "val/2.png", "plane/3.png"])
-    assert load(f"folder:{tmp_path}", "train").classes == ["plane", "train", "val"]
-
-
 @pytest.mark.parametrize(
     ("name", "split", "said"),
     [
         (
             "folder:{}/none",
             "train",
-            "no image folder at .*/none; expected images in it, or one folder of images a class",
+            "no image folder at .*/none; expected images in it, or one folder of images per class",
         ),
         ("folder:{}", "train", "no images in .*; expected files ending in .jpg"),
         ("folder:{}", "unlabelled", "has no split 'unlabelled'; choose train or val"),
@@ -212,3 +214,194 @@ def test_links_are_followed(tmp_path: Path):
     data = load(f"folder:{tmp_path / 'set'}", "train")
     assert data.classes == ["cat"] and len(data) == 1
     assert Image.fromarray(data.read(0)).size == (56, 40)
+
+
+LAYOUTS = {  # folders of the root -> the folder of each split, or what is said
+    "train val": ("train", "val"),
+    "train test": ("train", "test"),
+    "train val test": ("train", "val"),
+    "train test valid": ("train", "valid"),
+    "training validation": ("training", "validation"),
+    "Train Val extra": ("Train", "Val"),
+    "train val extra": ("train", "val"),
+    "train": ("train", "holds no folder of the val split; .*call it val/, .*, or name a folder of images itself"),
+    "val test": ("holds no folder of the train split; .*call it train/, training/, or name", "val"),
+    "test": ("holds no folder of the train split", "test"),
+    "train training val": ("holds train/ and training/, both of the train split; leave one", "val"),
+    "train val valid": ("train", "holds val/ and valid/, both of the val split; leave one"),
+    "extra train": ("holds train/ beside extra/: .*name folder:.*/train; if a class, move all class folders into",) * 2,
+    "cat dog test": ("holds test/ beside cat/: ",) * 2,
+    "cat dog": ("", ""),
+    "trainer tests": ("", ""),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: str):
+    """Never classes: with train/ and test/ taken for classes, training would see the test images."""
+    folders = layout.split()
+    write_folder(tmp_path, [f"{folder}/{c}/{folder}_{c}.png" for folder in folders for c in ("a", "b")], 4, 4)
+    expected = LAYOUTS[layout][split == "val"]
+    if " " in expected:
+        with pytest.raises(UserError, match=expected) as caught:
+            load(f"folder:{tmp_path}", split)
+        assert "\n" not in str(caught.value)
+        return
+    data = load(f"folder:{tmp_path}", split)
+    if expected:
+        assert names(data, tmp_path / expected) == [f"{c}/{expected}_{c}.png" for c in ("a", "b")]
+        assert data.classes == ["a", "b"]
+    else:
+        assert data.classes == sorted(folders) and len(data) == 4
+
+
+def test_split_folders_beside_a_picture_are_splits_as_well(tmp_path: Path):
+    write_folder(tmp_path, ["logo.png", "train/1.png", "train/2.png", "test/3.png"])
+    assert names(load(f"folder:{tmp_path}", "train"), tmp_path) == ["train/1.png", "train/2.png"]
+
+
+@pytest.mark.parametrize("where", ["", "cat", "cat/deep"])
+def test_a_link_to_a_folder_above_is_refused(tmp_path: Path, where: str):
+    write_folder(tmp_path / "set", ["cat/deep/1.png", "dog/2.png"])
+    (tmp_path / "set" / where / "again").symlink_to(tmp_path / "set" / where)
+    with pytest.raises(UserError, match=r"set/.*again.* links to a folder that it lies in; remove the link"):
+        load(f"folder:{tmp_path / 'set'}", "train")
+
+
+def test_two_links_to_each_others_folders_are_refused(tmp_path: Path):
+    write_folder(tmp_path, ["set/cat/1.png", "store/2.png"])
+    (tmp_path / "set/cat/more").symlink_to(tmp_path / "store")
+    (tmp_path / "store/back").symlink_to(tmp_path / "set/cat")
+    with pytest.raises(UserError, match="cat/more/back links to a folder that it lies in; remove the link"):
+        load(f"folder:{tmp_path / 'set'}", "train")
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path):
+    write_folder(tmp_path, ["cat/1.png"])
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UserError, match=f"cannot read {tmp_path}/loop: Too many levels of symbolic links; remove it"):
+        load(f"folder:{tmp_path}", "train")
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_folder(tmp_path, ["cat/1.png"])
+    with pytest.raises(UserError, match=r"cannot list .*aaa: File name too long"):
+        load(f"folder:{tmp_path}/{'a' * 300}", "train")
+    scandir = os.scandir
+
+    def denied(folder):
+        if str(folder).endswith("cat"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(datasets.os, "scandir", denied)
+    with pytest.raises(UserError, match=f"cannot list {tmp_path}/cat: Permission denied"):
+        load(f"folder:{tmp_path}", "train")
+
+
+def archive(path: Path, files: dict[str, bytes]) -> str:
+    """Writes a zip or a tar.gz and returns its MD5."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as zipped:
+            for name, content in files.items():
+                zipped.writestr(name, content)
+    else:
+        with tarfile.open(path, "w:gz") as tar:
+            for name, content in files.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """The address of a web server of the files in ``tmp_path``."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def tiny_archive(tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tiny-ImageNet's archive with one image, and a server of it."""
+    image = encoded(Image.fromarray(picture()), "PNG")
+    path = tmp_path / "tiny-imagenet-200.zip"
+    names = ["wnids.txt", "train/n01/images/a.JPEG", "val/images/b.JPEG", "val/val_annotations.txt"]
+    contents = [b"n01\n", image, image, b"b.JPEG\tn01\t0\t0\t9\t9\n"]
+    md5 = archive(path, {f"tiny-imagenet-200/{n}": c for n, c in zip(names, contents, strict=True)})
+    monkeypatch.setattr(datasets, "_TINY_URL", f"{served}/{path.name}")
+    monkeypatch.setattr(datasets, "_TINY_MD5", md5)
+    return path
+
+
+def test_a_download_is_whole_or_absent(tmp_path: Path, tiny_archive: Path, monkeypatch: pytest.MonkeyPatch):
+    root = tmp_path / "root"
+    extract = zipfile.ZipFile.extractall
+
+    def interrupted(zipped: zipfile.ZipFile, to: str) -> None:
+        zipped.extract("tiny-imagenet-200/wnids.txt", to)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", interrupted)
+    with pytest.raises(UserError, match=r"cannot read tiny_imagenet: .*the download failed \(.*No space left on dev"):
+        load("tiny_imagenet", "train", root, download=True)
+    assert os.listdir(root) == []
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", extract)
+    assert len(load("tiny_imagenet", "train", root, download=True)) == 1
+    assert os.listdir(root) == ["tiny-imagenet-200"]
+    tiny_archive.unlink()  # what is there is not fetched again
+    assert len(load("tiny_imagenet", "val", root, download=True)) == 1
+    (root / "tiny-imagenet-200/wnids.txt").unlink()
+    with pytest.raises(UserError, match=r"is incomplete or damaged; remove it and set DATA.DOWNLOAD True"):
+        load("tiny_imagenet", "val", root, download=True)
+
+
+def test_an_archive_with_another_checksum_is_refused(tmp_path: Path, tiny_archive: Path):
+    with tiny_archive.open("ab") as file:
+        file.write(b"changed on the way")
+    with pytest.raises(UserError, match=r"cannot read tiny_imagenet: .*the download failed \(.*corrupted"):
+        load("tiny_imagenet", "train", tmp_path / "root", download=True)
+    assert os.listdir(tmp_path / "root") == []
+
+
+def test_an_archive_of_torchvisions_is_whole_or_absent(tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch):
+    pixels = RNG.integers(0, 256, (2, 3072), dtype=np.uint8)
+    contents = {
+        "train": pickle.dumps({"data": pixels, "fine_labels": [99, 4]}),
+        "test": pickle.dumps({"data": pixels[:1], "fine_labels": [7]}),
+        "meta": pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]}),
+    }
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
+    md5 = archive(tmp_path / "cifar-100-python.tar.gz", {f"cifar-100-python/{n}": c for n, c in contents.items()})
+    monkeypatch.setattr(tv.CIFAR100, "url", f"{served}/cifar-100-python.tar.gz")
+    monkeypatch.setattr(tv.CIFAR100, "tgz_md5", md5)
+    monkeypatch.setattr(tv.CIFAR100, "train_list", [("train", sums["train"])])
+    monkeypatch.setattr(tv.CIFAR100, "test_list", [("test", sums["test"])])
+    monkeypatch.setattr(tv.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": sums["meta"]})
+    root = tmp_path / "root"
+    data = load("cifar100", "val", root, download=True)
+    assert data.labels is not None and data.labels.tolist() == [7]
+    assert os.listdir(root) == ["cifar-100-python"]
+    (root / "cifar-100-python/train").write_bytes(b"half")
+    with pytest.raises(UserError, match=r"cifar-100-python is incomplete or damaged; remove it and set DATA.DOWNLOAD"):
+        load("cifar100", "train", root)
+
+
+def test_a_damaged_fashion_mnist(tmp_path: Path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">iiii", 2051, 1, 28, 28) + bytes(784))
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 9) + bytes(5))
+    with pytest.raises(UserError, match=r"FashionMNIST is incomplete or damaged; remove it and set DATA.DOWNLOAD"):
+        load("fashion_mnist", "val", tmp_path)

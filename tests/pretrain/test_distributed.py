@@ -32,9 +32,8 @@ def _exchange(total: int, many: int) -> None:
     order = torch.randperm(many * total, generator=torch.Generator().manual_seed(5))
     plan = ExchangePlan(order, many, total)
     mine = everything[:, start:stop].flatten(0, 1)
-    first, last = slice_bounds(many * total, rank, ranks)
     got = plan.scatter(mine)
-    assert torch.equal(got, everything.flatten(0, 1)[order[first:last]])
+    assert torch.equal(got, everything.flatten(0, 1)[order[many * start : many * stop]])
     assert torch.equal(plan.collect(got.float() * 2), mine.float() * 2)
 
 
@@ -44,8 +43,11 @@ def _gather(total: int) -> None:
     mine = everything[start:stop].clone().requires_grad_()
     got = distributed.gather(mine, distributed.slice_sizes(total), with_grad=True)
     assert torch.equal(got, everything)
+    seen: list[torch.Tensor] = []
+    got.register_hook(seen.append)
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
-    ((distributed.rank() + 1) * got.sum()).backward()
+    (torch.full_like(everything, distributed.rank() + 1) * got).sum().backward()
+    assert torch.equal(seen[0], torch.full_like(got, distributed.rank() + 1))  # autograd's own tensor is left alone
     assert torch.equal(mine.grad, torch.full_like(mine, sum(r + 1 for r in range(distributed.world_size()))))
 
 

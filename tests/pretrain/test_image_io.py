@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import socket
+import struct
+import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -10,6 +16,7 @@ import pytest
 from PIL import Image
 
 from pretrain import image_io
+from pretrain.common.errors import UserError
 from pretrain.image_io import CorruptImage, Files, Joined, decode
 from tests.pretrain.images import encoded, picture
 
@@ -100,3 +107,113 @@ def test_names_are_kept_whole(tmp_path):
 def test_joined_sources_follow_each_other(tmp_path):
     joined = Joined([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
     assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": True}])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
+def test_a_jpeg_without_its_end_is_corrupt_for_an_opencv_that_would_fill_it(
+    monkeypatch: pytest.MonkeyPatch, options: dict, share: float
+):
+    """OpenCV before 4.12 returned the rest in gray."""
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: np.full((40, 56, 3), 128, np.uint8))
+    data = encoded(
+        Image.fromarray(picture(0, 200, 280)), "JPEG", **({"exif": with_thumbnail()} if "exif" in options else options)
+    )
+    assert (decode(data, "x") == 128).all() and (decode(data + bytes(9), "x") == 128).all()
+    with pytest.raises(CorruptImage, match="cannot decode image x: image file is truncated"):
+        decode(data[: int(len(data) * share)], "x")
+
+
+def with_thumbnail() -> bytes:
+    """EXIF data that hold a whole JPEG of their own, with a scan and an end."""
+    return b"Exif\0\0" + encoded(PIL_RGB.resize((16, 16)), "JPEG")
+
+
+def flat_png(width: int, height: int) -> bytes:
+    """A valid PNG of one colour, one bit per pixel."""
+    row = zlib.compressobj()
+    rows = b"".join(row.compress(bytes(1 + (width + 7) // 8)) for _ in range(height)) + row.flush()
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(24000, 24000), (10000, 9000)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch, width: int, height: int):
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(image_io, "upright", lambda *_: pytest.fail("decoded"))
+    (tmp_path / "a.png").write_bytes(flat_png(width, height))
+    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
+        with pytest.raises(CorruptImage, match=r"a\.png has more than 89,478,485 pixels, the limit; scale it down"):
+            read()
+
+
+def test_a_transient_error_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    fail = failing(monkeypatch, errno.EIO, times=1)
+    np.testing.assert_array_equal(Files(tmp_path, ["a.png"]).read(0), RGB)
+    assert fail == [errno.EIO]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_disk_that_fails_is_no_corrupt_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    fail = failing(monkeypatch, number, times=4)
+    said = f"cannot read image {tmp_path}/a.png: {os.strerror(number)}, twice; check the disk or the file server"
+    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert str(caught.value) == said and not isinstance(caught.value, CorruptImage)
+    assert len(fail) == 4
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[int]:
+    """Opening a file fails ``times`` times; the list returned grows by each."""
+    seen: list[int] = []
+    really = os.open
+
+    def failing_open(*args, **kwargs) -> int:
+        if len(seen) < times:
+            seen.append(number)
+            raise OSError(number, os.strerror(number))
+        return really(*args, **kwargs)
+
+    monkeypatch.setattr(image_io, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(image_io.os, "open", failing_open)
+    return seen
+
+
+@pytest.mark.parametrize("by", ["opencv", "pillow"])
+def test_too_little_memory_is_no_corrupt_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    error = MemoryError() if by == "pillow" else cv2.error("Failed to allocate")
+    error.code = -4  # type: ignore[union-attr]
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(*((image_io.cv2, "imdecode") if by == "opencv" else (image_io, "upright")), fail)
+    with pytest.raises(UserError, match=rf"not enough memory to read image {tmp_path}/a\.png; lower DATALOADER") as it:
+        Files(tmp_path, ["a.png"]).read(0) if by == "opencv" else image_io.open_upright(f"{tmp_path}/a.png")
+    assert not isinstance(it.value, CorruptImage)
+
+
+def test_only_regular_files_are_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket.png"))
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    for name, said in (
+        ("fifo", "it is not a regular file"),
+        ("device", "it is not a regular file"),
+        ("folder", "Is a directory"),
+        ("socket", "No such device or address"),
+        ("loop", "Too many levels of symbolic links"),
+    ):
+        with pytest.raises(CorruptImage, match=f"cannot read image {tmp_path}/{name}.png: {said}"):
+            Files(tmp_path, [f"{name}.png"]).read(0)
+    with pytest.raises(CorruptImage, match=r"fifo.png: it is not a regular file; restore it or remove it from the ann"):
+        image_io.open_upright(f"{tmp_path}/fifo.png")

@@ -1,5 +1,7 @@
 """One step of learning: the same numbers on one process and on two, where BN's groups are the same."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -25,40 +27,40 @@ def _config(method: str, *more: str):
     ])  # fmt: skip
 
 
-def _two_steps(method: str) -> dict[str, torch.Tensor]:
+def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     """Loss of each step, gradients of the last and all state after two steps; the mean over ranks where it is local."""
-    cfg = _config(method)
+    cfg = _config(method, *more)
     learner = Learner(cfg, torch.device("cpu"), lambda _: None)
-    start, stop = distributed.slice_bounds(N, distributed.rank(), distributed.world_size())
+    total = cfg.SOLVER.IMS_PER_BATCH
+    start, stop = distributed.slice_bounds(total, distributed.rank(), distributed.world_size())
     views = 1 + cfg.METHOD.NUM_KEYS
     out = {}
     for step in range(2):
-        images = torch.randint(0, 256, (views, N, 3, 16, 16), generator=torch.Generator().manual_seed(step))
-        index = torch.arange(N)
+        images = torch.randint(0, 256, (views, total, 3, 16, 16), generator=torch.Generator().manual_seed(step))
+        index = torch.arange(total)
         batch = Batch(images[:, start:stop].to(torch.uint8), index[start:stop], index[start:stop] % 3, None)
         objective = learner.step(batch, step, step / 4, 0, 0.1, None)
-        out[f"loss{step}"] = distributed.mean_(objective.loss.detach().clone())
+        share = (stop - start) * distributed.world_size() / total
+        out[f"loss{step}"] = distributed.mean_(objective.loss.detach() * share)
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in learner.encoder.named_parameters()}
     return out | learner.siamese.moco_state_dict()
 
 
-def _on_two_ranks(method: str, path: str) -> None:
-    got = _two_steps(method)
+def _on_ranks(path: str, method: str, *more: str) -> None:
+    got = _two_steps(method, *more)
     if distributed.is_main():
         torch.save(got, path)
 
 
-@pytest.mark.parametrize("method", ["mocov2", "multikey", "jcl", "simclr", "supcon"])
-def test_two_processes_equal_one_with_the_same_bn_groups(method, tmp_path):
-    path = tmp_path / "two.pth"
-    run_ranks(_on_two_ranks, 2, method, str(path))
-    one, two = _two_steps(method), torch.load(path)
-    assert one.keys() == two.keys()
-    assert (one["loss0"] - two["loss0"]).abs() < 1e-5
+def _assert_ranks_equal_one(path: Path, ranks: int, method: str, *more: str) -> None:
+    run_ranks(_on_ranks, ranks, str(path), method, *more)
+    one, many = _two_steps(method, *more), torch.load(path)
+    assert one.keys() == many.keys()
+    assert (one["loss0"] - many["loss0"]).abs() < 1e-5
     largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
     for name, value in one.items():
-        difference = (value - two[name]).abs().max()
+        difference = (value - many[name]).abs().max()
         if name.startswith("grad."):
             assert difference < 1e-5 * largest, name
         elif name.endswith(("queue_ptr", "num_batches_tracked")):
@@ -67,13 +69,35 @@ def test_two_processes_equal_one_with_the_same_bn_groups(method, tmp_path):
             assert difference < 1e-2 * value.abs().max().clamp(min=1), name
 
 
+@pytest.mark.parametrize("method", ["mocov2", "multikey", "jcl", "simclr", "supcon"])
+def test_two_processes_equal_one_with_the_same_bn_groups(method, tmp_path):
+    _assert_ranks_equal_one(tmp_path / "ranks.pth", 2, method)
+
+
+@pytest.mark.parametrize(("method", "ranks", "groups", "images"), [("jcl", 3, 6, 16), ("simclr", 2, 2, 9)])
+def test_bn_groups_of_unequal_size_are_the_same_on_any_number_of_processes(method, ranks, groups, images, tmp_path):
+    words = ("MODEL.BN_GROUPS", str(groups), "SOLVER.IMS_PER_BATCH", str(images))
+    _assert_ranks_equal_one(tmp_path / "ranks.pth", ranks, method, *words)
+
+
 def test_single_process_splits_bn_and_says_so():
     said = []
-    assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "256"), said.append) == 8
+    sizes = local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "256"), said.append)
+    assert sizes == [32] * 8
     assert "split BN with 8 groups stands in for ShuffleBN" in said[0]
-    assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "1")) == 1
+    assert local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "0", "SOLVER.IMS_PER_BATCH", "1")) == [1]
     with pytest.raises(UserError, match="BN_GROUPS is 99"):
         local_bn_groups(_config("jcl", "MODEL.BN_GROUPS", "99"))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_statistics_that_query_and_keys_share_are_told_to_leak(ranks, monkeypatch):
+    said = []
+    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
+    local_bn_groups(_config("mocov2", "MODEL.BN_GROUPS", "1"), said.append)
+    assert len(said) == 1 and "share BN statistics, which can leak the answer" in said[0]
+    local_bn_groups(_config("simclr", "MODEL.BN_GROUPS", "1"), said.append)  # nothing to leak within the batch
+    assert len(said) == 1
 
 
 def test_batch_norm_of_one_image_is_told():
@@ -146,7 +170,7 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 def test_the_wish_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
     learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    learner._control, learner._suspect = OnItsWay(torch.tensor([0.0, 1.0])), ()
+    learner._control, learner._suspect = OnItsWay(torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])), (0, 0.1, None, None)
     with monkeypatch.context() as patch:
         patch.setattr(OnItsWay, "read", lambda self: pytest.fail("waited for the device"))
         assert learner.stop_agreed() == ""

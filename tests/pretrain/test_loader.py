@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import views
+from pretrain import image_io, views
+from pretrain.common import workers
 from pretrain.common.errors import UserError
 from pretrain.datasets import ImageData, load
 from pretrain.loader import Batch, Loader, eval_batches
@@ -179,7 +182,8 @@ def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
 
 SCRIPT = """
 import sys
-from pretrain import views
+from pretrain import image_io, views
+from pretrain.common import workers
 from pretrain.common.errors import run_command_line
 from pretrain.datasets import load
 from pretrain.loader import Loader
@@ -200,7 +204,12 @@ def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
     assert ended.stderr == f"error: cannot decode image {damaged.image_name(3)}: it is not in a known image format\n"
 
 
-def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData):
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
+)
+def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeypatch: pytest.MonkeyPatch, method: str):
+    """Whatever the start method: from Python 3.14 on, the default is no longer fork."""
+    monkeypatch.setattr(workers, "START_METHOD", method)
     loader = make(data, num_workers=2)
     batches = loader.epoch(0)
     first = next(batches)
@@ -208,8 +217,84 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # sent by another process than their parent
             subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
     assert all(same(a, b) for a, b in zip(make(data).epoch(0), [first, *batches], strict=True))
-    workers = multiprocessing.active_children()
-    for worker in workers:
+    started = multiprocessing.active_children()
+    for worker in started:
         worker.terminate()  # by their parent
         worker.join(20)
-    assert len(workers) >= 2 and not any(worker.is_alive() for worker in workers)
+    assert len(started) >= 2 and not any(worker.is_alive() for worker in started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS spawns")
+def test_workers_are_forked_whatever_pythons_default(data: ImageData, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)
+    multiprocessing.set_start_method("forkserver", force=True)
+    loader = make(data, num_workers=1)
+    assert same(next(loader.epoch(0)), next(make(data).epoch(0)))
+    assert {type(child).__name__ for child in multiprocessing.active_children()} == {"ForkProcess"}
+
+
+@pytest.fixture
+def stopped(data: ImageData, monkeypatch: pytest.MonkeyPatch):
+    """The batches of an epoch whose only worker is stopped after it has delivered the first; and the worker."""
+    monkeypatch.setattr(workers, "REPORT_AFTER_S", 0.5)
+    monkeypatch.setattr(workers, "GIVE_UP_AFTER_S", 1.5)
+    before = set(multiprocessing.active_children())
+    batches = make(data, num_workers=1).epoch(0)
+    first = next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    os.kill(worker.pid or 0, signal.SIGSTOP)
+    yield first, batches, worker
+    if worker.is_alive():
+        worker.kill()
+
+
+def test_a_stopped_worker_is_reported_and_then_ends_the_run(
+    data: ImageData, stopped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    _, batches, worker = stopped
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    plain = list(make(data).epoch(0))
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError) as caught:
+        for done, batch in enumerate(batches, start=1):  # batches that it had finished before it was stopped
+            assert same(batch, plain[done])
+    at = next(i for i, b in enumerate(plain) if data.image_name(int(b.index_N[0])) in str(caught.value))
+    names = ", ".join(data.image_name(int(i)) for i in plain[at].index_N[:3])
+    assert str(caught.value) == (
+        f"no batch for 1.5 s: worker process {worker.pid} is reading {names}, ...; check these files, their disk and "
+        "the process, and run again to resume"
+    )
+    assert caplog.messages[0] == (
+        f"no batch for 0.5 s: worker process {worker.pid} is reading {names}, ...; the run ends after 1.5 s; is the "
+        "disk slow, or the process stopped?"
+    )
+    worker.join(20)
+    assert worker.exitcode == -signal.SIGKILL  # alive, it would keep this process from ending
+
+
+def test_a_worker_that_goes_on_loses_nothing(data: ImageData, stopped, caplog: pytest.LogCaptureFixture):
+    first, batches, worker = stopped
+
+    class Continue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(worker.pid, signal.SIGCONT)
+
+    workers.log.addHandler(handler := Continue())
+    try:
+        assert all(same(a, b) for a, b in zip(make(data).epoch(0), [first, *batches], strict=True))
+    finally:
+        workers.log.removeHandler(handler)
+    assert caplog.messages and not worker.exitcode
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.MonkeyPatch, num_workers: int):
+    def fail(path: str) -> bytes:
+        raise UserError(f"cannot read image {path}: Input/output error, twice; check the disk or the file server")
+
+    monkeypatch.setattr(image_io, "read_file", fail)
+    for batches in (
+        make(data, num_workers, on_corrupt="skip").epoch(0),
+        eval_batches(data, 16, 0, 4, num_workers, on_corrupt="skip"),
+    ):
+        with pytest.raises(UserError, match="Input/output error, twice"):
+            next(batches)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from pretrain import distributed
 from pretrain.common import process_group
 from pretrain.common.errors import UserError
+from tests.pretrain.ranks import run_ranks
 from transfer.distributed import join
 
 
@@ -13,8 +16,11 @@ def gpus(monkeypatch):
     """Pretends to so many GPUs; returns the devices chosen."""
     chosen = []
 
-    def pretend(count: int, local_rank: int) -> list:
+    def pretend(count: int, local_rank: int, slurm_local_id: int | None = None) -> list:
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        monkeypatch.delenv("SLURM_LOCALID", raising=False)
+        if slurm_local_id is not None:
+            monkeypatch.setenv("SLURM_LOCALID", str(slurm_local_id))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -23,21 +29,96 @@ def gpus(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(("count", "local_rank", "index"), [(4, 3, 3), (1, 0, 0), (1, 3, 0)])
-def test_a_rank_takes_its_gpu_or_the_only_one_it_sees(gpus, count, local_rank, index):
-    chosen = gpus(count, local_rank)
+@pytest.mark.parametrize(("count", "local_rank", "slurm", "index"), [(4, 3, 3, 3), (4, 3, None, 3), (1, 0, None, 0)])
+def test_a_rank_takes_its_gpu(gpus, count, local_rank, slurm, index):
+    chosen = gpus(count, local_rank, slurm)
     assert process_group.join(True) == torch.device("cuda", index) == chosen[0]
     assert join("cuda") == torch.device("cuda", index)
     assert join("cpu") == process_group.join(False) == torch.device("cpu")
 
 
-def test_more_ranks_than_gpus(gpus):
-    chosen = gpus(2, 2)
-    with pytest.raises(UserError, match="local rank 2 but 2 GPUs are visible; start at most 2 processes"):
+def test_a_task_of_slurm_takes_the_only_gpu_it_sees(gpus):
+    chosen = gpus(1, 3, 3)
+    assert process_group.join(True) == torch.device("cuda", 0) == chosen[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "slurm", "says"),
+    [
+        (2, 2, 2, "local rank 2, but this process sees 2 GPUs; start at most 2 processes per machine"),
+        (1, 1, None, "local rank 1, but this process sees 1 GPU; start at most 1 process per machine"),
+        (1, 1, 0, "start at most 1 process per machine"),  # torchrun as the one task of a machine
+    ],
+)
+def test_more_ranks_than_gpus(gpus, count, local_rank, slurm, says):
+    chosen = gpus(count, local_rank, slurm)
+    with pytest.raises(UserError, match=says):
         process_group.join(True)
     assert not chosen
+
+
+def test_nccl_is_given_the_device_and_gloo_none(gpus, monkeypatch):
+    gpus(4, 3)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    asked = []
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **keys: asked.append((backend, keys["device_id"])))
+    process_group.join(True)
+    process_group.join(False)
+    assert asked == [("nccl", torch.device("cuda", 3)), ("gloo", None)]
+
+
+def _each_rank_its_own_way() -> None:
+    def read() -> int:
+        if distributed.rank() > 0:
+            raise UserError("no file at x")
+        return 7
+
+    with pytest.raises(UserError, match=r"^ranks 1, 2 of 3: no file at x; do all machines see the same files\?$"):
+        process_group.on_every_rank(read)
+    assert process_group.on_every_rank(distributed.rank) == distributed.rank()
+    assert process_group.gather_objects(str(distributed.rank())) == ["0", "1", "2"]
+    with pytest.raises(UserError, match=r"^another config$"):
+        process_group.on_every_rank(_refuse)
+
+
+def _refuse() -> None:
+    raise UserError("another config")
+
+
+def test_an_error_of_some_ranks_is_raised_on_all():
+    run_ranks(_each_rank_its_own_way, 3)
+    assert process_group.gather_objects(3) == [3] and process_group.on_every_rank(lambda: 5) == 5
 
 
 def test_a_gpu_is_not_chosen_by_number():
     with pytest.raises(UserError, match=r"MODEL\.DEVICE is cuda:1; say cuda, and choose by CUDA_VISIBLE_DEVICES=1"):
         join("cuda:1")
+
+
+def _rank_0_decides() -> None:
+    assert process_group.on_first_rank(lambda: f"rank {distributed.rank()}") == "rank 0"
+
+    def refuse() -> None:
+        raise UserError(f"refused by rank {distributed.rank()}")
+
+    def fail() -> None:
+        raise OSError("the disk")
+
+    with pytest.raises(UserError, match="refused by rank 0"):
+        process_group.on_first_rank(refuse)
+    expected = OSError if distributed.rank() == 0 else UserError
+    with pytest.raises(expected, match="the disk"):
+        process_group.on_first_rank(fail)
+    process_group.refuse_disagreement((7, "abc"), "the checkpoint")
+    mine = (7, "abc") if distributed.rank() == 0 else (6, "abc")
+    with pytest.raises(UserError, match=r"the checkpoint differs .* \(7, 'abc'\) on rank 0, \(6, 'abc'\) on rank 1"):
+        process_group.refuse_disagreement(mine, "the checkpoint")
+
+
+def test_rank_0_decides_and_all_ranks_hear_its_error():
+    run_ranks(_rank_0_decides, 2)
+
+
+def test_a_single_process_decides_for_itself():
+    assert process_group.on_first_rank(lambda: 5) == 5
+    process_group.refuse_disagreement(object(), "anything")

@@ -35,6 +35,23 @@ def test_warm_up_moves_by_the_step_in_either_form():
     assert rates == pytest.approx([0.0, 0.5])
 
 
+@pytest.mark.parametrize("warmup", [0.5, 1.5])
+@pytest.mark.parametrize("kind", ["cosine", "step"])
+def test_a_warm_up_that_ends_within_an_epoch_reaches_the_full_rate_there(warmup, kind):
+    rates = [
+        schedule.learning_rate(s, 10, 20, base_lr=1.0, kind=kind, milestones=[15], warmup_epochs=warmup, per_step=False)
+        for s in range(40)
+    ]
+    end = int(10 * warmup)
+    assert rates[:end] == pytest.approx([s / end for s in range(end)])
+    rest_of_epoch = rates[end : end + 5]
+    assert rest_of_epoch == [1.0] * 5
+    after = rates[end + 5 : end + 15]
+    assert len(set(after)) == 1 and after[0] == pytest.approx(
+        1.0 if kind == "step" else schedule.cosine((end + 5) / 200, warmup / 20)
+    )
+
+
 def test_ema_and_lambda():
     assert schedule.ema_momentum(0.3, 0.99, "constant") == 0.99
     assert schedule.ema_momentum(0.0, 0.99, "cosine") == pytest.approx(0.99)

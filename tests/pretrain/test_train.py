@@ -17,22 +17,7 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.train import main
 from tests.pretrain.ranks import run_ranks
-
-STEPS_PER_EPOCH = 6
-
-
-def _overrides(images: Path, output: Path, *more: str) -> list[str]:
-    return [
-        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
-        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
-        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "2", "SOLVER.CHECKPOINT_PERIOD", "4", "SOLVER.LOG_PERIOD", "1",
-        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
-        "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
-    ]  # fmt: skip
-
-
-def _run(images: Path, output: Path, *more: str) -> dict:
-    return main(load_config(None, _overrides(images, output, *more)))
+from tests.pretrain.runs import STEPS_PER_EPOCH, overrides, run
 
 
 def _assert_same_end(a: Path, b: Path) -> None:
@@ -53,7 +38,7 @@ def _assert_same_end(a: Path, b: Path) -> None:
 def whole(images, tmp_path_factory) -> Path:
     """The run folder of an uninterrupted run."""
     output = tmp_path_factory.mktemp("runs") / "whole"
-    results = _run(images, output)
+    results = run(images, output)
     assert results["steps"] == 2 * STEPS_PER_EPOCH
     return output
 
@@ -80,13 +65,13 @@ def test_a_run_folder_is_self_contained(whole):
 
 def test_a_second_run_does_nothing_again(images, whole):
     before = (whole / checkpoint.FINAL).stat().st_mtime_ns
-    assert _run(images, whole)["steps"] == 2 * STEPS_PER_EPOCH
+    assert run(images, whole)["steps"] == 2 * STEPS_PER_EPOCH
     assert (whole / checkpoint.FINAL).stat().st_mtime_ns == before
 
 
 def test_another_config_in_the_same_folder_is_refused(images, whole):
     with pytest.raises(UserError, match=r"another config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR"):
-        _run(images, whole, "SOLVER.BASE_LR", "0.06")
+        run(images, whole, "SOLVER.BASE_LR", "0.06")
 
 
 def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path):
@@ -100,7 +85,7 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path):
     state["config"] = state["config"].replace(str(images), str(root))
     checkpoint.save(tmp_path / "run/checkpoint_final.pth", state)
     with pytest.raises(UserError, match=r"6 steps an epoch, but folder:.* now gives 2: its images have changed"):
-        _run(root, tmp_path / "run")
+        run(root, tmp_path / "run")
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -108,11 +93,11 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     calls = iter([""] * 4 + ["preempted"] * 99)
     monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
     with pytest.raises(interrupt.Stopped, match="preempted"):
-        _run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+        run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
     monkeypatch.undo()
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
-    _run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
     _assert_same_end(whole, tmp_path / "run")
 
 
@@ -120,7 +105,7 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
     output = tmp_path / "killed"
     code = "import sys; from pretrain.train import main; from pretrain.config import load_config; " \
            "main(load_config(None, sys.argv[1:]))"  # fmt: skip
-    command = [sys.executable, "-c", code, *_overrides(images, output)]
+    command = [sys.executable, "-c", code, *overrides(images, output)]
     for wanted in (2, 7):  # kill when so many steps are on record: before the first checkpoint, then after it
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
         deadline = time.monotonic() + 120
@@ -128,7 +113,7 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    _run(images, output)
+    run(images, output)
     _assert_same_end(whole, output)
 
 
@@ -137,12 +122,12 @@ def test_a_knn_that_a_kill_took_is_made_up_for(images, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     every = ("PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "0")
-    _run(images, tmp_path / "whole", *every)
+    run(images, tmp_path / "whole", *every)
     with monkeypatch.context() as patch:
         patch.setattr(train.knn, "evaluate", killed)
         with pytest.raises(KeyboardInterrupt):
-            _run(images, tmp_path / "run", *every)
-    _run(images, tmp_path / "run", *every)
+            run(images, tmp_path / "run", *every)
+    run(images, tmp_path / "run", *every)
     probed = []
     for name in ("whole", "run"):
         lines = [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
@@ -161,7 +146,7 @@ def test_weights_that_are_not_finite_are_not_saved(images, tmp_path, monkeypatch
 
     monkeypatch.setattr(train.Learner, "step", poisoned)
     with pytest.raises(UserError, match="weights are not finite after step 1; nothing was saved"):
-        _run(images, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", "1")
+        run(images, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", "1")
     assert not list((tmp_path / "run").glob("*.pth"))
 
 
@@ -170,7 +155,7 @@ def _steps_on_record(output: Path) -> int:
     return len(path.read_text().splitlines()) if path.is_file() else 0
 
 
-def _two_ranks(overrides: list[str], stop_after: int) -> None:
+def _two_ranks(words: list[str], stop_after: int) -> None:
     calls = [0]
 
     def stop() -> str:
@@ -179,7 +164,7 @@ def _two_ranks(overrides: list[str], stop_after: int) -> None:
 
     interrupt.stop_requested = stop
     try:
-        main(load_config(None, overrides))
+        main(load_config(None, words))
     except interrupt.Stopped:
         assert stop_after
     else:
@@ -189,13 +174,13 @@ def _two_ranks(overrides: list[str], stop_after: int) -> None:
 def test_two_processes_resume_to_the_same_bits(images, tmp_path):
     for name, stops in (("whole", [0]), ("stopped", [4, 0])):
         for stop_after in stops:
-            run_ranks(_two_ranks, 2, _overrides(images, tmp_path / name), stop_after)
+            run_ranks(_two_ranks, 2, overrides(images, tmp_path / name), stop_after)
     _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
     with pytest.raises(UserError, match=r"not finite at step \d+ \(learning rate 9.83e\+29; images: .*\.png"):
-        _run(images, tmp_path / "run", "SOLVER.BASE_LR", "1e30")
+        run(images, tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     assert not list((tmp_path / "run").glob("checkpoint_final.pth"))
 
 
@@ -216,5 +201,5 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
 )
 def test_bad_input_is_one_line(images, tmp_path, key, value, says):
     with pytest.raises(UserError) as caught:
-        _run(images, tmp_path / "run", key, value)
+        run(images, tmp_path / "run", key, value)
     assert says in str(caught.value) and "\n" not in str(caught.value)

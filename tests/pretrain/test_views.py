@@ -58,7 +58,7 @@ def test_an_operation_is_torchvisions(op: float, value: float):
 def test_the_device_does_what_the_cpu_does(op: float, value: float):
     on_cpu = SQUARE.copy()
     view_ops.run_program(on_cpu, np.array([[op, value]], np.float32))
-    program = torch.zeros(1, 1, view_ops.MAX_OPS, 2)
+    program = torch.zeros(1, 1, 6, 2)
     program[0, 0, 3] = torch.tensor([op, value])
     image = torch.from_numpy(SQUARE).permute(2, 0, 1)[None, None]
     before = image.clone()
@@ -168,7 +168,7 @@ def test_flips_and_probabilities():
     drawn = [draw(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
     done = np.array([[op in d.program[:, 0] for op in (BRIGHTNESS, GRAY, BLUR)] + [d.flip] for d in drawn]).mean(axis=0)
     np.testing.assert_allclose(done, [0.8, 0.2, 0.5, 0.5], atol=0.04)
-    firsts = [d.program[0, 0] for d in drawn if d.program[0, 0] <= HUE and d.program[0, 0] > 0]
+    firsts = [d.program[0, 0] for d in drawn if len(d.program) and d.program[0, 0] <= HUE]
     np.testing.assert_allclose(np.bincount(np.array(firsts, int), minlength=5)[1:] / len(firsts), 0.25, atol=0.04)
     sigmas = [value for d in drawn for op, value in d.program if op == BLUR]
     assert 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
@@ -227,3 +227,14 @@ def test_every_recipe_makes_views_of_tiny_and_thin_images():
     for image in (picture(1, 8, 8), picture(2, 3, 60)):
         made = make_views(image, list(RECIPES.values()), 28, lambda v: rng(v))
         assert made.shape == (len(RECIPES), 28, 28, 3)
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_program_is_as_long_as_its_recipe(length: int):
+    jitters = tuple(views.Jitter(0.4, 0.4, 0.4, 0.1, p=1.0) for _ in range(length // 4))
+    long = Recipe(RandomResizedCrop(), colours=(*jitters, views.Gray(1.0)))
+    cropped, programs = views.crop_views(PICTURE, [long, RECIPES["crop_flip"]], 16, lambda v: rng(v))
+    assert programs.shape == (2, length, 2) and programs[0, :, 0].all() and not programs[1].any()
+    assert programs[0, -1, 0] == GRAY
+    finished = make_views(PICTURE, [long, RECIPES["crop_flip"]], 16, lambda v: rng(v))
+    assert np.ptp(finished[0], axis=-1).max() == 0 and np.ptp(cropped[0], axis=-1).max() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,28 @@ def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
             raise UserError("the value is 3; it must be 2")
         raise RuntimeError(f"rank {rank} cannot go on")
     time.sleep(3600)
+
+
+def fail_on_full_disk(folder: str, rank: int) -> None:
+    """One rank fails when the folder of records cannot be written; the others would wait for an hour."""
+    if int(os.environ["RANK"]) == rank:
+        ranks = Path(folder) / "launch" / "ranks"
+        ranks.rename(ranks.with_name("earlier"))
+        ranks.touch()
+        raise UserError("cannot write results.json: No space left on device; free space")
+    time.sleep(3600)
+
+
+def come_back(folder: str, times: int) -> None:
+    """Rank 0 asks to come back after each of the first ``times`` starts; each rank writes the port it was given."""
+    starts = Path(folder) / f"starts.{os.environ['RANK']}"
+    with open(starts, "a") as file:
+        file.write(os.environ["MASTER_PORT"] + "\n")
+    if len(starts.read_text().splitlines()) > times:
+        atomic_write(Path(folder) / "results.json", "{}")
+        return
+    os.kill(os.getpid(), signal.SIGUSR2)
+    raise interrupt.Stopped("SIGUSR2")
 
 
 def hang(folder: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pretrain.common.errors import UserError
 from tools.launcher import pipeline, stages, sweep
+from tools.launcher.options import Options
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
@@ -35,10 +38,9 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     }  # fmt: skip
     by_key = {node.key: node.spec for node in graph.nodes}
     assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["random/knn"].args == ("random",)
-    words = by_key["moco/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == str(tmp_path / "out/moco/backbone.pth")
-    words = by_key["random/mask"].args[0]
-    assert words[words.index("MODEL.WEIGHTS") + 1] == ""
+    weights = str(tmp_path / "out/moco/backbone.pth")
+    assert yaml.safe_load(by_key["moco/mask"].config) == {"MODEL": {"WEIGHTS": weights}}
+    assert yaml.safe_load(by_key["random/mask"].config) == {}
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
@@ -67,12 +69,50 @@ def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatc
         ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
         ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
         ("[1", "is not YAML"),
+        ("[]", "must hold 'KEY: value' lines"),
+        ("[" * 3000, "is not YAML"),
+        ("BRANCHES: {a: []}", "branch a must hold"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: []}", "no config file"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is no list of words"),
+        ('BRANCHES: {"a\\nscancel": {WEIGHTS: random}}', r"branch in .* is named 'a\\nscancel'; use letters"),
+        ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
+        ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),
+        ("BRANCHES: {..: {WEIGHTS: random}}", "is named '..'; use letters"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {a b: x.yaml}", "a detector of TRANSFER is named 'a b'"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['', '']", "a/knn_own and a/knn_own would share"),
     ],
 )
 def test_pipeline_files_that_cannot_work(text: str, message: str, tmp_path: Path):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         pipeline.load(str(tmp_path / "p.yaml"))
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path: Path):
+    (tmp_path / "p.yaml").write_bytes(b"BRANCHES: \xff")
+    for module in (pipeline, sweep):
+        with pytest.raises(UserError, match="is not YAML"):
+            module.load(str(tmp_path / "p.yaml"))
+
+
+def test_a_branch_may_be_named_by_a_number(tmp_path: Path):
+    (tmp_path / "p.yaml").write_text("BRANCHES: {2020: {WEIGHTS: random}, jcl-4.0_a+b=c: {WEIGHTS: random}}\nKNN: ['']")
+    assert [node.key for node in pipeline.load("p.yaml").nodes] == ["2020/knn", "jcl-4.0_a+b=c/knn"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("GRID: {METHOD.LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
+        ("GRID: {METHOD.LAMBDA: [1, 1]}", "would share"),
+        ("GRID: {METHOD.LAMBDA: 1}", "write a list of values"),
+        ("GRID: {1: [1]}", "write a list of values"),
+    ],
+)
+def test_sweep_files_that_cannot_work(text: str, message: str, tmp_path: Path):
+    (tmp_path / "s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('jcl')}\n{text}\n")
+    with pytest.raises(UserError, match=message):
+        sweep.load(str(tmp_path / "s.yaml"))
 
 
 def test_sweep_grid_table_and_plot(tmp_path: Path):
@@ -89,14 +129,31 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
         folder = Path(node.spec.folder)
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
-    graph.remember()
+    Path(graph.nodes[5].spec.folder, "results.json").write_bytes(b"\xff")
+    graph.remember(Options(cluster="local"))
     table = sweep.draw(graph.output).read_text()
-    assert "| 2 | 0.5 | 10.50 | ± 6.36 | 2 |" in table
+    assert "| 2 | 0.5 | 10.50 | ± 6.35 | 2 |" in table and "| 5 | 0.5 | 14.00 | - | 1 |" in table
+    assert re.search(r"not done: num_keys=5_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
     assert table.count("not done: num_keys=5_lambda=4_seed") == 2
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
 
 
+def test_a_sweep_over_lists_has_a_table(tmp_path: Path):
+    (tmp_path / "s.yaml").write_text(
+        f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{MODEL.HEAD_HIDDEN_DIMS: [[16], [32, 16]]}}\n"
+    )
+    graph = sweep.load("s.yaml", "out")
+    folder = Path(graph.nodes[1].spec.folder)
+    assert folder == tmp_path / "out/head_hidden_dims=_32__16__seed=0/pretrain"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 50.0}}))
+    graph.remember(Options(cluster="local"))
+    assert "| [32, 16] | 50.00 | - | 1 |" in sweep.draw(graph.output).read_text()
+
+
 def test_interval_is_students():
     mean, half = sweep.mean_and_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.30 / 3**0.5)
+    assert mean == 2.0 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
     assert sweep.mean_and_interval([5.0]) == (5.0, None)
+    thirty = [float(value % 2) for value in range(30)]  # sample deviation (30 / 116) ** 0.5
+    assert sweep.mean_and_interval(thirty)[1] == pytest.approx(2.04523 * (30 / 116) ** 0.5 / 30**0.5, rel=1e-5)

@@ -73,7 +73,28 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
 
     threading.Thread(target=kill, daemon=True).start()
     assert run_stage(stage(tmp_path, "hang"), here(2)) == 1
-    assert "rank 1 ended without a word: it was killed" in capfd.readouterr().err
+    assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
+
+
+def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
+    """Rank 0 waits for rank 1, which cannot write to the folder of records."""
+    assert run_stage(stage(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
+    shown = capfd.readouterr().err
+    assert "cannot write results.json: No space left on device" in shown and "out of memory" not in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+
+
+def test_every_rank_has_the_controllers_count_of_attempts(tmp_path: Path):
+    assert run_stage(stage(tmp_path, "come_back", 1), here(2)) == 0
+    told = [(tmp_path / f"starts.{rank}").read_text().splitlines() for rank in range(2)]
+    assert told[0] == told[1] and len(set(told[0])) == 2  # another MASTER_PORT each time
+    assert [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])] == ["requeued", "done"]
+
+
+@pytest.mark.slow
+def test_a_job_comes_back_more_often_than_submitit_would_let_it(tmp_path: Path):
+    assert run_stage(stage(tmp_path, "come_back", 7), here()) == 0
+    assert len((tmp_path / "starts.0").read_text().splitlines()) == 8
 
 
 def command(folder: Path, count: int, deaf: bool = False) -> list[str]:
@@ -104,6 +125,7 @@ def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
     _, shown = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "to go on: the same command again" in shown
+    assert "Ctrl-C: counted to" in shown and "SIGTERM" not in shown
     assert control.job_state(job_of(tmp_path)) == "ENDED"
     done = int((tmp_path / "count.0").read_text())
     assert run_stage(stage(tmp_path, "count", done + 2), here()) == 0
@@ -120,6 +142,21 @@ def test_ctrl_c_at_a_stages_end_still_ends_the_command(tmp_path: Path):
     _, shown = started.communicate(timeout=60)
     assert started.returncode == 130 and "was at its end and is complete" in shown
     assert steps(tmp_path) == list(range(20))
+
+
+def test_a_second_ctrl_c_is_no_lack_of_memory(tmp_path: Path):
+    started = subprocess.Popen(
+        command(tmp_path, 1000, deaf=True), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stderr is not None
+    wait_for_count(tmp_path)
+    os.killpg(started.pid, signal.SIGINT)
+    while "stopping after the current step" not in started.stderr.readline():
+        pass
+    os.killpg(started.pid, signal.SIGINT)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "ended at once by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
 
 
 def test_a_second_job_is_refused_and_cancel_ends_the_first(tmp_path: Path, capfd: pytest.CaptureFixture):

@@ -127,7 +127,7 @@ def test_a_failed_stage_ends_its_own_branch_only(options: Options, slurm_cluster
     }  # fmt: skip
     capsys.readouterr()
     assert submit_all(graph, options) == 0  # again: only what failed or was left out
-    assert capsys.readouterr().out.count("done before") == 2
+    assert capsys.readouterr().out.count("already complete") == 2
     assert _job(nodes[0].spec.folder) != _job(nodes[2].spec.folder)
     assert len(read_json(tmp_path / "good/launch/launch.json")["jobs"]) == 1
     assert len(read_json(tmp_path / "bad/launch/launch.json")["jobs"]) == 2

@@ -231,8 +231,6 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     plan = smoke_plan(tmp_path)
     make_data.main([str(word) for word in plan["DATA"]])
     words = [
-        "--engine",
-        engine,
         *plan["TRANSFER_OVERRIDES"],
         "SOLVER.MAX_ITER",
         "3",
@@ -241,8 +239,10 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
         "MODEL.WEIGHTS",
         "",
     ]
-    (job,) = submit([stages.transfer(str(MASK), words, str(tmp_path / "slurm"))], replace(options, nodes=2, tasks=1))
-    here = ["--config-file", str(MASK), "--num-gpus", "2", *words, "OUTPUT_DIR", str(tmp_path / "here")]
+    spec = stages.transfer(str(MASK), words, str(tmp_path / "slurm"), engine=engine)
+    (job,) = submit([spec], replace(options, nodes=2, tasks=1))
+    here = ["--config-file", str(MASK), "--num-gpus", "2", "--engine", engine]
+    here += [*words, "OUTPUT_DIR", str(tmp_path / "here")]
     train_net.main(here)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
     assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
@@ -277,7 +277,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     assert one["metrics"] == two["metrics"]
 
 
-def test_a_sweep_is_two_arrays_and_a_table(
+def test_a_sweep_on_slurm_ends_in_a_table(
     options: Options,  # noqa: F811
     slurm_cluster: SlurmCluster,
     images: Path,

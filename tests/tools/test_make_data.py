@@ -216,3 +216,55 @@ def test_polygons_enclose_the_pixels_of_each_part():
     assert len(outlines) == 2 and all(len(outline) >= 6 for outline in outlines)
     encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, 40, 50))  # type: ignore[arg-type]
     assert np.array_equal(run_lengths.decode(encoded).astype(bool), mask)
+
+
+def test_a_second_run_beside_the_first_is_refused(tmp_path: Path):
+    output = tmp_path / "digits"
+    arguments = {"kind": "digits", "seed": 0}
+
+    def write(folder: Path) -> None:
+        with pytest.raises(UserError, match=rf"{output} is in use: making data on .*, process {os.getpid()}, .*wait"):
+            make_data.make(output, arguments, lambda _: pytest.fail("written twice"))
+        (folder / "a.txt").write_text("whole")
+
+    make_data.make(output, arguments, write)
+    assert files(output).keys() == {"a.txt", "made.json"} and os.listdir(tmp_path) == ["digits"]
+
+
+def test_what_another_run_has_made_meanwhile_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    output = tmp_path / "digits"
+    claim = make_data.claim
+
+    def slow_claim(*args, **kwargs):
+        monkeypatch.setattr(make_data, "claim", claim)
+        make_data.make(output, {}, lambda folder: (folder / "a.txt").write_text("first") and None)
+        return claim(*args, **kwargs)
+
+    monkeypatch.setattr(make_data, "claim", slow_claim)
+    make_data.make(output, {}, lambda _: pytest.fail("written twice"))
+    assert (output / "a.txt").read_text() == "first"
+    assert capsys.readouterr().out == f"{output} is made\n{output} is made already\n"
+
+
+def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: dict[str, bool] = {}
+    fsync, output = os.fsync, tmp_path / "set"
+
+    def noted(descriptor: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = output.exists()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    make_data.make(output, {}, lambda folder: (folder / "sub").mkdir() or (folder / "sub/a").touch())
+    before = {path.rpartition("/.set.making")[2] for path, named in synced.items() if not named}
+    assert before == {"", "/sub", "/sub/a", "/made.json"}
+    assert [path for path, named in synced.items() if named] == [str(tmp_path)]
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path):
+    (tmp_path / ".set.making").mkdir()
+    (tmp_path / ".set.making" / "half").write_text("half")
+    make_data.make(tmp_path / "set", {}, lambda folder: (folder / "a").write_text("a") and None)
+    assert files(tmp_path).keys() == {"set/a", "set/made.json"}

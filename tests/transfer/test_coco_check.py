@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transfer import coco_data
 from transfer.coco_check import check, leave_out
 
 Content = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -30,7 +33,38 @@ def mask_of(counts: Any) -> Any:
     return object_with(segmentation={"size": [64, 96], "counts": counts})
 
 
+def deep() -> Any:
+    value: Any = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+def outline(*numbers: Any) -> Any:
+    return object_with(segmentation=[list(numbers)])
+
+
 BAD = {
+    "polygon far to the right": (outline(0, 0, 1e9, 0, 9, 9), "polygon reaches from 0 to 1e+09 where the image has 0"),
+    "polygon far above": (outline(0, -65, 5, 0, 9, 9), "polygon reaches from -65 to 9 where the image has 0 to 64"),
+    "polygon all far away": (outline(*[1e9] * 6), "polygon reaches from 1e+09 to 1e+09"),
+    "polygon with NaN": (outline(0, 0, float("nan"), 0, 9, 9), "polygon [0, 0, nan, 0, 9, 9] is not a list of numbers"),
+    "polygon with inf": (outline(0, 0, float("inf"), 0, 9, 9), "polygon [0, 0, inf, 0, 9, 9] is not a list of numbers"),
+    "polygon of long numbers": (outline(0, 0, 10**400, 0, 9, 9), "is not a list of numbers"),
+    "polygon of texts": (outline(0, 0, "5", 0, 9, 9), "polygon [0, 0, '5', 0, 9, 9] is not a list of numbers"),
+    "polygon of points": (outline([0, 0], [5, 5], [0, 9]), "polygon [[0, 0], [5, 5], [0, 9]] is not a list of numbers"),
+    "endless outline": (outline(*[0, 0, 96, 64] * 30_000), "times across its box, more than 10000"),
+    "long number": (object_with(bbox=[0, 0, 10**400, 5]), "is not [x, y, width, height]"),
+    "long id": (object_with(id=10**400), "the id is neither a number nor a text"),
+    "deep record": (lambda c: c["images"].append(deep()), "image (nested too deeply): not a record"),
+    "long width": (lambda c: c["images"][5].update(width=10**400), "has 2^31 pixels or more"),
+    "pixels": (lambda c: c["images"][5].update(width=65536, height=65536), "65536 x 65536 has 2^31 pixels or more"),
+    "half a pixel": (lambda c: c["images"][5].update(height=64.5), "width 96 and height 64.5 are not whole numbers"),
+    "size of fractions": (
+        object_with(segmentation={"size": [64.0, 96.0], "counts": [6144]}),
+        "RLE mask of size [64.0, 96.0], not [64, 96]",
+    ),
+    "keypoint far away": (object_with(keypoints=[1e10, 1, 2] * 17), "a keypoint reaches from 1e+10 to 1e+10"),
     "image is no record": (lambda c: c["images"].append(5), "image 5: not a record"),
     "object is no record": (lambda c: c["annotations"].append(["a"]), "annotation ['a'] of image None: not a record"),
     "category is no record": (lambda c: c["categories"].append(None), "category None: not a record"),
@@ -101,3 +135,76 @@ def test_large_run_lengths_are_good(people: tuple[Content, Path]) -> None:
     rle: Any = coco_mask.merge(coco_mask.frPyObjects([[9.0, 9.0, 8000.0, 5000.0, 30.0, 7999.0]], *size))
     object_with(segmentation={"size": size, "counts": rle["counts"].decode()})(content)
     assert not list(check(content, images))
+
+
+# Every way from an annotation file to pycocotools. A regression ends the process, which is why another one runs it.
+READERS = """
+import json, sys
+from pathlib import Path
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer import coco_data, coco_results, visualize
+from transfer.torchvision_data import load_coco
+
+folder = Path(sys.argv[1])
+name = tiny_coco.write(folder)
+path = folder / "annotations.json"
+good = json.loads(path.read_text())
+far, short = [[0, 0, 1e9, 0, 9, 9]], {"size": [64, 96], "counts": "55"}
+for mask in (far, [[0, 0, float("nan"), 0, 9, 9]], short, short | {"counts": [5, 5]}, short | {"counts": [0, 10**9]}):
+    good["annotations"][0]["segmentation"] = mask
+    path.write_text(json.dumps(good))
+    for reader in (
+        lambda: load_coco(name),
+        lambda: coco_results.evaluate(path, [], ["segm"]),
+        lambda: visualize.draw(path, folder, [], folder / "out", count=6),
+    ):
+        try:
+            reader()
+            print("accepted")
+        except UserError as error:
+            print("refused" if "annotation 1: " in str(error) else error)
+"""
+
+
+def test_no_reader_gives_pycocotools_what_crashes_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READERS, str(tmp_path)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 15), done.stderr
+
+
+# What is accepted at the very limit: far coordinates, a long outline, a tiny box, a large image.
+LIMITS = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from pycocotools import mask as coco_mask
+from tests.transfer import tiny_coco
+from transfer import coco_data
+from transfer.torchvision_roi_heads import rasterise
+
+tiny_coco.write(Path(sys.argv[1]))
+path = Path(sys.argv[1]) / "annotations.json"
+content = json.loads(path.read_text())
+for side, box, polygon in (
+    (90, [0, 0, 90, 90], [-90, -90, 180, 180] * 800),
+    (90, [5, 5, 1e-9, 1e-9], [0, 0, 90, 0, 0, 90]),
+    (46_000, [0, 0, 46_000, 46_000], [-46_000, -46_000, 92_000, -46_000, 92_000, 92_000]),
+):
+    content["images"][0].update(width=side, height=side)
+    content["annotations"][0].update(bbox=box, segmentation=[polygon])
+    path.write_text(json.dumps(content))
+    (outline,) = coco_data.read(path)["annotations"][0]["segmentation"]
+    coco_mask.area(coco_mask.merge(coco_mask.frPyObjects([outline], side, side)))
+    x, y, w, h = box
+    rasterise([np.array(outline, np.float64)], np.array([x, y, x + w, y + h], np.float32), 28)
+    print("survived")
+"""
+
+
+def test_what_is_accepted_is_safe(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITS, str(tmp_path)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["survived"] * 3), done.stderr

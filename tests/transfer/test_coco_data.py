@@ -112,12 +112,16 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         with pytest.raises(UserError, match="is not coco:ANNOTATIONS"):
             coco_data.resolve(bad)
-    (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(UserError, match="has no list of images"):
-        coco_data.read(tmp_path / "a.json")
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match="is not JSON"):
-        coco_data.read(tmp_path / "a.json")
+    for text, message in (
+        ("[]", "holds a JSON list, not an object"),
+        ("{}", "has no list of images"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (f'{{"images": [{"9" * 5000}]}}', "is not JSON"),
+    ):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            coco_data.read(tmp_path / "a.json")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,18 @@ def test_test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
         list(batches)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mask_that_would_crash_pycocotools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transfer import detectron2_data
+
+    tiny_coco.write(tmp_path / "coco" / "val2017")
+    (tmp_path / "coco" / "annotations").mkdir()
+    path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
+    content = json.loads((tmp_path / "coco" / "val2017" / "annotations.json").read_text())
+    content["annotations"][0]["segmentation"] = [[0, 0, 1e9, 0, 9, 9]]
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    for name in ("coco_2017_val", f"coco:{path}:{tmp_path / 'coco' / 'val2017'}"):  # the first is Detectron2's own
+        with pytest.raises(UserError, match=r"annotation 1: polygon reaches from 0 to 1e\+09"):
+            detectron2_data.register(name)

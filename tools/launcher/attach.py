@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -11,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .control import Tail, children, log_paths, progress
+from pretrain.common import interrupt
+
+from .control import Tail, kill_job, log_paths, progress, silent_end
+from .job import LOCAL_STOP
 from .ranks import attempts
-from .spec import read_json
 
 
 class Interrupted(Exception):
@@ -26,8 +27,7 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
     Raises:
         Interrupted: the job stopped because this process was told to (Ctrl-C, SIGTERM, hang-up).
     """
-    record = read_json(folder / "launch" / "launch.json")["jobs"][-1]
-    tail = Tail(log_paths(record, 0))
+    tail = Tail(log_paths({"id": job.job_id, "logs": str(job.paths.folder)}, 0))
     line = _StatusLine(folder)
     with _hand_on_signals(job._process) as told:
         while job._process.poll() is None:
@@ -37,31 +37,42 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
             time.sleep(0.2)
         line.clear()
         tail.copy()
-    tries = attempts(folder, record["id"])
-    last = tries[-1] if tries else {"state": "failed", "reason": "it ended before its first line"}
+    tries = attempts(folder, job.job_id)
+    last = tries[-1] if tries else {"state": "failed", "reason": silent_end(folder)}
     if last["state"] == "running":
-        last = {**last, "state": "failed", "reason": "it was killed (out of memory?)"}
-    if told:  # also where the stage had no step left to stop after: what follows it must not start
-        raise Interrupted(last.get("reason") or f"the stage in {folder} was at its end and is complete")
+        killed = "it was ended by SIGKILL" if job._process.returncode == -signal.SIGKILL else silent_end(folder)
+        last = {**last, "state": "failed", "reason": killed}
+    if told:
+        raise Interrupted(_interruption(folder, last, told))
     return last
+
+
+def _interruption(folder: Path, last: dict[str, Any], told: list[int]) -> str:
+    names = ["Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name for number in told]
+    if last["state"] == "done":  # it had no step left to stop after; what follows it must not start all the same
+        return f"the stage in {folder} was at its end and is complete"
+    if len(told) > 1 and last["state"] != "stopped":
+        return f"the stage in {folder} was ended at once by a second {names[1]}, without a checkpoint"
+    return last.get("reason", "").replace(LOCAL_STOP, names[0]) or f"{names[0]}: the stage in {folder} has ended"
 
 
 @contextlib.contextmanager
 def _hand_on_signals(process: Any) -> Iterator[list[int]]:
-    """The first signal asks the job to stop after its step; the second ends it at once."""
+    """The first signal asks the job to stop after its current step; the second ends it at once."""
     told: list[int] = []
 
     def hand_on(number: int, _frame: Any) -> None:
         told.append(number)
         if len(told) == 1:
-            print("\nstopping after the step in hand and its checkpoint (again: at once)", file=sys.stderr, flush=True)
-            process.send_signal(signal.SIGTERM)  # submitit's controller hands it on to every rank
-            return
-        for pid in (*children(process.pid), process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            text = "stopping after the current step and its checkpoint (again: at once)"
+            print(f"\n{text}", file=sys.stderr, flush=True)
+            process.send_signal(signal.SIGTERM)  # the controller hands it on to every rank
+        else:
+            kill_job(process.pid)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if interrupt.stop_requested():  # a pipeline was told to stop while it started this job
+        hand_on(signal.SIGTERM, None)
     try:
         yield told
     finally:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import make_folder
+from pretrain.common.run_folder import make_folder, read_json
 
 from . import control, stages
 from .options import Options, resolve
 from .run import run_stage, show
-from .spec import StageSpec, read_json
+from .spec import ENTRIES, StageSpec
 
 _RESOURCES = (
     "cluster", "nodes", "gpus", "tasks", "cpus_per_task", "partition", "account", "qos", "constraint", "exclude",
-    "time", "mem", "comment", "signal_delay", "max_timeouts", "setup", "parallel",
+    "time", "mem", "comment", "signal_delay", "max_timeouts", "setup", "sbatch", "parallel",
 )  # fmt: skip
 
 
@@ -46,9 +48,8 @@ def convert(args: argparse.Namespace) -> int:
 
 
 def transfer(args: argparse.Namespace) -> int:
-    words = ["--engine", args.engine] if args.engine else []
-    words += ["--eval-only"] * args.eval_only + (["--visualize", str(args.visualize)] if args.visualize else [])
-    return _start(stages.transfer(args.config_file, [*words, *args.overrides]), args)
+    how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
+    return _start(stages.transfer(args.config_file, args.overrides, **how), args)
 
 
 def distributions(args: argparse.Namespace) -> int:
@@ -56,21 +57,17 @@ def distributions(args: argparse.Namespace) -> int:
 
 
 def pipeline(args: argparse.Namespace) -> int:
-    from . import pipeline as module
-
-    return _run_plan(module, args)
+    return _run_plan("pipeline", args.file, args.output, options_of(args), args)
 
 
 def sweep(args: argparse.Namespace) -> int:
-    from . import sweep as module
-
-    return _run_plan(module, args)
+    return _run_plan("sweep", args.file, args.output, options_of(args), args)
 
 
-def _run_plan(module: Any, args: argparse.Namespace) -> int:
+def _run_plan(kind: str, file: str, output: str, options: Options, args: argparse.Namespace) -> int:
     """A pipeline or sweep file: shown, started in the background, or run."""
-    plan = module.load(args.file, args.output)
-    options = options_of(args)
+    module = importlib.import_module(f"{__package__}.{kind}")
+    plan = module.load(file, output)
     if args.dry_run:
         module.preview(plan, options)
         return 0
@@ -99,21 +96,41 @@ def cancel(args: argparse.Namespace) -> int:
 
 
 def resume(args: argparse.Namespace) -> int:
-    folder = Path(args.folder)
-    for name in ("pipeline", "sweep"):
-        started = read_json(folder / "launch" / f"{name}.json")
-        if started:
-            words = [*started["command"], *["--dry-run"] * args.dry_run, *["--detach"] * args.detach]
-            from tools import launch
+    """Starts again from the folder's record; only what this launcher itself could have recorded.
 
-            return launch.main(words)
-    (file,) = control.launch_files(folder)[:1]
-    if file.parents[1] != folder:
-        raise UserError(f"{folder} is no run folder; name one, as {file.parents[1]}")
-    data = read_json(file)
-    spec = StageSpec.from_json(data["spec"])
-    options = Options(**{**data["options"], "setup": tuple(data["options"]["setup"])})
-    return _run(spec, options, args)
+    Raises:
+        UserError: nothing was started there, the record is damaged, or it names what is no stage.
+    """
+    folder = Path(args.folder)
+    for kind in ("pipeline", "sweep"):
+        path = folder / "launch" / f"{kind}.json"
+        if path.exists():
+            record = read_json(path)
+            file = record.get("file")
+            if not isinstance(file, str):
+                raise UserError(f"{path} does not say which file it is of; run launch.py {kind} FILE --output {folder}")
+            return _run_plan(kind, file, str(folder), _recorded_options(record, path), args)
+    (path,) = control.launch_files(folder)[:1]
+    if path.parents[1] != folder:
+        raise UserError(f"{folder} is no run folder; name one, as {path.parents[1]}")
+    record = read_json(path)
+    spec = StageSpec.from_json(record.get("spec"))
+    if ENTRIES.get(spec.stage) != spec.entry:
+        raise UserError(
+            f"{path} names {spec.entry!r}, which is no stage of this launcher; start the stage by its command"
+        )
+    if os.path.realpath(spec.folder) != os.path.realpath(folder):
+        raise UserError(f"{folder} was {spec.folder} when its stage was started; start the stage by its command")
+    return _run(spec, _recorded_options(record, path), args)
+
+
+def _recorded_options(record: dict[str, Any], path: Path) -> Options:
+    """The options a run was started with, checked as those of a command line are."""
+    try:
+        local = record["options"]["cluster"] != "slurm"  # then a site's setup lines were recorded, but not used
+        return resolve({key: value for key, value in record["options"].items() if not (local and key == "setup")})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} holds no options of a job ({error}); it is damaged, or another version's") from error
 
 
 def options_of(args: argparse.Namespace) -> Options:

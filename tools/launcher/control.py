@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import os
 import shlex
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.lock import start_of
+from pretrain.common.run_folder import read_json
 
+from . import slurm
 from .ranks import attempts
-from .spec import StageSpec, read_json
 
-_FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "ENDED"}
+_LAUNCH_FILES = "**/launch/launch.json"
 
 
 def launch_files(folder: Path) -> list[Path]:
@@ -29,79 +32,119 @@ def launch_files(folder: Path) -> list[Path]:
         UserError: nothing was started there.
     """
     own = folder / "launch" / "launch.json"
-    found = [own] if own.is_file() else sorted(folder.glob("**/launch/launch.json"))
+    found = [own] if own.is_file() else sorted(folder.glob(_LAUNCH_FILES))
     if not found:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return found
 
 
+def read_launch(file: Path) -> dict[str, Any]:
+    """A launch.json with all that the commands need.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    data = read_json(file)
+    jobs = data.get("jobs")
+    keys = {"id", "cluster", "name", "logs", "host", "tasks"}
+    if not isinstance(data.get("spec"), dict) or not isinstance(jobs, list) or not jobs:
+        raise UserError(f"{file} names no job; it is damaged, or another file")
+    if not all(isinstance(job, dict) and keys <= job.keys() for job in jobs):
+        raise UserError(f"{file} lacks one of {', '.join(sorted(keys))}; it is damaged, or another file")
+    return data
+
+
 def job_state(job: dict[str, Any]) -> str:
-    """PENDING, RUNNING, or how it ended in SLURM's words (ENDED where only the folder knows more)."""
+    """PENDING, RUNNING, how it ended in SLURM's words (ENDED where only the folder knows more), or UNKNOWN.
+
+    UNKNOWN is a scheduler that does not answer, or a process of another machine: it may well be running.
+    """
     if job["cluster"] == "slurm":
-        state = _slurm_state(job)
-        return {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PENDING", "SUSPENDED": "RUNNING"}.get(
-            state, state
-        )
+        return slurm.state(job["id"], job["name"])
     if job["host"] != socket.gethostname():
         return "UNKNOWN"
     return "RUNNING" if _local_controller(job) else "ENDED"
 
 
+def is_over(folder: Path, job: dict[str, Any]) -> bool:
+    """Does the run folder itself say that the job has ended for good?"""
+    tries = attempts(folder, job["id"])
+    return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
+
+
 def summary(launch_file: Path) -> dict[str, Any]:
     """What `status` prints of one stage: job, state, attempts, place, and the first failing rank's error."""
-    data = read_json(launch_file)
+    data = read_launch(launch_file)
     folder = launch_file.parents[1]
     job = data["jobs"][-1]
     tries = attempts(folder, job["id"])
     last = tries[-1] if tries else {}
-    spec = StageSpec.from_json(data["spec"])
-    complete = (folder / "launch" / "complete.json").is_file() and (folder / spec.produces).exists()
-    state = job_state(job)
-    if state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own words say more
+    produces = folder / str(data["spec"].get("produces", ""))
+    complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
+    state, reason = job_state(job), last.get("reason", "")
+    if state == "UNKNOWN" and not is_over(folder, job):
+        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'ask on ' + job['host']}"
+    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own words say more
         state = "done" if complete else last.get("state", state.lower())
         if state == "running":  # it never said how it ended
-            state = "killed"
+            state, reason = "killed", silent_end(folder)
     return {
-        "stage": spec.stage, "folder": folder, "job": job, "state": state.lower(), "attempts": tries,
-        "progress": progress(folder), "failure": last.get("failure", {}), "reason": last.get("reason", ""),
+        "stage": data["spec"].get("stage", "?"), "folder": folder, "job": job, "state": state.lower(),
+        "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}), "reason": reason,
     }  # fmt: skip
+
+
+def silent_end(folder: Path) -> str:
+    """What is to be said of a job that did not say how it ended."""
+    if shutil.disk_usage(folder).free < 2**20:
+        return f"it could not write how it ended: the disk of {folder} is full"
+    return "it ended without saying why"
 
 
 def progress(folder: Path) -> str:
     """The newest line of metrics.json in words, or an empty string."""
-    import json
-
     try:
         with open(folder / "metrics.json", "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 16384))
             lines = file.read().decode(errors="replace").splitlines()
         values = json.loads(lines[-1])
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError, RecursionError):
         return ""
-    words = [f"step {values['iteration'] + 1}"] if "iteration" in values else []
+    if not isinstance(values, dict):
+        return ""
+    words = [f"step {values['iteration'] + 1}"] if isinstance(values.get("iteration"), int) else []
     for name, form in (("loss", "{:.4g}"), ("total_loss", "{:.4g}"), ("images_per_second", "{:.0f} images/s")):
         if isinstance(values.get(name), (int, float)):
             words.append(("" if "images" in name else f"{name} ") + form.format(values[name]))
-    if isinstance(values.get("eta_seconds"), (int, float)):
-        words.append(f"eta {time.strftime('%H:%M:%S', time.gmtime(values['eta_seconds']))}")
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
     return "  ".join(words)
 
 
 def print_status(folder: Path) -> None:
-    """One block a stage: state, job, attempts with their reasons, place, error."""
+    """One block for each stage: state, job, attempts with their reasons, place, error."""
+    damaged = []
     for file in launch_files(folder):
-        one = summary(file)
+        try:
+            one = summary(file)
+        except UserError as error:
+            damaged.append(error)
+            continue
         job = one["job"]
         print(f"{one['stage']:<12} {one['state']:<10} {one['folder']}  ({job['cluster']} job {job['id']})")
         for tried in one["attempts"]:
             started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"]))
             reason = f": {tried['reason']}" if tried.get("reason") else ""
             print(f"    attempt {tried['attempt'] + 1}  {started} on {tried['host']}  {tried['state']}{reason}")
+        if one["reason"] and one["state"] in ("killed", "unknown"):
+            print(f"    {one['reason']}")
         if one["progress"]:
             print(f"    {one['progress']}")
         if one["failure"]:
             print(f"    rank {one['failure']['rank']} on {one['failure']['host']}: {one['failure']['error']}")
+    if damaged:
+        raise UserError("; ".join(map(str, damaged)))
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
@@ -114,7 +157,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     if len(files) > 1:
         below = ", ".join(str(file.parents[1]) for file in files)
         raise UserError(f"{folder} holds several stages; name one of {below}")
-    job = read_json(files[0])["jobs"][-1]
+    job = read_launch(files[0])["jobs"][-1]
     if not 0 <= rank < job["tasks"]:
         raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
     paths = log_paths(job, rank)
@@ -126,7 +169,9 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     while True:
         state = job_state(job)
         tail.copy()
-        if not follow or state not in ("PENDING", "RUNNING"):
+        if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
+            return
+        if state == "UNKNOWN" and is_over(files[0].parents[1], job):
             return
         time.sleep(2 if job["cluster"] == "slurm" else 0.3)
 
@@ -160,30 +205,83 @@ class Tail:
 
 
 def cancel(folder: Path, now: bool = False) -> None:
-    """Ends every job of the folder that still runs or waits, and no other; ``now`` leaves no time for a checkpoint."""
-    ended = 0
-    for file in launch_files(folder):
-        for job in read_json(file)["jobs"]:
-            if job_state(job) not in ("PENDING", "RUNNING"):
+    """Ends every job of the folder that still runs or waits, and no other; ``now`` leaves no time for a checkpoint.
+
+    Raises:
+        UserError: a job cannot be ended from here, or SLURM refuses; the others are ended all the same.
+    """
+    ended, problems = _end_runner(folder)
+    for file in [] if ended and not any(folder.glob(_LAUNCH_FILES)) else launch_files(folder):
+        try:
+            jobs = read_launch(file)["jobs"]
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        for job in jobs:
+            state = job_state(job)
+            if state == "UNKNOWN" and job is jobs[-1] and not is_over(file.parents[1], job):
+                problems.append(_out_of_reach(file.parents[1], job))
+            if state not in ("PENDING", "RUNNING"):
                 continue
-            ended += 1
-            if job["cluster"] == "slurm":
-                how = ["--signal=KILL"] if now else []
-                subprocess.run(["scancel", *how, job["id"]], check=True)
-            else:
-                _end_local(job, signal.SIGKILL if now else signal.SIGTERM)
+            try:
+                _end(job, now)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            ended = True
             print(f"cancelled {job['cluster']} job {job['id']} ({file.parents[1]})")
+    if problems:
+        raise UserError("; ".join(problems))
     if not ended:
         print(f"nothing runs in {folder}")
 
 
-def _end_local(job: dict[str, Any], number: signal.Signals) -> None:
-    controller = int(job["id"])
-    if number == signal.SIGKILL:
-        for pid in children(controller):
+def _end_runner(folder: Path) -> tuple[bool, list[str]]:
+    """Ends the launcher that runs a pipeline or sweep on this machine: it would start the next stage."""
+    found, problems = False, []
+    for kind in ("pipeline", "sweep"):
+        file = folder / "launch" / f"{kind}.json"
+        runner = read_json(file).get("runner") if file.is_file() else None
+        if not isinstance(runner, dict) or not isinstance(runner.get("pid"), int):
+            continue
+        if runner.get("host") != socket.gethostname():
+            problems.append(
+                f"process {runner['pid']} on {runner.get('host')} runs the {kind} in {folder}, as far as can be seen "
+                f"from here; there: python tools/launch.py cancel {shlex.quote(str(folder))}"
+            )
+        elif start_of(runner["pid"]) == runner.get("started"):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-    os.kill(controller, number)  # submitit's controller hands SIGTERM on to every rank
+                os.kill(runner["pid"], signal.SIGTERM)
+                print(f"cancelled the {kind} in {folder} (process {runner['pid']})")
+                found = True
+    return found, problems
+
+
+def _out_of_reach(folder: Path, job: dict[str, Any]) -> str:
+    if job["cluster"] == "slurm":
+        return f"SLURM does not answer about job {job['id']} of {folder}; try again, or: scancel {job['id']}"
+    return (
+        f"job {job['id']} of {folder} runs on {job['host']}, as far as can be seen from here; "
+        f"there: python tools/launch.py cancel {shlex.quote(str(folder))}"
+    )
+
+
+def _end(job: dict[str, Any], now: bool) -> None:
+    if job["cluster"] == "slurm":
+        slurm.cancel(job["id"], now)
+        return
+    with contextlib.suppress(ProcessLookupError):
+        if now:
+            kill_job(int(job["id"]))
+        else:
+            os.kill(int(job["id"]), signal.SIGTERM)  # the controller hands it on to every rank
+
+
+def kill_job(controller: int) -> None:
+    """Ends a local job at once; the controller first, which would take its ranks for killed by somebody else."""
+    for pid in (controller, *children(controller)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
@@ -204,31 +302,6 @@ def _local_controller(job: dict[str, Any]) -> bool:
     except OSError:
         return False
     return job["logs"] in command and state != "Z"
-
-
-def _slurm_state(job: dict[str, Any]) -> str:
-    for state, name in _squeue(job["id"]):
-        if name == job["name"]:  # else the cluster has started its ids anew, and this one is another's
-            return state
-    sacct = ["sacct", "-n", "-X", "-P", "-o", "State,JobName", "-j", job["id"]]
-    with contextlib.suppress(OSError):
-        asked = subprocess.run(sacct, capture_output=True, text=True)
-        for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
-            state, _, name = line.partition("|")
-            if name == job["name"]:
-                return state.split()[0]
-    return "ENDED"
-
-
-def _squeue(job_id: str) -> Iterator[tuple[str, str]]:
-    command = ["squeue", "-h", "--states=all", "--array", "-j", job_id, "-o", "%T|%j"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise UserError(f"job {job_id} is SLURM's, but squeue is not here ({error}); ask from a login node") from error
-    for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
-        state, _, name = line.partition("|")
-        yield state, name
 
 
 def follow_command(folder: Path) -> str:

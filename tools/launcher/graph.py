@@ -1,24 +1,30 @@
-"""Stages that build on one another: what is finished stays, what is missing runs, a failure ends its own branch."""
+"""Stages that build on one another: what is complete stays, what is missing runs, a failure ends its own branch."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import signal
+import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim, start_of
 from pretrain.common.run_folder import write_json
 
 from . import attach, control
 from .options import Options
 from .run import StageFailed, disk_gib, execute, time_and_disk
-from .spec import StageSpec, read_json
+from .spec import StageSpec, read_record
 from .submit import preview as preview_script
-from .submit import submit
+from .submit import refuse_if_running, submit
 
 
 @dataclass(frozen=True)
@@ -34,132 +40,141 @@ class Node:
 class Graph:
     """Stages in an order in which they can run, and the folder that holds all of them.
 
+    Each stage's spec is completed by what it builds on: its parents' fingerprints, the folder they share, and the
+    content of the weights that no parent makes.
+
     Attributes:
         kind: pipeline or sweep.
         report: runs after everything else, whatever became of it.
+        file: the YAML file that describes it, absolute.
         facts: whatever the report needs beside the stages.
+
+    Raises:
+        UserError: two stages would share a folder.
     """
 
     kind: str
     output: str
     nodes: tuple[Node, ...]
     report: StageSpec
-    command: tuple[str, ...] = ()
+    file: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def fingerprints(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+    def __post_init__(self) -> None:
+        specs: dict[str, StageSpec] = {}
+        owners: dict[str, str] = {}
         for node in self.nodes:
-            found[node.key] = node.spec.fingerprint(tuple(found[parent] for parent in node.parents))
-        return found
+            spec, parents = node.spec, [specs[parent] for parent in node.parents]
+            if owners.setdefault(spec.folder, node.key) != node.key or node.key in specs:
+                raise UserError(f"{node.key} and {owners[spec.folder]} would share {spec.folder}; rename one of them")
+            made = {path for parent in parents for path in (parent.folder, str(Path(parent.folder) / parent.produces))}
+            specs[node.key] = replace(
+                spec,
+                root=self.output,
+                parents={key: specs[key].fingerprint() for key in node.parents},
+                inputs={path: content for path, content in spec.inputs.items() if path not in made},
+            )
+        object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))
 
-    def remember(self) -> None:
-        """`launch/<kind>.json`: the stages, for `report` and `status`, and the command, for `resume`."""
-        marks = self.fingerprints()
+    def remember(self, options: Options, *, running: bool = False) -> None:
+        """`launch/<kind>.json`: the stages, for `report` and `status`; file and options, for `resume`.
+
+        Args:
+            running: this process runs the stages one after the other; `cancel` finds it by the record's ``runner``.
+        """
         stages = [
             {"key": node.key, "stage": node.spec.stage, "folder": node.spec.folder, "parents": list(node.parents),
-             "produces": node.spec.produces, "fingerprint": marks[node.key]}
+             "produces": node.spec.produces, "fingerprint": node.spec.fingerprint()}
             for node in self.nodes
         ]  # fmt: skip
+        runner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())}
         write_json(
             Path(self.output) / "launch" / f"{self.kind}.json",
-            {**self.facts, "command": list(self.command), "stages": stages},
+            {**self.facts, "file": self.file, "options": asdict(options), "stages": stages}
+            | ({"runner": runner} if running else {}),
         )
 
 
-def begin(spec: StageSpec, fingerprint: str) -> None:
-    """A folder must not be continued with other work than it was begun with.
+def run(graph: Graph, options: Options) -> int:
+    """Runs here or submits what is missing; returns the exit status.
 
     Raises:
-        UserError: it was begun with another config, other arguments, or other stages before it.
+        UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    path = Path(spec.folder) / "launch" / "begun.json"
-    earlier = read_json(path).get("fingerprint", fingerprint)
-    if earlier != fingerprint:
-        raise UserError(
-            f"{spec.folder} holds other work (its config, or a stage it builds on, has changed); "
-            "move that folder away, or choose another OUTPUT_DIR"
-        )
-    write_json(path, {"fingerprint": fingerprint})
+    with claim(graph.output, graph.kind):
+        return submit_all(graph, options) if options.cluster == "slurm" else run_here(graph, options)
 
 
 def run_here(graph: Graph, options: Options) -> int:
-    """Runs what is missing, a stage at a time; returns the exit status."""
-    graph.remember()
-    marks, failed = graph.fingerprints(), {}
-    status = 0
-    for place, node in enumerate(graph.nodes, start=1):
-        head = f"[{place}/{len(graph.nodes)}] {node.key}"
-        broken = next((parent for parent in node.parents if parent in failed), None)
-        if broken:
-            failed[node.key] = f"left out: {failed[broken] if failed[broken].startswith('left out') else broken} failed"
-            print(f"{head}: {failed[node.key]}", file=sys.stderr, flush=True)
-            continue
-        if node.spec.is_complete(marks[node.key]):
-            print(f"{head}: done before", flush=True)
-            continue
-        print(f"{head} -> {_short(node.spec.folder)}", flush=True)
-        started = time.monotonic()
-        try:
-            begin(node.spec, marks[node.key])
-            execute(node.spec, options, fingerprint=marks[node.key])
-        except (StageFailed, UserError) as failure:
-            failed[node.key] = "failed"
-            status = status or getattr(failure, "status", 2)
-            text = str(failure) if isinstance(failure, StageFailed) else f"error: {failure}"
-            print(f"{text}\n{head}: failed; the other branches go on", file=sys.stderr, flush=True)
-            continue
-        except attach.Interrupted as stop:
-            print(f"{stop}\nto go on: the same command again", file=sys.stderr)
-            return 130
-        print(f"{head}: {time.monotonic() - started:.0f} s", flush=True)
-    graph.report.run()
-    return status
+    """Runs what is missing, one stage at a time; returns the exit status.
+
+    SIGTERM or Ctrl-C stops the running stage after a checkpoint, and no other stage is started.
+    """
+    missing, _ = _check(graph, options)
+    graph.remember(options, running=True)
+    try:
+        with _signals_as_requests():
+            return _run_in_turn(graph, options, missing)
+    except (attach.Interrupted, interrupt.Stopped) as stop:
+        print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
+        return 130
+    finally:
+        graph.remember(options)
 
 
 def submit_all(graph: Graph, options: Options) -> int:
-    """Submits what is missing to SLURM as dependent jobs; what waits or runs already is left alone."""
-    graph.remember()
-    marks = graph.fingerprints()
-    jobs: dict[str, str] = {}
+    """Submits what is missing to SLURM as dependent jobs; what waits or runs already is left alone.
+
+    Everything is checked before the first job is submitted; if sbatch refuses one, those before it are cancelled.
+    """
+    missing, jobs = _check(graph, options)
     for node in graph.nodes:
-        if node.spec.is_complete(marks[node.key]):
-            print(f"{node.key}: done before")
-            continue
-        active = active_job(node.spec)
-        if active:
-            jobs[node.key] = active
-            print(f"{node.key}: job {active} is at it")
-            continue
-        begin(node.spec, marks[node.key])
-        dependency = _dependency("afterok", [jobs[parent] for parent in node.parents if parent in jobs])
-        (job,) = submit([node.spec], options.fitting(node.spec), fingerprints=[marks[node.key]], dependency=dependency)
-        jobs[node.key] = job.job_id
-        print(f"{node.key}: job {job.job_id}" + (f" {dependency}" if dependency else ""))
-    submit_report(graph, options, list(jobs.values()))
-    return 0
-
-
-def submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> None:
-    """The report after all jobs, however they ended; at once and here where there are none."""
-    if not job_ids:
+        if node.key in jobs:
+            print(f"{node.key}: job {jobs[node.key]} is already queued or running")
+        elif node.key not in missing:
+            print(f"{node.key}: already complete")
+    graph.remember(options)
+    if not missing and not jobs:
         graph.report.run()
-        return
-    active = active_job(graph.report)
-    if active:  # it waits for the jobs of before only
-        control.cancel(Path(graph.report.folder))
-    dependency = _dependency("afterany", job_ids)
-    (job,) = submit([graph.report], options.fitting(graph.report), dependency=dependency)
-    print(f"report: job {job.job_id} {dependency}\nto see where it is: python tools/launch.py status {graph.output}")
+        return 0
+    submitted: list[Any] = []
+    try:
+        for batch in _batches(graph, missing, jobs):
+            for node in batch:
+                node.spec.mark("begun")
+            parents = [jobs[parent] for node in batch for parent in node.parents if parent in jobs]
+            dependency = _dependency("afterok", parents)
+            new = submit([node.spec for node in batch], options.fitting(batch[0].spec), dependency=dependency)
+            submitted += new
+            jobs |= {node.key: job.job_id for node, job in zip(batch, new, strict=True)}
+            if len(batch) == 1:
+                print(f"{batch[0].key}: job {new[0].job_id} {dependency}".rstrip())
+            else:
+                array = new[0].job_id.split("_")[0]
+                print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {options.parallel} at once")
+        _submit_report(graph, options, list(jobs.values()))
+    except BaseException:
+        for job in submitted:
+            job.cancel(check=False)
+        print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
+        raise
+    return 0
 
 
 def preview(graph: Graph, options: Options) -> None:
     """The graph, and for what is missing the scripts or commands, times and disk."""
-    marks = graph.fingerprints()
-    missing = [node for node in graph.nodes if not node.spec.is_complete(marks[node.key])]
+    missing = []
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        print(f"{'missing' if node in missing else 'done':<8} {node.key}{after}  -> {_short(node.spec.folder)}")
+        state, refused = "complete", ""
+        if not node.spec.is_complete():
+            try:
+                state = "missing"
+                _refuse(node.spec)
+            except UserError as error:
+                state, refused = "refused", f"\n         {error}"
+            missing.append(node)
+        print(f"{state:<8} {node.key}{after}  -> {_short(node.spec.folder)}{refused}")
     print(f"missing  report  after everything  -> {_short(graph.report.produces)}\n")
     for node in missing:
         parents = [f"<job of {parent}>" for parent in node.parents if any(parent == other.key for other in missing)]
@@ -167,14 +182,124 @@ def preview(graph: Graph, options: Options) -> None:
         fitting = options.fitting(node.spec)
         print(f"# {node.key}: {time_and_disk(node.spec, fitting)}\n{preview_script(node.spec, fitting, dependency)}\n")
     total = sum(disk_gib(node.spec) for node in missing)
-    limit = f"{options.minutes} minutes a job" if options.minutes else "no time limit"
+    limit = f"{options.minutes} minutes per job" if options.minutes else "no time limit"
     print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; about {total:.2f} GiB of checkpoints in all")
 
 
-def active_job(spec: StageSpec) -> str:
-    """The id of the job that waits or runs in the stage's folder, or an empty string."""
-    jobs = read_json(Path(spec.folder) / "launch" / "launch.json").get("jobs", [])
-    return jobs[-1]["id"] if jobs and control.job_state(jobs[-1]) in ("PENDING", "RUNNING") else ""
+def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
+    """The stages to start, and the SLURM jobs of those that wait or run already, by key.
+
+    Raises:
+        UserError: some stages are refused; if there are several, each is printed with its reason.
+    """
+    missing: dict[str, Node] = {}
+    jobs: dict[str, str] = {}
+    refused: list[str] = []
+    for node in graph.nodes:
+        try:
+            if node.spec.is_complete():
+                continue
+            _refuse(node.spec)
+            job = _active_job(node.spec) if options.cluster == "slurm" else ""
+            if job:
+                jobs[node.key] = job
+            else:
+                refuse_if_running(Path(node.spec.folder))
+                missing[node.key] = node
+        except UserError as error:
+            refused.append(f"{node.key}: {error}")
+    if not refused and not _active_job(graph.report):
+        refuse_if_running(Path(graph.report.folder))
+    if len(refused) > 1:
+        print("\n".join(refused), file=sys.stderr)
+        raise UserError(f"{len(refused)} of {len(graph.nodes)} stages are refused (see above); nothing was started")
+    if refused:
+        raise UserError(f"{refused[0]}; nothing was started")
+    return missing, jobs
+
+
+def _refuse(spec: StageSpec) -> None:
+    for path, content in spec.inputs.items():
+        if not content:
+            raise UserError(f"no weights at {path} (it is no file, and no run folder with a checkpoint); name others")
+    spec.refuse_other_work()
+
+
+def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
+    failed: dict[str, str] = {}
+    status = 0
+    for place, node in enumerate(graph.nodes, start=1):
+        head = f"[{place}/{len(graph.nodes)}] {node.key}"
+        if interrupt.stop_requested():
+            raise attach.Interrupted(f"{head} was not started: {interrupt.stop_requested()}")
+        broken = next((parent for parent in node.parents if parent in failed), None)
+        if broken:
+            failed[node.key] = failed[broken]
+            print(f"{head}: skipped, because {failed[broken]} failed", file=sys.stderr, flush=True)
+            continue
+        if node.key not in missing:
+            print(f"{head}: already complete", flush=True)
+            continue
+        print(f"{head} -> {_short(node.spec.folder)}", flush=True)
+        started = time.monotonic()
+        try:
+            node.spec.mark("begun")
+            execute(node.spec, options)
+        except (StageFailed, UserError) as failure:
+            failed[node.key] = node.key
+            status = status or getattr(failure, "status", 2)
+            text = str(failure) if isinstance(failure, StageFailed) else f"error: {failure}"
+            print(f"{text}\n{head}: failed; the other branches continue", file=sys.stderr, flush=True)
+            continue
+        print(f"{head}: {time.monotonic() - started:.0f} s", flush=True)
+    graph.report.run()
+    return status
+
+
+@contextlib.contextmanager
+def _signals_as_requests() -> Iterator[None]:
+    """A signal between two stages, when `attach.follow` does not listen, must not be lost."""
+    interrupt.clear()
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupt.install_handlers()
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        interrupt.clear()
+
+
+def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:
+    """What is submitted at a time: one stage; of a sweep's stages that wait for no other job, one array per kind."""
+    waiting = {*missing, *jobs}
+    rest = list(missing.values())
+    if graph.kind == "sweep":
+        ready = [node for node in rest if waiting.isdisjoint(node.parents)]
+        rest = [node for node in rest if node not in ready]
+        for stage in dict.fromkeys(node.spec.stage for node in ready):
+            yield [node for node in ready if node.spec.stage == stage]
+    for node in rest:
+        yield [node]
+
+
+def _submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> None:
+    """The report after all jobs, however they ended."""
+    if _active_job(graph.report):  # it waits for the jobs of before only
+        control.cancel(Path(graph.report.folder))
+    dependency = _dependency("afterany", job_ids)
+    (job,) = submit([graph.report], options.fitting(graph.report), dependency=dependency)
+    print(f"report: job {job.job_id} {dependency}\nto see where it is: python tools/launch.py status {graph.output}")
+
+
+def _active_job(spec: StageSpec) -> str:
+    """The id of the SLURM job that waits or runs in the stage's folder, or an empty string."""
+    jobs = read_record(Path(spec.folder) / "launch" / "launch.json").get("jobs")
+    if not isinstance(jobs, list) or not jobs or not isinstance(jobs[-1], dict):
+        return ""
+    job = jobs[-1]
+    is_active = job.get("cluster") == "slurm" and control.job_state(job) in ("PENDING", "RUNNING")
+    return str(job["id"]) if is_active else ""
 
 
 def _dependency(kind: str, job_ids: Sequence[str]) -> str:

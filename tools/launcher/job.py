@@ -1,8 +1,8 @@
 """The one job class: a rank's environment, requests to stop, and the way back into the queue.
 
-A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage ends the step in hand,
-writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and any
-collective, does rank 0 send the job back to the queue, through submitit.
+A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage finishes the current
+step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and
+any collective, does rank 0 send the job back to the queue, through submitit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import warnings
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import submitit
@@ -23,10 +24,12 @@ import submitit
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 
-from .ranks import RankRecord
+from . import slurm
+from .controller import ATTEMPT
+from .ranks import RankRecord, say
 from .spec import StageSpec
 
-_REQUEUE = signal.SIGUSR2  # submitit's default; time-out, and preemption where the site sends the user's signal
+LOCAL_STOP = "Ctrl-C or SIGTERM"  # a rank on this machine is told by the same signal; `attach` knows which it was
 _WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to hear a signal
 _WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
 
@@ -37,23 +40,18 @@ class StageJob:
 
     Attributes:
         spec: the stage.
-        fingerprint: written to the run folder when the stage is done.
-        cuda_devices: CUDA_VISIBLE_DEVICES of a local job (submitit numbers devices from 0, whatever the caller's own
-            value); None leaves what is there.
         patience_s: on SLURM, seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
     spec: StageSpec
-    fingerprint: str = ""
-    cuda_devices: str | None = None
     patience_s: float = 100.0
 
     def __call__(self) -> Any:
         env = submitit.JobEnvironment()
-        set_rank_environment(env)
-        if self.cuda_devices is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = self.cuda_devices
-        record = RankRecord(self.spec.folder, env.job_id, env.global_rank, env.num_tasks)
+        attempt = attempt_of(env)
+        set_rank_environment(env, attempt)
+        submission = Path(os.environ["SUBMITIT_FOLDER"]).name
+        record = RankRecord(self.spec.folder, submission, env.job_id, attempt, env.global_rank, env.num_tasks)
         departure = _Departure(env, record, self.patience_s)
         try:
             result = self.run()
@@ -75,7 +73,7 @@ class StageJob:
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
         result = self.spec.run()
         if os.environ.get("RANK", "0") == "0":
-            self.spec.mark_complete(self.fingerprint or self.spec.fingerprint())
+            self.spec.mark("complete")
         return result
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
@@ -93,11 +91,13 @@ class _Departure:
     def __init__(self, env: Any, record: RankRecord, patience_s: float) -> None:
         self.heard: set[str] = set()
         self._env, self._record, self._patience_s = env, record, patience_s
-        self._requeue: Any = signal.getsignal(_REQUEUE)  # submitit's handler; it counts time-outs and knows the cluster
+        # Time-out, and preemption where the site sends the user's signal: USR2, or what SUBMITIT_PREEMPT_SIGNAL says.
+        self._signal: signal.Signals = env._usr_sig()
+        self._requeue: Any = signal.getsignal(self._signal)  # submitit's: it counts time-outs and knows the cluster
         self._once = threading.Lock()
         self._timer: threading.Timer | None = None
         interrupt.clear()
-        for number in (_REQUEUE, signal.SIGTERM, signal.SIGHUP):
+        for number in (self._signal, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._hear)
 
     def leave(self, reason: str) -> None:
@@ -106,7 +106,7 @@ class _Departure:
         deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
         while not self.heard and time.monotonic() < deadline:  # this rank was told by another one
             time.sleep(0.1)
-        if self.heard and _REQUEUE.name not in self.heard and _is_ended(self._env):
+        if self.heard and self._signal.name not in self.heard and _is_ended(self._env):
             self._record.end("stopped", reason)
             sys.exit(128 + signal.SIGTERM)
         self._go_back(reason)
@@ -120,10 +120,11 @@ class _Departure:
             self._timer.cancel()
 
     def _hear(self, number: int, _frame: Any) -> None:
-        self.heard.add(signal.Signals(number).name)
-        interrupt.request_stop(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        self.heard.add(name)
+        interrupt.request_stop(LOCAL_STOP if name == "SIGTERM" and self._env.cluster == "local" else name)
         is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
-        if number == _REQUEUE and is_decider and self._timer is None:
+        if number == self._signal and is_decider and self._timer is None:
             # A stage may be deep in an evaluation. Better back in the queue with its newest checkpoint than timed out.
             self._timer = threading.Timer(self._patience_s, self._go_back, ["not stopped in time: from the checkpoint"])
             self._timer.daemon = True
@@ -137,26 +138,39 @@ class _Departure:
         if self._env.global_rank != 0:
             return
         try:
-            self._requeue(_REQUEUE, None)  # exits; raises when the job has timed out too often
-        except subprocess.CalledProcessError as error:
-            # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
-            if not _is_ended(self._env):
-                self._record.fail(error)
-                raise
+            self._send_back()  # exits; raises when the job has timed out too often
         except Exception as error:
+            # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
+            if isinstance(error, subprocess.SubprocessError) and _is_ended(self._env):
+                return
             self._record.fail(error)
             raise
 
+    def _send_back(self) -> None:
+        try:
+            self._requeue(self._signal, None)
+        except (
+            OSError
+        ) as error:  # submitit's file of the job, where it counts time-outs; the earlier one serves as well
+            say(f"warning: {error}; the job comes back without counting this time-out")
+            self._env._requeue(0)
 
-def set_rank_environment(env: Any) -> None:
+
+def attempt_of(env: Any) -> int:
+    """How often this job was started before: the count of SLURM or of the local controller, the same on every rank."""
+    return int(os.environ.get("SLURM_RESTART_COUNT" if env.cluster == "slurm" else ATTEMPT, "0"))
+
+
+def set_rank_environment(env: Any, attempt: int) -> None:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun names them."""
     local_world_size = env.num_tasks // env.num_nodes
     values = {
         "RANK": env.global_rank, "WORLD_SIZE": env.num_tasks, "LOCAL_RANK": env.local_rank,
         "LOCAL_WORLD_SIZE": local_world_size,
         "MASTER_ADDR": "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0],
-        # From the job's id, so that every rank has it; below the ports that systems hand out by themselves.
-        "MASTER_PORT": 20000 + zlib.crc32(env.job_id.encode()) % 12000,
+        # Known to every rank, below the ports that systems hand out by themselves, and another one after a requeue:
+        # the first may be in use.
+        "MASTER_PORT": 20000 + zlib.crc32(f"{env.job_id}.{attempt}".encode()) % 12000,
     }  # fmt: skip
     os.environ.update({name: str(value) for name, value in values.items()})
     if "OMP_NUM_THREADS" not in os.environ and local_world_size > 1:
@@ -173,5 +187,4 @@ def _is_ended(env: Any) -> bool:
         return True
     if env.global_rank != 0:
         return False
-    asked = subprocess.run(["squeue", "-h", "-j", env.job_id, "-o", "%T"], capture_output=True, text=True, timeout=60)
-    return asked.stdout.strip() != "RUNNING"
+    return slurm.has_ended(env.job_id)

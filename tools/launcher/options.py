@@ -17,6 +17,18 @@ from pretrain.common.errors import UserError, nearest
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm", "debug")
+STAGES = ("data", "pretrain", "linear", "knn", "embedding", "distributions", "convert", "transfer", "report")
+# Options that are whole numbers, and the least each can be.
+_NUMBERS = {
+    "nodes": 1, "gpus": 0, "tasks": 1, "cpus_per_task": 1, "signal_delay": 1, "max_timeouts": 0, "parallel": 1,
+}  # fmt: skip
+_WORDS = ("cluster", "partition", "account", "qos", "constraint", "exclude", "time", "mem", "comment")
+# What the launcher gives sbatch itself; for some of it there are options of its own.
+_LAUNCHERS_OWN = (
+    *("partition", "account", "qos", "constraint", "exclude", "time", "mem", "comment", "nodes", "cpus-per-task"),
+    *("gpus-per-node", "ntasks-per-node", "ntasks", "signal", "array", "dependency", "kill-on-invalid-dep", "job-name"),
+    *("output", "error", "open-mode", "requeue", "no-requeue", "parsable", "quiet", "wrap"),
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class Options:
         max_timeouts: how often a job may come back after its time was over.
         setup: shell lines run before the stage (module load, ...); SLURM only, a local job has this shell's variables.
         parallel: jobs of an array that run at once.
+        sbatch: further options of sbatch without their dashes; an empty value is a flag.
+        stages: for stages by name (`STAGES`), options that differ from the others'.
     """
 
     cluster: str = "auto"
@@ -51,6 +65,8 @@ class Options:
     max_timeouts: int = 100
     setup: tuple[str, ...] = field(default_factory=tuple)
     parallel: int = 8
+    sbatch: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def gpus_per_node(self) -> int:
@@ -66,10 +82,17 @@ class Options:
         return parse_minutes(self.time) if self.time else (240 if self.cluster == "slurm" else 0)
 
     def fitting(self, spec: StageSpec) -> Options:
-        """The same, or what is left of it for a stage of one process."""
+        """With the stage's own options; one process gets one task, and a GPU if it has use for it or was given one."""
+        options = self._of_stage(spec.stage)
         if not spec.one_process:
-            return self
-        return replace(self, nodes=1, gpus=min(1, self.gpus_per_node) if spec.gpu else 0, tasks=1)
+            return options
+        if "gpus" in self.stages.get(spec.stage, {}):
+            return replace(options, nodes=1, tasks=1)
+        return replace(options, nodes=1, gpus=min(1, options.gpus_per_node) if spec.gpu else 0, tasks=1)
+
+    def _of_stage(self, stage: str) -> Options:
+        own = self.stages.get(stage, {})
+        return replace(self, **{**own, "sbatch": {**self.sbatch, **own.get("sbatch", {})}})
 
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
@@ -86,12 +109,17 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     elif cluster_file:
         raise UserError(f"no cluster file at {path}")
     values = {**site, **{key: value for key, value in given.items() if value is not None}}
+    values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
     options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
     if options.cluster == "auto":
         options = replace(options, cluster="slurm" if _slurm_answers() else "local")
-    if given.get("setup") and options.cluster != "slurm":
-        raise UserError("--setup is for SLURM jobs; a job on this machine has the environment of this shell")
-    _check(options)
+    if options.cluster != "slurm":
+        for name in ("setup", "sbatch"):
+            if given.get(name):
+                raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
+        options = replace(options, setup=(), sbatch={})  # the site's
+    for one in (options, *(options._of_stage(stage) for stage in options.stages)):
+        _check(one)
     return options
 
 
@@ -102,7 +130,10 @@ def visible_gpus() -> list[str]:
         return [name.strip() for name in listed.split(",") if name.strip() and name.strip() != "-1"]
     if shutil.which("nvidia-smi") is None:
         return []
-    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise UserError("nvidia-smi does not answer within 60 s; name the GPUs in CUDA_VISIBLE_DEVICES") from None
     count = sum(line.startswith("GPU ") for line in found.stdout.splitlines()) if found.returncode == 0 else 0
     return [str(index) for index in range(count)]
 
@@ -127,40 +158,67 @@ def parse_minutes(text: str) -> int:
 
 def _read_site(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+        # Every value as it is written: YAML 1.1 takes 4:00:00 for a number to the base of 60.
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    known = [one.name for one in fields(Options)]
+    return _typed(loaded, str(path), [one.name for one in fields(Options)])
+
+
+def _typed(loaded: Any, where: str, known: list[str]) -> dict[str, Any]:
+    """Options as their own types from YAML's text."""
     if not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold 'key: value' lines; known keys: {', '.join(known)}")
-    site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
-    for key, value in site.items():
+        raise UserError(f"{where} must hold 'key: value' lines; known keys: {', '.join(known)}")
+    found: dict[str, Any] = {}
+    for word, value in loaded.items():
+        key = str(word).replace("-", "_")
         if key not in known:
-            raise UserError(f"unknown key {key} in {path}{nearest(key, known)}")
-        if key in ("time", "mem", "partition", "account", "qos", "constraint", "exclude", "comment"):
-            site[key] = str(value)
-    if isinstance(site.get("setup"), str):
-        site["setup"] = (site["setup"],)
-    return site
+            raise UserError(f"unknown key {word} in {where}{nearest(key, known)}")
+        if key in _NUMBERS:
+            if not isinstance(value, str) or not re.fullmatch(r"-?\d+", value):
+                raise UserError(f"{word} in {where} is {value!r}; it must be a whole number")
+            found[key] = int(value)
+        elif key == "setup":
+            lines = value.splitlines() if isinstance(value, str) else value
+            if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+                raise UserError(f"setup in {where} must be lines of shell; put quotes around each")
+            found[key] = tuple(lines)
+        elif key == "sbatch":
+            if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
+                raise UserError(f"sbatch in {where} must hold 'option: value' lines")
+            found[key] = dict(value)
+        elif key == "stages":
+            if not isinstance(value, dict):
+                raise UserError(f"stages in {where} must hold a block for each stage, as convert: {{partition: cpu}}")
+            for stage in value:
+                if stage not in STAGES:
+                    raise UserError(f"unknown stage {stage} in {where}{nearest(stage, STAGES)}")
+            own = [name for name in known if name not in ("cluster", "stages")]
+            found[key] = {stage: _typed(block, f"{where}: stages: {stage}", own) for stage, block in value.items()}
+        elif not isinstance(value, str):
+            raise UserError(f"{word} in {where} is {value!r}; it must be one value")
+        else:
+            found[key] = value
+    return found
 
 
 def _check(options: Options) -> None:
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
-    for name, least in (
-        ("nodes", 1),
-        ("gpus", 0),
-        ("tasks", 1),
-        ("cpus_per_task", 1),
-        ("signal_delay", 1),
-        ("parallel", 1),
-    ):
+    for name, least in _NUMBERS.items():
         value = getattr(options, name)
         if value is not None and (not isinstance(value, int) or value < least):
             raise UserError(f"--{name.replace('_', '-')} is {value!r}; it must be a whole number, at least {least}")
-    for name in ("partition", "account", "qos", "constraint", "exclude", "mem", "comment"):
-        if any(ord(character) < 32 for character in getattr(options, name)):
-            raise UserError(f"--{name} holds a line break or a control character; sbatch reads one line a value")
+    texts = [(name, getattr(options, name)) for name in _WORDS]
+    texts += [("setup", line) for line in options.setup] + [("sbatch", text) for text in options.sbatch.values()]
+    for name, text in texts:
+        if not text.isprintable():
+            raise UserError(f"--{name} holds a line break or a control character ({text!r}); sbatch reads it as a line")
+    for key in options.sbatch:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
+            raise UserError(f"--sbatch {key!r} is not an option of sbatch; write reservation=NAME, or exclusive")
+        if key in _LAUNCHERS_OWN:
+            raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
     if options.cluster != "slurm" and options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if options.minutes and options.signal_delay >= options.minutes * 60:
@@ -178,7 +236,10 @@ def _check_partition(options: Options) -> None:
     """Asks sinfo for what it knows; says nothing where it does not answer."""
     if shutil.which("sinfo") is None:
         return
-    asked = subprocess.run(["sinfo", "-h", "-o", "%P|%l|%D"], capture_output=True, text=True)
+    try:
+        asked = subprocess.run(["sinfo", "-h", "-o", "%P|%l|%D"], capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return
     partitions: dict[str, tuple[str, int]] = {}
     default = ""
     for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
@@ -188,7 +249,7 @@ def _check_partition(options: Options) -> None:
         partitions[name] = (limit, int(nodes) + partitions.get(name, ("", 0))[1])
     if not partitions:
         return
-    wanted = options.partition or default
+    wanted = options.partition or os.environ.get("SBATCH_PARTITION") or default
     for name in wanted.split(",") if wanted else ():
         if name not in partitions:
             known = ", ".join(sorted(partitions))

@@ -16,6 +16,7 @@ ENGINE: detectron2                         # or torchvision; empty: Detectron2 w
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +27,7 @@ import yaml
 from pretrain.common.errors import UserError, nearest
 
 from . import stages
-from .graph import Graph, Node, preview, run_here, submit_all
-from .options import Options
+from .graph import Graph, Node, preview, run
 from .spec import StageSpec
 
 __all__ = ["load", "preview", "run"]
@@ -52,11 +52,12 @@ def load(path: str, output: str = "") -> Graph:
     nodes: list[Node] = []
     first: tuple[str, ...] = ()
     if plan["DATA"]:
-        words = _words(plan["DATA"])
+        words = split_words(plan["DATA"])
         nodes.append(Node("data", stages.make_data(words, words[-1], str(folder / "data"))))
         first = ("data",)
     branches = {
-        name: _checked(branch or {}, _BRANCH, f"{path}: branch {name}") for name, branch in plan["BRANCHES"].items()
+        single_word(name, f"branch in {path}"): _checked(branch, _BRANCH, f"{path}: branch {name}")
+        for name, branch in plan["BRANCHES"].items()
     }
     for name, branch in branches.items():
         nodes += _branch(name, branch, plan, folder, first, _probe_base(branch, branches, plan, name))
@@ -65,13 +66,7 @@ def load(path: str, output: str = "") -> Graph:
         "report", str(folder / "report"), "tools.report:main", args=(list(words),), produces=str(folder / "report.md"),
         one_process=True, gpu=False,
     )  # fmt: skip
-    command = ("pipeline", str(Path(path).absolute()), "--output", str(folder))
-    return Graph("pipeline", str(folder), tuple(nodes), report, command)
-
-
-def run(graph: Graph, options: Options) -> int:
-    """Runs here or submits what is missing; returns the exit status."""
-    return submit_all(graph, options) if options.cluster == "slurm" else run_here(graph, options)
+    return Graph("pipeline", str(folder), tuple(nodes), report, str(Path(path).absolute()))
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -84,10 +79,23 @@ def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
         near = nearest(Path(path).name, [p.name for p in Path(path).parent.glob("*.yaml")])
         raise UserError(f"no file {path}{near}")
     try:
-        loaded = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     return _checked(loaded, defaults, path)
+
+
+def single_word(name: Any, what: str) -> str:
+    """A name that may stand in a path, in a job's name and on a command line.
+
+    Raises:
+        UserError: it holds something else than letters, digits and ``._+=-``, or does not begin with one of the first.
+    """
+    if isinstance(name, bool) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", str(name)):
+        raise UserError(f"{what} is named {name!r}; use letters, digits and . _ + = - only, a letter or digit first")
+    return str(name)
 
 
 def _branch(
@@ -100,7 +108,7 @@ def _branch(
 ) -> list[Node]:
     """The stages of one branch: [pretraining,] probes, conversion, fine-tuning."""
     nodes: list[Node] = []
-    overrides = [*_words(plan["OVERRIDES"]), *_words(branch["OVERRIDES"])]
+    overrides = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"])]
     weights, ready = branch["WEIGHTS"], first
     if branch["PRETRAIN"]:
         output = folder / name / "pretrain"
@@ -122,11 +130,11 @@ def _branch(
         spec = stages.convert(weights, backbone, folder=str(folder / name / "convert"))
         nodes.append(Node(f"{name}/convert", spec, ready))
         ready = (f"{name}/convert", *first)
-    engine = ["--engine", plan["ENGINE"]] if plan["ENGINE"] else []
     for detector, file in plan["TRANSFER"].items():
-        words = [*engine, *_words(plan["TRANSFER_OVERRIDES"]), "MODEL.WEIGHTS", backbone]
-        spec = stages.transfer(file, words, str(folder / name / detector))
-        nodes.append(Node(f"{name}/{detector}", spec, ready))
+        key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
+        words = [*split_words(plan["TRANSFER_OVERRIDES"]), "MODEL.WEIGHTS", backbone]
+        spec = stages.transfer(str(file), words, str(folder / key), engine=plan["ENGINE"])
+        nodes.append(Node(key, spec, ready))
     return nodes
 
 
@@ -137,7 +145,7 @@ def _probe_base(branch: dict[str, Any], branches: dict[str, Any], plan: dict[str
     source = branch if branch["PRETRAIN"] else next((b for b in branches.values() if b["PRETRAIN"]), None)
     if source is None:
         return None
-    return stages.pretrain(source["PRETRAIN"], [*_words(plan["OVERRIDES"]), *_words(source["OVERRIDES"])])
+    return stages.pretrain(source["PRETRAIN"], [*split_words(plan["OVERRIDES"]), *split_words(source["OVERRIDES"])])
 
 
 def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any]:
@@ -156,10 +164,13 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
     return branch
 
 
-def _words(value: str | Sequence[Any]) -> list[str]:
+def split_words(value: str | Sequence[Any]) -> list[str]:
     """Words of a command line: a list, or one string as a shell would split it."""
-    return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+    try:
+        return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+    except ValueError as error:
+        raise UserError(f"{value!r} is no list of words: {error}") from error
 
 
 def _files(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+    return [value] if isinstance(value, str) else [str(file) for file in value]

@@ -1,9 +1,13 @@
-"""One small file a rank and attempt, in the run folder: who runs where, how it ended, and which rank failed first.
+"""One small file for each rank and attempt, in the run folder: who runs where, how it ended, which rank failed first.
 
-    launch/ranks/<job>.<attempt>.<rank>.json     state: running | done | stopped | requeued | failed
-    launch/ranks/<job>.<attempt>.failed          the first failing rank's error (created once, by whoever comes first)
+    launch/ranks/<submission>.<job>.<attempt>.<rank>.json   state: running | done | stopped | requeued | failed
+    launch/ranks/<submission>.<job>.<attempt>.failed        the first failing rank's error (whoever comes first)
 
-Any machine that sees the file system can read them; no clock and no scheduler is asked.
+Any machine that sees the file system can read them; no clock and no scheduler is asked. The submission's name is part
+of theirs because job ids come again: process ids in containers, SLURM's with every new cluster.
+
+These files are for people to read. Where they cannot be written (the disk is full), the reason is printed and the job
+goes on as if they had been: ranks whose neighbor has failed are ended by their parent, srun or `controller`.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -23,26 +28,28 @@ from pretrain.common.run_folder import write_json
 
 from .spec import read_json
 
-_POLL_S = 1.0
+_POLL_S = 5.0
 _GRACE_S = 5.0  # between the first rank's failure and the end of those that did not notice
 
 
 class RankRecord:
-    """This rank's file, and a thread that ends this process when another rank has failed.
+    """This rank's file, and a thread that ends this process when another rank says that it has failed.
 
-    A rank that waits in a collective for one that died would wait for the collective's time-out: half an hour.
+    A rank whose exit hangs (a library waits for its peers) is seen by nobody but the readers of its last words, and
+    a rank that waits for it in a collective would wait for the collective's time-out: half an hour.
+
+    Args:
+        attempt: the number of this start of the job, from 0; the same on every rank.
     """
 
-    def __init__(self, folder: str | Path, job_id: str, rank: int, world_size: int) -> None:
-        self._folder = Path(folder) / "launch" / "ranks"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self.rank, self._world_size = rank, world_size
-        earlier = [_attempt(path) for path in self._folder.glob(f"{job_id}.*.{rank}.json")]
-        self.attempt = max(earlier, default=-1) + 1
-        self._stem = f"{job_id}.{self.attempt}"
+    def __init__(
+        self, folder: str | Path, submission: str, job_id: str, attempt: int, rank: int, world_size: int
+    ) -> None:
+        self.rank = rank
+        self._stem = _ranks(folder) / f"{submission}.{job_id}.{attempt}"
         self._ended = threading.Event()
         self._values: dict[str, Any] = {
-            "job": job_id, "attempt": self.attempt, "rank": rank, "world_size": world_size,
+            "job": job_id, "attempt": attempt, "rank": rank, "world_size": world_size,
             "host": socket.gethostname(), "pid": os.getpid(), "started": time.time(), "state": "running",
         }  # fmt: skip
         self._write()
@@ -57,65 +64,68 @@ class RankRecord:
 
     def fail(self, error: BaseException) -> None:
         """Writes this rank's error, and that it was the first if it was."""
-        text = "".join(traceback.format_exception(error))
         user_error = isinstance(error, UserError)
         line = str(error) if user_error else f"{type(error).__name__}: {error}"
-        self._claim({"rank": self.rank, "error": line, "traceback": text, "user_error": user_error})
+        text = "".join(traceback.format_exception(error))
         self.end("failed", line)
+        mark_failed(self._stem, self.rank, line, traceback=text, user_error=user_error)
 
     def _write(self) -> None:
-        write_json(self._folder / f"{self._stem}.{self.rank}.json", self._values)
-
-    def _claim(self, failure: dict[str, Any]) -> None:
-        failure = {**failure, "host": self._values["host"], "time": time.time()}
-        with contextlib.suppress(FileExistsError), open(self._folder / f"{self._stem}.failed", "x") as file:
-            file.write(json.dumps(failure))
+        try:
+            write_json(f"{self._stem}.{self.rank}.json", self._values)
+        except UserError as error:
+            say(f"warning: {error}")
 
     def _watch(self) -> None:
-        marker = self._folder / f"{self._stem}.failed"
+        marker = f"{self._stem}.failed"
         while not self._ended.wait(_POLL_S):
-            dead = self._dead_neighbour()
-            if dead is not None:
-                error = f"rank {dead} ended without a word: it was killed (out of memory?)"
-                self._claim({"rank": dead, "error": error, "traceback": "", "user_error": False})
-            if marker.exists():
+            if os.path.exists(marker):
                 if not self._ended.wait(_GRACE_S):
                     self.end("failed", "ended because another rank failed")
                     os._exit(1)
                 return
 
-    def _dead_neighbour(self) -> int | None:
-        """A rank of this machine whose process is gone although its file says running."""
-        for path in self._folder.glob(f"{self._stem}.*.json"):
-            record = read_json(path)
-            if record.get("host") != self._values["host"] or record["state"] != "running" or _alive(record["pid"]):
-                continue
-            if read_json(path).get("state") == "running":  # read after the death: it is not about to say more
-                return record["rank"]
-        return None
+
+def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_error: bool = False) -> None:
+    """Creates ``<stem>.failed`` unless another rank was first; ``error`` is printed where that cannot be done."""
+    failure = {
+        "rank": rank, "error": error, "traceback": traceback, "user_error": user_error,
+        "host": socket.gethostname(), "time": time.time(),
+    }  # fmt: skip
+    marker, file = f"{stem}.failed", None
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(marker, "x") as file:
+            file.write(json.dumps(failure))
+    except OSError as reason:
+        if file is not None:  # not half of it: the controller has yet to say what it knows
+            Path(marker).unlink(missing_ok=True)
+        say(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
 
 
 def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
     """Rank 0's records of a job, oldest first; ``failure`` is the first failing rank's error, where there is one."""
-    ranks = Path(folder) / "launch" / "ranks"
+    paths = list(_ranks(folder).glob(f"*.{job_id}.*.0.json"))
+    newest = max((path.name.split(".")[0] for path in paths), default="")  # names begin with the time of submission
     found = []
-    for path in sorted(ranks.glob(f"{job_id}.*.0.json"), key=_attempt):
+    for path in sorted((path for path in paths if path.name.startswith(f"{newest}.")), key=_attempt):
         record = read_json(path)
+        if failure := read_json(path.with_name(path.name.removesuffix(".0.json") + ".failed")):
+            record = {**record, "failure": failure, "state": record["state"].replace("running", "failed")}
         if record:
-            failure = read_json(ranks / f"{job_id}.{record['attempt']}.failed")
-            found.append({**record, "failure": failure} if failure else record)
+            found.append(record)
     return found
+
+
+def say(text: str) -> None:
+    """Prints to standard error, which may be a file on a full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _ranks(folder: str | Path) -> Path:
+    return Path(folder) / "launch" / "ranks"
 
 
 def _attempt(path: Path) -> int:
     return int(path.name.split(".")[-3])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -38,7 +38,7 @@ def run_stage(spec: StageSpec, options: Options) -> int:
     return 0
 
 
-def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None:
+def execute(spec: StageSpec, options: Options) -> None:
     """Starts a stage; on this machine waits for its end.
 
     Raises:
@@ -47,9 +47,9 @@ def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None
     options = options.fitting(spec)
     folder = Path(spec.folder)
     if options.cluster == "debug":
-        StageJob(spec, fingerprint).run()
+        StageJob(spec).run()
         return
-    (job,) = submit([spec], options, fingerprints=[fingerprint] if fingerprint else [])
+    (job,) = submit([spec], options)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
         print(f"to follow it: {control.follow_command(folder)}")
@@ -59,7 +59,7 @@ def execute(spec: StageSpec, options: Options, *, fingerprint: str = "") -> None
         return
     failure = last.get("failure", {})
     if not failure:
-        reason = last.get("reason") or "it ended without a word"
+        reason = last.get("reason") or control.silent_end(folder)
         raise StageFailed(
             f"{spec.stage} in {folder} {last['state']}: {reason}; run the same command again to resume", 1
         )

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-# Keys that change where or how fast a stage runs, not what it computes.
-_FREE_KEYS = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.LOG_PERIOD")
+from pretrain.common import run_folder
+from pretrain.common.errors import UserError
+
+# What each stage calls. A record is only started again if it names one of these.
+ENTRIES = {
+    "pretrain": "pretrain.train:main",
+    "linear": "pretrain.probe.linear:main",
+    "knn": "pretrain.probe.knn:main",
+    "embedding": "pretrain.probe.embedding:main",
+    "distributions": "pretrain.probe.distributions:main",
+    "convert": "tools.convert_to_d2:main",
+    "transfer": "tools.launcher.stages:fine_tune",
+    "data": "tools.make_data:main",
+}
+_KINDS = {"str": str, "bool": bool, "tuple[Any, ...]": list, "dict[str, str]": dict}  # of the attributes, in JSON
 
 
 @dataclass(frozen=True)
@@ -18,14 +33,21 @@ class StageSpec:
     """One stage's work. It travels to the job by pickle and stands in launch.json, so that it can be started again.
 
     Attributes:
-        stage: pretrain, linear, knn, convert, transfer, ... (names it to people; nothing else).
+        stage: pretrain, linear, knn, convert, transfer, ...
         folder: the run folder, absolute.
         entry: ``"package.module:function"``; imported in the job, never pickled.
-        config: resolved config of `pretrain.config` as YAML text, the entry's first argument; empty: none.
+        config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
+            (Detectron2's keys, without those at their default), the others the config that `pretrain.config` reads.
         args: further arguments.
         produces: a file the stage leaves when it is done, relative to ``folder``.
         one_process: runs in a single process, whatever was asked for.
         gpu: has use for GPUs; False: gets none.
+        inputs: weights that are read, by path, and their content as `content_of` names it.
+        parents: fingerprints of the stages this one builds on, by name.
+        root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
+
+    Raises:
+        UserError: a folder whose name no shell script or text file can hold.
     """
 
     stage: str
@@ -36,6 +58,16 @@ class StageSpec:
     produces: str = "results.json"
     one_process: bool = False
     gpu: bool = True
+    inputs: dict[str, str] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    root: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.folder.isprintable():  # a line break would become a line of the sbatch script
+            raise UserError(
+                f"the folder {self.folder!r} holds a line break, a control character or bytes that are not UTF-8; "
+                "choose another OUTPUT_DIR"
+            )
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -43,53 +75,158 @@ class StageSpec:
         function = getattr(importlib.import_module(module), name)
         if not self.config:
             return function(*self.args)
+        if self.stage == "transfer":
+            return function(self.config, *self.args)
         from pretrain.config import from_yaml_text
 
         return function(from_yaml_text(self.config), *self.args)
 
-    def fingerprint(self, parents: tuple[str, ...] = ()) -> str:
-        """Identity of what this stage computes, with that of the stages it builds on; paths of output do not count.
+    @functools.cached_property
+    def work(self) -> dict[str, Any]:
+        """What this stage computes, as JSON has it: arguments, config, and the stages it builds on.
 
-        Keys at their default do not count either: a key that a later version adds leaves finished work finished.
+        What does not change the result is left out: keys at their default (so that a key which a later version adds
+        leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
+        paths of weights (their content counts).
         """
-        lines = [line for line in _changed_lines(self.config) if not line.startswith(_FREE_KEYS)]
-        args = [str(arg).replace(self.folder, "FOLDER") for arg in self.args]
-        text = json.dumps([self.entry, lines, args, sorted(parents)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
+
+        free = FREE_ON_RESUME if self.stage == "pretrain" else FREE_ANYWHERE
+        config = {key: self._placeless(value) for key, value in self._changed_keys() if not key.startswith(free)}
+        work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
+        return json.loads(json.dumps(work))
+
+    def fingerprint(self) -> str:
+        """Identity of `work`."""
+        return hashlib.sha256(json.dumps(self.work, sort_keys=True).encode()).hexdigest()[:16]
+
+    def changes(self, record: dict[str, Any]) -> str:
+        """How this work differs from a recorded one: ``"SOLVER.BASE_LR 0.03 -> 0.05"``; empty: it does not."""
+        if record.get("fingerprint") == self.fingerprint():
+            return ""
+        then, now = record.get("work"), self.work
+        if not isinstance(then, dict) or not all(isinstance(then.get(key), type(now[key])) for key in now):
+            return "it was begun by another version of the launcher"
+        defaults = _defaults(self.stage)
+        found = []
+        for key in sorted({*then["config"], *now["config"]}):
+            values = [work["config"].get(key, defaults.get(key)) for work in (then, now)]
+            found += [f"{key} {values[0]!r} -> {values[1]!r}"] if values[0] != values[1] else []
+        if then["arguments"] != now["arguments"]:
+            found.append(f"arguments {then['arguments']} -> {now['arguments']}")
+        parents = sorted({*then["parents"], *now["parents"]})
+        found += [f"{key} has changed" for key in parents if then["parents"].get(key) != now["parents"].get(key)]
+        return "; ".join(found)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> StageSpec:
-        return cls(**{**data, "args": tuple(data["args"])})
+    def from_json(cls, data: Any) -> StageSpec:
+        """The spec of a record.
 
-    def mark_complete(self, fingerprint: str) -> None:
-        """Says that the folder holds the finished work of ``fingerprint``."""
-        from pretrain.common.run_folder import write_json
+        Raises:
+            UserError: the record lacks something, or holds something else.
+        """
+        kinds = {one.name: _KINDS[str(one.type)] for one in fields(cls)}
+        if not isinstance(data, dict) or not {"stage", "folder", "entry"} <= data.keys() <= kinds.keys():
+            raise UserError("the record of a stage is damaged, or another version's; start the stage by its command")
+        for key, value in data.items():
+            if not isinstance(value, (kinds[key], tuple) if kinds[key] is list else kinds[key]):
+                raise UserError(f"the record of a stage is damaged: {key} is {value!r}; start the stage by its command")
+        return cls(**{**data, "args": tuple(data.get("args", ()))})
 
-        write_json(Path(self.folder) / "launch" / "complete.json", {"fingerprint": fingerprint})
+    def mark(self, state: str) -> None:
+        """Says in `launch/<state>.json` that the folder's work was ``begun`` or is ``complete``."""
+        run_folder.write_json(self._mark(state), {"fingerprint": self.fingerprint(), "work": self.work})
 
-    def is_complete(self, fingerprint: str) -> bool:
+    def is_complete(self) -> bool:
         """True if this very work was finished in the folder before, and its product is still there."""
-        found = read_json(Path(self.folder) / "launch" / "complete.json")
-        return found.get("fingerprint") == fingerprint and (Path(self.folder) / self.produces).exists()
+        found = read_record(self._mark("complete"))
+        return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
+
+    def refuse_other_work(self) -> None:
+        """A folder must not be continued with other work than it was begun with.
+
+        Raises:
+            UserError: it was begun with other weights, another config, other arguments, or other stages before it.
+        """
+        record = read_record(self._mark("begun")) or read_record(self._mark("complete"))
+        changes = self.changes(record) if record else ""
+        if changes:
+            raise UserError(
+                f"{self.folder} holds other work ({changes}); move that folder away, or choose another OUTPUT_DIR"
+            )
+
+    def _mark(self, state: str) -> Path:
+        return Path(self.folder) / "launch" / f"{state}.json"
+
+    def _changed_keys(self) -> list[tuple[str, Any]]:
+        if not self.config:
+            return []
+        from pretrain.common.config_io import flatten
+        from pretrain.config import from_yaml_text
+
+        if self.stage == "transfer":
+            import yaml
+
+            return list(flatten(yaml.safe_load(self.config) or {}))
+        defaults = _defaults(self.stage)
+        return [(key, value) for key, value in flatten(from_yaml_text(self.config)) if value != defaults[key]]
+
+    def _placeless(self, value: Any) -> Any:
+        if isinstance(value, str):
+            root = re.escape(self.root or self.folder)
+            return self.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
+        if isinstance(value, (list, tuple)):
+            return [self._placeless(one) for one in value]
+        if isinstance(value, dict):
+            return {key: self._placeless(one) for key, one in value.items()}
+        return value
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of the launcher; empty where there is no such file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    return run_folder.read_json(path) if path.exists() else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file is missing or damaged."""
+    """The JSON object in a file, or an empty one where it is missing or damaged; for what must not stop a job."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+        return run_folder.read_json(path)
+    except UserError:
         return {}
 
 
-def _changed_lines(config: str) -> list[str]:
-    if not config:
-        return []
-    from pretrain.common.config_io import flatten
-    from pretrain.config import default_config, from_yaml_text
+def content_of(weights: str) -> str:
+    """``sha256:...`` of a weights file, or of a run folder's newest checkpoint; empty: there is none."""
+    path = Path(weights)
+    if path.is_dir():  # by name, ..._final is after the numbers
+        path = max(path.glob("*.pth"), default=path)
+    if not path.is_file():
+        return ""
+    stat = path.stat()
+    return _sha256(path.absolute(), stat.st_size, stat.st_mtime_ns)
 
-    defaults = dict(flatten(default_config()))
-    found = sorted(flatten(from_yaml_text(config)))
-    return [f"{key} {value!r}" for key, value in found if value != defaults[key]]
+
+@functools.cache
+def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _defaults(stage: str) -> dict[str, Any]:
+    from pretrain.common.config_io import flatten
+
+    if stage == "transfer":
+        from transfer.config import default_config
+    else:
+        from pretrain.config import default_config
+    return dict(flatten(default_config()))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, nearest
 
-from .spec import StageSpec, read_json
+from .spec import ENTRIES, StageSpec, content_of, read_record
 from .submit import ROOT
 
 # The recipe that stands for a method where none is named: its paper's on ImageNet-1K.
@@ -36,7 +40,7 @@ def pretrain(config_file: str | Path, overrides: Sequence[str] = (), folder: str
     """Pretraining by a recipe; ``folder`` is for a recipe and overrides without OUTPUT_DIR (default runs/<recipe>)."""
     cfg = _load(config_file, overrides)
     output = cfg.OUTPUT_DIR or folder or f"runs/{Path(config_file).stem}"
-    return _spec("pretrain", "pretrain.train:main", cfg, output, ())
+    return _spec("pretrain", cfg, output, ())
 
 
 def probe(
@@ -51,8 +55,10 @@ def probe(
     run = Path(weights)
     default = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
     output = folder or _override(overrides, "OUTPUT_DIR") or default
-    target = weights if weights == "random" else _absolute(weights)
-    return _spec(stage, f"pretrain.probe.{stage}:main", cfg, output, (target,))
+    if weights == "random":
+        return _spec(stage, cfg, output, (weights,))
+    target = _absolute(weights)
+    return dataclasses.replace(_spec(stage, cfg, output, (target,)), inputs={target: content_of(target)})
 
 
 def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
@@ -62,50 +68,81 @@ def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: st
     if len(names) < len(runs):
         names = {str(run): _absolute(run) for run in runs}
     output = _override(overrides, "OUTPUT_DIR") or folder
-    spec = _spec("distributions", "pretrain.probe.distributions:main", cfg, output, (names,))
-    return dataclasses.replace(spec, one_process=True)
+    return dataclasses.replace(_spec("distributions", cfg, output, (names,)), one_process=True)
 
 
-def convert(source: str, output: str, words: Sequence[str] = (), folder: str = "") -> StageSpec:
+def convert(source: str, output: str, folder: str = "") -> StageSpec:
     """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is beside it."""
-    target = Path(output).absolute()
+    target, source = Path(output).absolute(), _absolute(source)
     folder = folder or str(target.with_name(target.name + ".run"))
     return StageSpec(
-        "convert", _absolute(folder), "tools.convert_to_d2:main", args=([_absolute(source), str(target), *words],),
-        produces=str(target), one_process=True, gpu=False,
+        "convert", _absolute(folder), ENTRIES["convert"], args=([source, str(target)],), produces=str(target),
+        one_process=True, gpu=False, inputs={source: content_of(source)},
     )  # fmt: skip
 
 
-def transfer(config_file: str, words: Sequence[str] = (), folder: str = "") -> StageSpec:
-    """Fine-tuning by a Detectron2 YAML; ``words`` are those of transfer/train_net.py."""
-    path = Path(config_file)
-    if not path.is_file():
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
-        raise UserError(f"no config file at {path}{near}")
-    engine = _override(words, "--engine")
-    if "--engine" in words and engine not in _ENGINES:  # before a job is submitted that would fail by it
-        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
-    output = _override(words, "OUTPUT_DIR") or folder or f"runs/{path.stem}"
-    words = _without(words, "OUTPUT_DIR")
-    argv = ["--config-file", str(path.absolute()), "--resume", *words, "OUTPUT_DIR", _absolute(output)]
-    return StageSpec("transfer", _absolute(output), "transfer.train_net:main", args=(argv,))
+def transfer(
+    config_file: str,
+    overrides: Sequence[str] = (),
+    folder: str = "",
+    *,
+    engine: str = "",
+    eval_only: bool = False,
+    visualize: int = 0,
+) -> StageSpec:
+    """Fine-tuning by a Detectron2 YAML, which is read here and now: later edits do not change a queued job.
+
+    Args:
+        folder: for overrides without OUTPUT_DIR (default runs/<config file>). An evaluation has a run folder of its
+            own, eval_only/ in it, so that the training's record and results stay.
+        engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
+    """
+    from pretrain.common.config_io import flatten
+    from transfer.config import default_config, load_config
+
+    cfg, defaults = load_config(config_file, overrides), dict(flatten(default_config()))
+    own = "" if defaults["OUTPUT_DIR"] == cfg.OUTPUT_DIR else cfg.OUTPUT_DIR
+    output = _absolute(_override(overrides, "OUTPUT_DIR") or folder or own or f"runs/{Path(config_file).stem}")
+    output = str(Path(output) / "eval_only") if eval_only else output
+    changed = {key: value for key, value in flatten(cfg) if value != defaults.get(key) and key != "OUTPUT_DIR"}
+    words = ["--eval-only" if eval_only else "--resume", "--engine", _engine(engine, output)]
+    words += ["--visualize", str(visualize)] if visualize else []
+    weights = cfg.MODEL.WEIGHTS
+    inputs = {weights: content_of(weights)} if Path(weights).is_file() else {}
+    return StageSpec(
+        "transfer", output, ENTRIES["transfer"], config=_nested(changed), args=([*words, "OUTPUT_DIR", output],),
+        inputs=inputs,
+    )  # fmt: skip
+
+
+def fine_tune(config: str, words: Sequence[str]) -> None:
+    """Runs transfer/train_net.py with a config as YAML text, in each process of a job."""
+    from transfer import train_net
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(config)
+        file.flush()
+        train_net.main(["--config-file", file.name, *words])
 
 
 def make_data(words: Sequence[str], produces: str, folder: str) -> StageSpec:
     """Data that tools/make_data.py makes."""
     return StageSpec(
-        "data", _absolute(folder), "tools.make_data:main", args=(list(words),), produces=_absolute(produces),
+        "data", _absolute(folder), ENTRIES["data"], args=(list(words),), produces=_absolute(produces),
         one_process=True, gpu=False,
     )  # fmt: skip
 
 
 def pretrain_config(run: str) -> str:
     """The config of a run as YAML text: resolved when it started; empty where ``run`` is no run folder."""
-    text = Path(run) / "config.yaml"
-    if text.is_file():
-        return text.read_text()
-    launched = read_json(Path(run) / "launch" / "launch.json").get("spec", {})  # submitted, not started yet
-    return launched.get("config", "")
+    path = Path(run) / "config.yaml"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {path}: {error}; it is damaged, or another file") from error
+    record = read_record(Path(run) / "launch" / "launch.json")  # submitted, not started yet
+    return StageSpec.from_json(record["spec"]).config if "spec" in record else ""
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
@@ -121,11 +158,41 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
     return cfg
 
 
-def _spec(stage: str, entry: str, cfg: Any, output: str, args: tuple[Any, ...]) -> StageSpec:
+def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...]) -> StageSpec:
     from pretrain.common.config_io import dump
 
     cfg.OUTPUT_DIR = _absolute(output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, entry, config=dump(cfg), args=args)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args)
+
+
+def _engine(wanted: str, folder: str) -> str:
+    if wanted not in ("", "auto"):
+        if wanted not in _ENGINES:  # before a job is submitted that would fail by it
+            raise UserError(f"engine {wanted!r} is not one of {', '.join(_ENGINES)}{nearest(wanted, _ENGINES)}")
+        return wanted
+    record = read_record(Path(folder) / "launch" / "launch.json")
+    words = StageSpec.from_json(record["spec"]).args[0] if "spec" in record else ()
+    return _override(words, "--engine") or _installed_engine()
+
+
+@functools.cache
+def _installed_engine() -> str:
+    if importlib.util.find_spec("detectron2") is not None:
+        return "detectron2"
+    print("Detectron2 is not installed; fine-tuning uses the torchvision engine", file=sys.stderr)
+    return "torchvision"
+
+
+def _nested(flat: dict[str, Any]) -> str:
+    """YAML text of ``{"MODEL.MASK_ON": True}``."""
+    import yaml
+
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parts, leaf = key.split(".")
+        node = functools.reduce(lambda above, part: above.setdefault(part, {}), parts, tree)
+        node[leaf] = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(tree)
 
 
 def _label(run: str) -> str:
@@ -147,15 +214,3 @@ def _override(words: Sequence[str], key: str) -> str:
         elif word.startswith(f"{key}="):
             value = word.removeprefix(f"{key}=")
     return value
-
-
-def _without(words: Sequence[str], key: str) -> list[str]:
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == key:
-            skip = True
-        elif not word.startswith(f"{key}="):
-            kept.append(word)
-    return kept

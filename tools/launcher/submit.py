@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -20,19 +21,23 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, make_folder, write_json
 
+from . import control
 from .options import Options, visible_gpus
-from .spec import StageSpec, read_json
+from .ranks import say
+from .spec import StageSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("pretrain", "transfer", "tools", "configs")
 _NO_LIMIT_MINUTES = 60 * 24 * 365 * 10
+_PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
+# Where sbatch's variable, without SBATCH_, is not named as its option.
+_OTHER_NAMES = {"timelimit": "time", "mem-per-node": "mem", "no-requeue": "requeue", "array-inx": "array"}
 
 
 def submit(
     specs: Sequence[StageSpec],
     options: Options,
     *,
-    fingerprints: Sequence[str] = (),
     dependency: str = "",
     name: str = "",
 ) -> list[Any]:
@@ -42,36 +47,48 @@ def submit(
         dependency: sbatch's words, as ``afterok:12:13``.
 
     Raises:
-        UserError: the scheduler refuses; a run folder is being worked on already.
+        UserError: the scheduler refuses or is not here; a run folder is being worked on already, or cannot be written.
     """
-    from submitit.core.utils import FailedJobError
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from .job import StageJob
 
+    options, name = options.fitting(specs[0]), name or job_name(specs[0])
+    for spec in specs:
+        _refuse_name(spec, options)
+        refuse_if_running(Path(spec.folder))
+    if options.cluster == "slurm" and shutil.which("sbatch") is None:
+        raise UserError("--cluster slurm, but sbatch is not here; start it from a login node of the cluster")
     folder = Path(specs[0].folder) if len(specs) == 1 else Path(os.path.commonpath([spec.folder for spec in specs]))
     # A folder of its own for each submission: where job ids repeat, submitit would find an old job's result.
     log_folder = folder / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    for spec in specs:
-        refuse_if_running(Path(spec.folder))
-    make_folder(log_folder)
-    code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
-    fingerprints = fingerprints or [spec.fingerprint() for spec in specs]
-    devices = None if options.cluster == "slurm" else ",".join(visible_gpus()[: options.gpus_per_node])
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
-    jobs = [StageJob(spec, mark, devices, patience) for spec, mark in zip(specs, fingerprints, strict=True)]
-    executor = _executor(log_folder, options, code, dependency, name or job_name(specs[0]), len(specs))
+    jobs = [StageJob(spec, patience) for spec in specs]
+    make_folder(log_folder)
     try:
-        with _job_environment(options, code):
+        code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
+        executor = _executor(log_folder, options, code, dependency, name)
+        script = preview(specs[0], options, dependency) if options.cluster == "slurm" else ""
+        with _job_environment(options, code, script):
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (FailedJobError, subprocess.CalledProcessError) as error:
-        raise UserError(f"sbatch refused {name or job_name(specs[0])}: {' '.join(str(error).split())}") from error
+    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
+        raise UserError(f"sbatch refused {name}: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cannot write {log_folder}: {reason}; free space or choose another folder") from error
     for spec, job in zip(specs, submitted, strict=True):
-        _remember(spec, options, job.job_id, log_folder, dependency, name or job_name(specs[0]))
+        _remember(spec, options, job.job_id, log_folder, dependency, name)
     return submitted
 
 
 def preview(spec: StageSpec, options: Options, dependency: str = "", array: int = 0) -> str:
-    """What `submit` would hand over: the sbatch script, or the local command."""
+    """What `submit` would hand over: the sbatch script, or the local command.
+
+    Raises:
+        UserError: the run folder's name, or a signal in the environment, is of no use to sbatch.
+    """
+    options = options.fitting(spec)
+    _refuse_name(spec, options)
     log_folder = Path(spec.folder) / "launch" / "DRY-RUN"
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(log_folder)])
     if options.cluster == "slurm":
@@ -109,9 +126,17 @@ def slurm_parameters(options: Options, code: Path, dependency: str, name: str) -
         "array_parallelism": options.parallel,
         "srun_args": srun_args,
         # A child of a failed parent would wait for ever.
-        "additional_parameters": {"kill-on-invalid-dep": "yes", "requeue": True},
-        "setup": [*options.setup, *_exports(code)],
-    }
+        "additional_parameters": {
+            "kill-on-invalid-dep": "yes", "requeue": True,
+            **{key: value or True for key, value in options.sbatch.items()},
+        },
+        # The code the job imports: this copy, before what the set-up lines add, and never the folder it was submitted
+        # from.
+        "setup": [
+            *options.setup, f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            "export PYTHONSAFEPATH=1",
+        ],
+    }  # fmt: skip
 
 
 def job_name(spec: StageSpec) -> str:
@@ -123,15 +148,38 @@ def refuse_if_running(folder: Path) -> None:
     """Two jobs in one run folder would overwrite each other.
 
     Raises:
-        UserError: the folder's last job is pending or running.
+        UserError: the folder's last job is pending or running, or nobody here can tell.
     """
-    from .control import job_state
-
-    jobs = read_json(folder / "launch" / "launch.json").get("jobs", [])
-    if jobs and job_state(jobs[-1]) in ("PENDING", "RUNNING"):
+    file = folder / "launch" / "launch.json"
+    if not file.exists():
+        return
+    job = control.read_launch(file)["jobs"][-1]
+    state, place = control.job_state(job), shlex.quote(str(folder))
+    if state in ("PENDING", "RUNNING"):
         raise UserError(
-            f"{folder} is being worked on by job {jobs[-1]['id']} ({job_state(jobs[-1]).lower()}); "
-            f"wait for it, or: python tools/launch.py cancel {shlex.quote(str(folder))}"
+            f"{folder} is being worked on by job {job['id']} ({state.lower()}); "
+            f"wait for it, or: python tools/launch.py cancel {place}"
+        )
+    if state == "UNKNOWN" and not control.is_over(folder, job):
+        silent = "SLURM does not answer" if job["cluster"] == "slurm" else f"it was started on {job['host']}"
+        raise UserError(
+            f"job {job['id']} may still be working on {folder} ({silent}); try again there or later, or, if you know "
+            f"that it has ended: rm {shlex.quote(str(file))}"
+        )
+
+
+def _refuse_name(spec: StageSpec, options: Options) -> None:
+    """A line break in the folder's name would be a line of the sbatch script, and a shell would run it."""
+    if not spec.folder.isprintable():
+        raise UserError(
+            f"OUTPUT_DIR {spec.folder!r} holds a line break or another character that cannot be printed; "
+            "choose another name"
+        )
+    if options.cluster == "slurm" and (found := next((c for c in "%\\" if c in spec.folder), "")):
+        raise UserError(f"{spec.folder} holds a '{found}', which SLURM takes for a pattern; choose another OUTPUT_DIR")
+    if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):
+        raise UserError(
+            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: others end a job"
         )
 
 
@@ -158,43 +206,31 @@ def git_state() -> str:
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
 
-def _executor(log_folder: Path, options: Options, code: Path, dependency: str, name: str, count: int) -> Any:
+def _executor(log_folder: Path, options: Options, code: Path, dependency: str, name: str) -> Any:
     import submitit
 
     if options.cluster == "slurm":
-        if "%" in str(log_folder):
-            raise UserError(f"{log_folder} holds a '%', which SLURM takes for a pattern; choose another OUTPUT_DIR")
         slurm = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
         slurm.update_parameters(**slurm_parameters(options, code, dependency, name))
         return slurm
-    if count > 1 or dependency:
-        raise ValueError("arrays and dependencies are SLURM's")
-    local = submitit.LocalExecutor(log_folder, max_num_timeout=options.max_timeouts)
-    # The devices' true names come with the job; submitit takes numbers only, and the count is all it needs here.
+    from .controller import LocalExecutor
+
+    local = LocalExecutor(log_folder, options.max_timeouts, ",".join(visible_gpus()[: options.gpus_per_node]))
     local.update_parameters(
         timeout_min=options.minutes or _NO_LIMIT_MINUTES,
         tasks_per_node=options.tasks_per_node,
-        gpus_per_node=options.gpus_per_node,
         signal_delay_s=options.signal_delay,
     )
     return local
 
 
-def _exports(code: Path) -> list[str]:
-    """The code the job imports: this copy, and never what lies in the folder it was submitted from."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in _import_path(code).items()]
-
-
-def _import_path(code: Path) -> dict[str, str]:
-    earlier = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": f"{code}:{earlier}" if earlier else str(code), "PYTHONSAFEPATH": "1"}
-
-
 @contextlib.contextmanager
-def _job_environment(options: Options, code: Path) -> Iterator[None]:
+def _job_environment(options: Options, code: Path, script: str) -> Iterator[None]:
     """No trace of a job that this process may be part of; a local job inherits the rest.
 
-    A local job must not hear the terminal's Ctrl-C either: the launcher does, and hands it on.
+    What the user's shell tells sbatch (SBATCH_ACCOUNT, SBATCH_RESERVATION, ...) stays, unless ``script`` says it
+    itself: sbatch would take the shell's word. A local job must not hear the terminal's Ctrl-C: the launcher does,
+    and hands it on.
     """
     from submitit.helpers import clean_env
 
@@ -202,10 +238,14 @@ def _job_environment(options: Options, code: Path) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():
-            if "SLURM_CONF" in saved:  # the site's, not a job's
-                os.environ["SLURM_CONF"] = saved["SLURM_CONF"]
+            for name in ("SLURM_CONF", _PREEMPT_SIGNAL):  # the site's, not a job's
+                if name in saved:
+                    os.environ[name] = saved[name]
+            if options.cluster == "slurm":
+                os.environ.update(_sbatch_variables(saved, script))
             if options.cluster == "local":
-                os.environ.update(_import_path(code))
+                earlier = os.environ.get("PYTHONPATH")
+                os.environ.update(PYTHONPATH=f"{code}:{earlier}" if earlier else str(code), PYTHONSAFEPATH="1")
             yield
     finally:
         signal.signal(signal.SIGINT, before)
@@ -213,16 +253,27 @@ def _job_environment(options: Options, code: Path) -> Iterator[None]:
         os.environ.update(saved)
 
 
+def _sbatch_variables(environment: dict[str, str], script: str) -> dict[str, str]:
+    said = {"array", *re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)} - {"wckey"}  # submitit's default
+    found = {name: value for name, value in environment.items() if name.startswith("SBATCH_")}
+    options = {name: name.removeprefix("SBATCH_").lower().replace("_", "-") for name in found}
+    ours = sorted(name for name, option in options.items() if _OTHER_NAMES.get(option, option) in said)
+    if ours:
+        say(f"note: {', '.join(ours)} of this shell gives way to the launcher's own option")
+    return {name: value for name, value in found.items() if name not in ours}
+
+
 def _remember(spec: StageSpec, options: Options, job_id: str, log_folder: Path, dependency: str, name: str) -> None:
     path = Path(spec.folder) / "launch" / "launch.json"
-    jobs = read_json(path).get("jobs", [])
-    jobs.append(
-        {
-            "id": job_id, "cluster": options.cluster, "name": name, "logs": str(log_folder),
-            "host": socket.gethostname(), "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node,
-            "dependency": dependency, "code": git_state(),
-        }
-    )  # fmt: skip
-    write_json(
-        path, {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
-    )
+    job = {
+        "id": job_id, "cluster": options.cluster, "name": name, "logs": str(log_folder),
+        "host": socket.gethostname(), "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node,
+        "dependency": dependency, "code": git_state(),
+    }  # fmt: skip
+    jobs = [*(control.read_launch(path)["jobs"] if path.exists() else []), job]
+    try:
+        write_json(
+            path, {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
+        )
+    except UserError as error:  # too late to refuse: it has begun
+        say(f"warning: {error}; {options.cluster} job {job_id} is under way, and status and cancel do not know it")

@@ -12,25 +12,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.run_folder import atomic_write, read_json
 
 from . import stages
-from .graph import Graph, Node, active_job, begin, preview, run_here, submit_report
-from .options import Options
-from .pipeline import read_plan
-from .spec import StageSpec, read_json
-from .submit import submit
+from .graph import Graph, Node, preview, run
+from .pipeline import read_plan, split_words
+from .spec import StageSpec, read_record
 
 __all__ = ["draw", "load", "preview", "run"]
 
 _DEFAULTS: dict[str, Any] = {"OUTPUT_DIR": "", "PRETRAIN": "", "GRID": {}, "SEEDS": [0], "LINEAR": "", "OVERRIDES": []}
-# Two-sided 95% of Student's t by degrees of freedom; beyond the list it is the normal's.
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def load(path: str, output: str = "") -> Graph:
@@ -46,18 +43,19 @@ def load(path: str, output: str = "") -> Graph:
     if not 1 <= len(grid) <= 2:
         raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot take 1 or 2")
     for key, values in grid.items():
-        if not isinstance(values, list) or not values:
+        if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
+    seeds = split_words(plan["SEEDS"])
+    if not seeds:
+        raise UserError(f"SEEDS in {path} is empty; name at least one")
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/sweeps/{Path(path).stem}").absolute()
     nodes: list[Node] = []
     points: list[dict[str, Any]] = []
     for values in itertools.product(*grid.values()):
-        for seed in plan["SEEDS"]:
+        for seed in seeds:
             setting = dict(zip(grid, values, strict=True))
-            name = (
-                "_".join(f"{key.split('.')[-1].lower()}={_file_word(v)}" for key, v in setting.items())
-                + f"_seed={seed}"
-            )
+            words = [f"{key.split('.')[-1].lower()}={_file_word(value)}" for key, value in setting.items()]
+            name = "_".join([*words, f"seed={_file_word(seed)}"])
             nodes += _point(name, setting, seed, plan, folder)
             points.append({"name": name, "setting": setting, "seed": seed, "folder": nodes[-1].spec.folder})
     facts = {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"}
@@ -66,69 +64,39 @@ def load(path: str, output: str = "") -> Graph:
         produces=str(folder / "sweep.md"),
         one_process=True, gpu=False,
     )  # fmt: skip
-    command = ("sweep", str(Path(path).absolute()), "--output", str(folder))
-    return Graph("sweep", str(folder), tuple(nodes), report, command, facts)
-
-
-def run(graph: Graph, options: Options) -> int:
-    """Runs missing points here one by one, or on SLURM as arrays of at most ``options.parallel`` at once."""
-    if options.cluster != "slurm":
-        return run_here(graph, options)
-    graph.remember()
-    marks = graph.fingerprints()
-    missing = {node.key: node for node in graph.nodes if not node.spec.is_complete(marks[node.key])}
-    jobs: list[str] = []
-    for key, node in list(missing.items()):
-        active = active_job(node.spec)
-        if active:
-            print(f"{key}: job {active} is at it")
-            jobs.append(active)
-            del missing[key]
-    chained, alone = [], []  # probes that wait for this submission, and the others
-    for node in missing.values():
-        begin(node.spec, marks[node.key])
-        if node.parents:
-            (chained if node.parents[0] in missing else alone).append(node)  # alone: its pretraining is there
-    waves = [([node for node in missing.values() if not node.parents], ""), (chained, "after"), (alone, "")]
-    first = ""
-    for nodes, after in waves:
-        if not nodes:
-            continue
-        kind = "aftercorr" if len(nodes) > 1 else "afterok"  # a point's probe waits for its own pretraining only
-        dependency = f"{kind}:{first}" if after else ""
-        fingerprints = [marks[node.key] for node in nodes]
-        submitted = submit([n.spec for n in nodes], options, fingerprints=fingerprints, dependency=dependency)
-        array = submitted[0].job_id.split("_")[0]
-        first = first or array
-        jobs.append(array)
-        print(f"{nodes[0].spec.stage}: array {array} of {len(nodes)} points, at most {options.parallel} at once")
-    submit_report(graph, options, jobs)
-    return 0
+    return Graph("sweep", str(folder), tuple(nodes), report, str(Path(path).absolute()), facts)
 
 
 def draw(folder: str) -> Path:
     """Table (sweep.md) and plot (sweep.png) of the points that are done; those that are not are named."""
-    data = read_json(Path(folder) / "launch" / "sweep.json")
-    keys = list(data["grid"])
-    scores: dict[tuple[Any, ...], list[float]] = {}
+    record = Path(folder) / "launch" / "sweep.json"
+    data = read_json(record)
+    if not {"grid", "points", "score"} <= data.keys():
+        raise UserError(f"{record} is no record of a sweep; run the sweep's command again")
+    grid = {key: [str(value) for value in values] for key, values in data["grid"].items()}
+    scores: dict[tuple[str, ...], list[float]] = {}
     absent = []
     for point in data["points"]:
-        value = read_json(Path(point["folder"]) / "results.json").get("metrics", {}).get(data["score"])
+        try:
+            value = read_record(Path(point["folder"]) / "results.json").get("metrics", {}).get(data["score"])
+        except UserError as error:  # one damaged file must not cost the other points their table
+            absent.append(f"{point['name']} ({error})")
+            continue
         if value is None:
             absent.append(point["name"])
         else:
-            scores.setdefault(tuple(point["setting"][key] for key in keys), []).append(float(value))
-    lines = [f"| {' | '.join(keys)} | {data['score']} | 95% interval | seeds |", "|" + "---:|" * (len(keys) + 3)]
+            scores.setdefault(tuple(str(point["setting"][key]) for key in grid), []).append(float(value))
+    lines = [f"| {' | '.join(grid)} | {data['score']} | 95% interval | seeds |", "|" + "---:|" * (len(grid) + 3)]
     for setting, values in scores.items():
         mean, half = mean_and_interval(values)
         interval = f"± {half:.2f}" if half is not None else "-"
-        lines.append(f"| {' | '.join(str(v) for v in setting)} | {mean:.2f} | {interval} | {len(values)} |")
+        lines.append(f"| {' | '.join(setting)} | {mean:.2f} | {interval} | {len(values)} |")
     lines += ["", *(f"not done: {name}" for name in absent)]
     target = Path(folder) / "sweep.md"
     atomic_write(target, "\n".join(lines).rstrip() + "\n")
     print("\n".join(lines).rstrip())
     if scores:
-        _plot(data["grid"], scores, data["score"], Path(folder) / "sweep.png")
+        _plot(grid, scores, data["score"], Path(folder) / "sweep.png")
     return target
 
 
@@ -137,14 +105,14 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-    freedom = len(values) - 1
-    return mean, (_T95[freedom - 1] if freedom <= len(_T95) else 1.96) * deviation / math.sqrt(len(values))
+    from scipy.stats import sem, t  # slow to import
+
+    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
 
 
-def _point(name: str, setting: dict[str, Any], seed: Any, plan: dict[str, Any], folder: Path) -> list[Node]:
-    extra = plan["OVERRIDES"]
-    overrides = [*map(str, extra), *(str(word) for pair in setting.items() for word in pair), "SEED", str(seed)]
+def _point(name: str, setting: dict[str, Any], seed: str, plan: dict[str, Any], folder: Path) -> list[Node]:
+    overrides = [*split_words(plan["OVERRIDES"]), *(str(word) for pair in setting.items() for word in pair)]
+    overrides += ["SEED", seed]
     trained = stages.pretrain(plan["PRETRAIN"], [*overrides, "OUTPUT_DIR", str(folder / name / "pretrain")])
     nodes = [Node(f"{name}/pretrain", trained)]
     if plan["LINEAR"]:
@@ -156,10 +124,10 @@ def _point(name: str, setting: dict[str, Any], seed: Any, plan: dict[str, Any], 
 
 
 def _file_word(value: Any) -> str:
-    return "".join(c if c.isalnum() or c in ".-+" else "_" for c in str(value))
+    return re.sub(r"[^A-Za-z0-9.+-]", "_", str(value))
 
 
-def _plot(grid: dict[str, list[Any]], scores: dict[tuple[Any, ...], list[float]], name: str, path: Path) -> None:
+def _plot(grid: dict[str, list[str]], scores: dict[tuple[str, ...], list[float]], name: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -170,7 +138,7 @@ def _plot(grid: dict[str, list[Any]], scores: dict[tuple[Any, ...], list[float]]
     if len(keys) == 1:
         done = [value for value in grid[keys[0]] if (value,) in scores]
         means, halves = zip(*(mean_and_interval(scores[(value,)]) for value in done), strict=True)
-        axes.errorbar([str(v) for v in done], means, yerr=[half or 0 for half in halves], marker="o", capsize=3)
+        axes.errorbar(done, means, yerr=[half or 0 for half in halves], marker="o", capsize=3)
         axes.set_xlabel(keys[0])
         axes.set_ylabel(f"{name} (%)")
     else:
@@ -182,8 +150,8 @@ def _plot(grid: dict[str, list[Any]], scores: dict[tuple[Any, ...], list[float]]
         for (i, row), (j, _) in itertools.product(enumerate(table), enumerate(columns)):
             if not math.isnan(row[j]):
                 axes.text(j, i, f"{row[j]:.1f}", ha="center", va="center", color="white")
-        axes.set_xticks(range(len(columns)), [str(c) for c in columns])
-        axes.set_yticks(range(len(rows)), [str(r) for r in rows])
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
         axes.set_xlabel(keys[1])
         axes.set_ylabel(keys[0])
         figure.colorbar(image, label=f"{name} (%)")

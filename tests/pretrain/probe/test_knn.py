@@ -1,10 +1,51 @@
+import json
 import math
+import re
+import shutil
 
 import pytest
 import torch
 
+from pretrain import checkpoint, distributed, train
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
+from tests.pretrain.ranks import run_ranks
+
+
+def _config(images, output, *more):
+    """Pretraining: two epochs of three steps, kNN after each."""
+    return load_config(None, [
+        "METHOD.NAME", "simclr", "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]",
+        "MODEL.EMBEDDING_DIM", "8", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1",
+        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+        "PROBE.KNN_PERIOD", "1", "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
+    ])  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_stop_is_left():
+    interrupt.clear()
+    yield
+    interrupt.clear()
+
+
+def _stop_in_batch(monkeypatch, number):
+    """Requests a stop in that batch of features of 4 images, as a signal would; returns the batches' sizes."""
+    seen, real = [], features.pooled_features
+
+    def counted(backbone, pixels):
+        seen.append(len(pixels))
+        if len(seen) == number:
+            interrupt.request_stop("told")
+        return real(backbone, pixels)
+
+    monkeypatch.setattr(features, "_BATCH", 4)
+    monkeypatch.setattr(features, "pooled_features", counted)
+    return seen
 
 
 def test_vote_equals_the_sum_over_neighbours():
@@ -27,3 +68,125 @@ def test_classify_counts_top1_and_top5():
     got = classify(bank, queries, k=1, temperature=0.01)
     assert got["top1"] == pytest.approx(100 * 5 / 6) and got["train_images"] == 6
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
+
+
+def test_knn_of_the_random_encoder(images, tmp_path):
+    results = knn.main(_config(images, tmp_path), "random")
+    assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
+    assert results["protocol"] == {
+        "k": 5, "temperature": 0.07, "max_images": 0, "image_size": 16, "resize": 0, "amp": "none",
+        "on_corrupt": "error", "train": f"folder:{images}", "val": f"folder:{images}", "train_images": 48,
+        "val_images": 16,
+    }  # fmt: skip
+
+
+def test_a_stopped_knn_computes_no_feature_twice(images, tmp_path, monkeypatch):
+    seen = _stop_in_batch(monkeypatch, 14)  # 12 batches to learn from; the second of four to be scored
+    with pytest.raises(interrupt.Stopped, match="told"):
+        knn.main(_config(images, tmp_path / "run"), "random")
+    assert len(seen) == 14
+    interrupt.clear()
+    results = knn.main(_config(images, tmp_path / "run"), "random")
+    assert len(seen) == 16 and not list((tmp_path / "run").glob("*.pth"))
+    monkeypatch.undo()
+    assert knn.main(_config(images, tmp_path / "whole"), "random")["metrics"] == results["metrics"]
+
+
+def test_a_stop_is_heard_between_two_parts_of_the_vote():
+    part = Features(torch.eye(6), torch.arange(6), 6)
+    interrupt.request_stop("told")
+    with pytest.raises(interrupt.Stopped, match="told"):
+        classify(part, part, k=1, temperature=0.1, chunk=2)
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    """The run folder of an uninterrupted pretraining."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train.main(_config(images, folder))
+    return folder
+
+
+@pytest.mark.parametrize("batch", [2, 18])  # of the kNN after the first epoch, and of the one at the end
+def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch):
+    with monkeypatch.context() as patch:
+        seen = _stop_in_batch(patch, batch)
+        with pytest.raises(interrupt.Stopped, match="told"):
+            train.main(_config(images, tmp_path / "run"))
+    assert len(seen) == batch
+    found = checkpoint.newest(tmp_path / "run")
+    assert found is not None and found[1]["step"] == (3 if batch == 2 else 6)
+    interrupt.clear()
+    train.main(_config(images, tmp_path / "run"))
+    ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path / "run")]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    scores = []
+    for folder in (whole, tmp_path / "run"):
+        lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+        scores.append([(line["iteration"], line["knn_top1"]) for line in lines if "knn_top1" in line])
+    assert scores[0] == scores[1] and len(scores[0]) == 2
+
+
+def _one_rank_is_told(images, output) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seen = _stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
+        with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
+            knn.main(_config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}"), "random")
+        assert len(seen) == 3  # of six per rank; all know one batch later
+    interrupt.clear()
+    assert knn.main(_config(images, output), "random")["metrics"]["top1"] > 90
+
+
+def test_every_rank_stops_in_the_same_batch(images, tmp_path):
+    run_ranks(_one_rank_is_told, 2, images, tmp_path)
+
+
+def _steps(output):
+    path = output / "metrics.json"
+    return len(path.read_text().splitlines()) if path.is_file() else 0
+
+
+@pytest.mark.parametrize(
+    "key, value, says",
+    [
+        ("DATA.VAL", "folder:/nowhere", "no image folder at /nowhere"),
+        ("DATA.PROBE_TRAIN", "folder:/nowhere", "no image folder at /nowhere"),
+        ("DATA.VAL", "folder:{images}/train/class0", "has no labels to probe with"),
+        ("DATA.VAL", "folder:{images}/train", "holds the very images that probes learn from"),
+    ],
+)
+def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value, says):
+    with pytest.raises(UserError, match=says):
+        train.main(_config(images, tmp_path / "run", key, value.format(images=images)))
+    assert _steps(tmp_path / "run") == 0
+
+
+def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(images, tmp_path):
+    shutil.copytree(images, tmp_path / "data")
+    (tmp_path / "data/val/class1").rename(tmp_path / "data/val/klass1")
+    with pytest.raises(UserError, match="klass1 has no counterpart among the training classes"):
+        train.main(_config(tmp_path / "data", tmp_path / "run"))
+    assert _steps(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize(
+    "name, part, says",
+    [
+        ("folder:{}/train", "train/class0", "has no labels"),
+        ("folder:{}/train", "train", "has no val split of its own"),
+        ("folder:{}", "train", "holds no folder of the val split"),
+        ("imagenet", "train", "no ImageNet at .*/imagenet/val"),
+    ],
+)
+def test_data_that_cannot_be_probed_are_said_once_at_the_start(images, tmp_path, name, part, says):
+    shutil.copytree(images / part, tmp_path / "imagenet/train")
+    data = name.format(tmp_path / "imagenet")
+    cfg = _config(images, tmp_path / "run", "DATA.TRAIN", data, "DATA.ROOT", str(tmp_path), "SOLVER.EPOCHS", "1")
+    assert train.main(cfg)["metrics"] == {}
+    lines = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "kNN" in line]
+    assert len(lines) == 1 and re.search(f"kNN will not be run: .*{says}", lines[0])
+
+
+def test_pretrainings_result_says_how_its_knn_was_scored(images, whole, tmp_path):
+    results = json.loads((whole / "results.json").read_text())
+    assert results["knn_protocol"] == knn.main(_config(images, tmp_path), "random")["protocol"]

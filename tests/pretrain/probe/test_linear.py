@@ -1,15 +1,19 @@
 """The linear probe as a stage: learns, resumes, refuses what it must."""
 
 import json
+import shutil
 
 import pytest
+import torch
 
-from pretrain import distributed
+from pretrain import checkpoint, distributed
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.probe import knn, linear
+from pretrain.probe import features, linear
 from tests.pretrain.ranks import run_ranks
+
+STEPS_PER_EPOCH = 3
 
 
 def _config(images, output, *more):
@@ -36,8 +40,47 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
     assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
 
 
+def _heads(folder):
+    found = checkpoint.newest(folder)
+    assert found is not None
+    return found[1]
+
+
+def _assert_same_end(one, two):
+    """Results, log of the epochs, weights and momentum are equal to the bit."""
+    read = [json.loads((folder / "results.json").read_text()) for folder in (one, two)]
+    assert read[0]["per_learning_rate"] == read[1]["per_learning_rate"]
+    assert (one / "metrics.json").read_text() == (two / "metrics.json").read_text()
+    a, b = _heads(one), _heads(two)
+    assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
+    for name, value in a["state_dict"].items():
+        assert torch.equal(value, b["state_dict"][name]), name
+    for i, state in a["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][i]["momentum_buffer"])
+
+
+def _stop_after_steps(monkeypatch, steps):
+    """Requests a stop in step number ``steps`` of this attempt, as a signal would."""
+    interrupt.clear()
+    real, done = linear.Heads.step, []
+
+    def step(self, *batch):
+        done.append(1)
+        if len(done) == steps:
+            interrupt.request_stop("told")
+        return real(self, *batch)
+
+    monkeypatch.setattr(linear.Heads, "step", step)
+
+
+@pytest.fixture(autouse=True)
+def _no_stop_is_left():
+    yield
+    interrupt.clear()
+
+
 def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
-    whole = linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
+    linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
     real = linear.Heads.set_rates
 
     def die(self, epoch):
@@ -45,14 +88,78 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(self, epoch)
 
-    monkeypatch.setattr(linear.Heads, "set_rates", die)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(linear.Heads, "set_rates", die)
         linear.main(_config(images, tmp_path / "killed", "LINEAR.AUGMENT", "none"), "random")
-    monkeypatch.undo()
-    again = linear.main(_config(images, tmp_path / "killed", "LINEAR.AUGMENT", "none"), "random")
-    assert again["per_learning_rate"] == whole["per_learning_rate"]
-    lines = [(tmp_path / n / "metrics.json").read_text() for n in ("whole", "killed")]
-    assert lines[0] == lines[1]
+    linear.main(_config(images, tmp_path / "killed", "LINEAR.AUGMENT", "none"), "random")
+    _assert_same_end(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, monkeypatch, augment):
+    """Each attempt is told to stop in its second step; an epoch has three."""
+    more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]")
+    linear.main(_config(images, tmp_path / "whole", *more), "random")
+    reached = []
+    while not (tmp_path / "stopped/results.json").is_file():
+        with monkeypatch.context() as patch:
+            _stop_after_steps(patch, 2)
+            try:
+                linear.main(_config(images, tmp_path / "stopped", *more), "random")
+            except interrupt.Stopped as stop:
+                assert str(stop).startswith("told: checkpoint of step")
+        reached.append(_heads(tmp_path / "stopped")["step"])
+        interrupt.clear()
+    assert reached == [2, 4, 6, 8, 10, 12]
+    _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_features_are_computed_once_whatever_stops(images, tmp_path, monkeypatch):
+    """16 validation images and 48 to learn from, in batches of 8; the first attempt is told in the fourth."""
+    monkeypatch.setattr(features, "_BATCH", 8)
+    linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
+    seen, real = [], features.pooled_features
+
+    def counted(backbone, pixels):
+        seen.append(len(pixels))
+        if len(seen) == 4:
+            interrupt.request_stop("told")
+        return real(backbone, pixels)
+
+    monkeypatch.setattr(features, "pooled_features", counted)
+    cfg = _config(images, tmp_path / "run", "LINEAR.AUGMENT", "none")
+    with pytest.raises(interrupt.Stopped, match="told"):
+        linear.main(cfg, "random")
+    assert sum(seen) == 4 * 8
+    with monkeypatch.context() as patch:
+        _stop_after_steps(patch, 4)
+        with pytest.raises(interrupt.Stopped, match="checkpoint of step 4"):
+            linear.main(cfg, "random")
+    interrupt.clear()
+    linear.main(cfg, "random")
+    assert sum(seen) == 16 + 48
+    _assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert not list((tmp_path / "run").glob("features_*"))
+
+
+def test_kept_features_of_another_protocol_are_not_taken(images, tmp_path):
+    cfg = _config(images, tmp_path, "LINEAR.AUGMENT", "none")
+    data, device = features.probe_data(cfg), torch.device("cpu")
+    backbone, source = features.load_frozen("random", cfg, device)
+    warned = []
+
+    def kept(cfg):
+        return features.FeatureFile(tmp_path / "kept.pth", {**source, **features.protocol(cfg)}, warned.append)
+
+    first = features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF
+    backbone.conv1.weight.data.zero_()  # a second extraction would show
+    assert torch.equal(features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF, first)
+    other = _config(images, tmp_path, "PROBE.IMAGE_SIZE", "20")
+    assert not torch.equal(features.extract(backbone, data.val, other, device, kept=kept(other)).features_NF, first)
+    assert not warned
+    (tmp_path / "kept.pth").write_bytes(b"damaged")
+    again = features.extract(backbone, data.val, other, device, kept=kept(other)).features_NF
+    assert len(warned) == 1 and "damaged" in warned[0] and again.shape == first.shape
 
 
 def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
@@ -69,35 +176,96 @@ def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
         run("none", "[1e38]")
 
 
-def test_a_folder_of_another_protocol_or_backbone_is_refused(images, tmp_path):
-    output = tmp_path / "run"
-    first = linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
-    assert linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random") == first
-    with pytest.raises(UserError, match=r"another protocol \(LINEAR.EPOCHS 4; now; LINEAR.EPOCHS 5\)"):
-        linear.main(_config(images, output, "LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "5"), "random")
-    with pytest.raises(UserError, match="another backbone"):
-        linear.main(_config(images, output, "LINEAR.AUGMENT", "none", "SEED", "3"), "random")
+def test_a_complete_folder_is_left_as_it_is(images, tmp_path):
+    first = linear.main(_config(images, tmp_path, "LINEAR.AUGMENT", "none"), "random")
+    before = (tmp_path / "results.json").stat().st_mtime_ns
+    free = ("DATALOADER.NUM_WORKERS", "1", "SOLVER.LOG_PERIOD", "3", "PROBE.KNN_K", "7")
+    assert linear.main(_config(images, tmp_path, "LINEAR.AUGMENT", "none", *free), "random") == first
+    assert (tmp_path / "results.json").stat().st_mtime_ns == before
 
 
-def _one_rank_is_told(images, output) -> None:
+@pytest.fixture(scope="module")
+def complete(images, tmp_path_factory):
+    """The run folder of a probe."""
+    folder = tmp_path_factory.mktemp("runs") / "complete"
+    linear.main(_config(images, folder, "LINEAR.AUGMENT", "none"), "random")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "key, value, says",
+    [
+        ("LINEAR.EPOCHS", "5", "LINEAR.EPOCHS 4 -> 5"),
+        ("LINEAR.ENCODER", "key", "LINEAR.ENCODER 'query' -> 'key'"),
+        ("VIEWS.IMAGE_SIZE", "24", "image_size 16 -> 24"),
+        ("PROBE.RESIZE", "20", "resize 0 -> 20"),
+        ("MODEL.STEM", "imagenet", "resize 0 -> 18"),
+        ("MODEL.ARCH", "resnet34", "resnet34"),
+        ("SOLVER.AMP", "bf16", "amp 'none' -> 'bf16'"),
+        ("DATALOADER.ON_CORRUPT", "skip", "on_corrupt 'error' -> 'skip'"),
+        ("SEED", "3", "SEED 0 -> 3"),
+    ],
+)
+def test_what_changes_the_result_is_another_probe(images, complete, key, value, says):
+    with pytest.raises(UserError, match="holds another probe") as caught:
+        linear.main(_config(images, complete, "LINEAR.AUGMENT", "none", key, value), "random")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_result_that_does_not_say_what_it_is_of_is_not_taken(images, tmp_path):
+    (tmp_path / "results.json").write_text('{"stage": "linear", "metrics": {"top1": 99.0}}')
+    with pytest.raises(UserError, match="does not say what its probe is of"):
+        linear.main(_config(images, tmp_path), "random")
+
+
+def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
+    data = tmp_path / "data"
+    shutil.copytree(images, data)
+    cfg = _config(data, tmp_path / "run", "LINEAR.AUGMENT", "none")
+    with monkeypatch.context() as patch, pytest.raises(interrupt.Stopped):
+        _stop_after_steps(patch, 1)
+        linear.main(cfg, "random")
     interrupt.clear()
-    if distributed.rank() == 1:
-        interrupt.request_stop("told")
-    with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
-        linear.main(_config(images, output, "LINEAR.AUGMENT", "none"), "random")
+    (data / "train/class0/000.png").unlink()
+    with pytest.raises(UserError, match=r"images have changed since .* \(train_images 48 -> 47\)"):
+        linear.main(cfg, "random")
 
 
-def test_every_rank_stops_when_one_is_told(images, tmp_path):
-    run_ranks(_one_rank_is_told, 2, images, tmp_path / "run")
-    assert linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", "none"), "random")["metrics"]["top1"] > 90
+def test_the_result_says_how_it_was_scored(complete, images):
+    result = json.loads((complete / "results.json").read_text())
+    wanted = {"image_size": 16, "resize": 0, "amp": "none", "train": f"folder:{images}", "val": f"folder:{images}",
+              "train_images": 48, "val_images": 16, "EPOCHS": 4, "BASE_LR": 1.0}  # fmt: skip
+    assert wanted.items() <= result["protocol"].items()
+    assert result["source"] == {"source": "random", "seed": 0, "arch": "resnet18", "stem": "cifar"}
+
+
+def _rank_by_rank(images, root) -> None:
+    """On rank 1 another OUTPUT_DIR stands for the same one on a disk that rank 0 does not see."""
+    interrupt.clear()
+    mine = root / f"rank{distributed.rank()}"
+
+    def run(folder):
+        return linear.main(_config(images, folder, "LINEAR.AUGMENT", "none"), "random")
+
+    whole = run(root / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.rank() == 1:
+            _stop_after_steps(patch, 4)
+        with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
+            run(mine)
+    interrupt.clear()
+    for _ in ("resumed", "complete"):
+        assert run(mine)["per_learning_rate"] == whole["per_learning_rate"]
+
+
+def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_path):
+    run_ranks(_rank_by_rank, 2, images, tmp_path)
+    _assert_same_end(tmp_path / "whole", tmp_path / "rank0")
+    assert "resumed at step 5 of 12" in (tmp_path / "rank0/log.txt").read_text()  # all ranks know one step later
+    assert not list((tmp_path / "rank1").glob("*.pth")) and not (tmp_path / "rank1/results.json").exists()
 
 
 def test_unlabelled_data_are_refused_by_name(images, tmp_path):
     flat = images / "train" / "class0"
     with pytest.raises(UserError, match="labels"):
         linear.main(_config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{flat}"), "random")
-
-
-def test_knn_of_the_random_encoder(images, tmp_path):
-    results = knn.main(_config(images, tmp_path / "run", "PROBE.KNN_K", "5"), "random")
-    assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"

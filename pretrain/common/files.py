@@ -1,0 +1,47 @@
+"""Files that a user names: that they are there, and what they are if they are not what was expected."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from .errors import UserError, nearest
+
+
+def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
+    """``path``, if it is a file.
+
+    Args:
+        what: what it should be, for the message ("config file").
+        pattern: names beside it that may have been meant.
+
+    Raises:
+        UserError: it is missing, a folder, or cannot be reached (a loop of links, a name that is too long).
+    """
+    path = Path(path)
+    if os.path.isfile(path):
+        return path
+    try:
+        mode = os.stat(path).st_mode
+        reason = ": it is a folder" if stat.S_ISDIR(mode) else ": it is a device, a pipe or a socket"
+    except (FileNotFoundError, NotADirectoryError):
+        beside = [p.name for p in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
+        reason = nearest(path.name, beside)
+    except OSError as error:
+        reason = f": {error.strerror}"
+    except ValueError as error:  # a null byte, or half of a surrogate pair
+        reason = f": {error}"
+    raise UserError(f"no {what} at {path}{reason}")
+
+
+def empty_or_text(path: Path) -> str:
+    """What a file is that holds nothing or text, as an error page or a pointer to a large file does; else nothing."""
+    with open(path, "rb") as file:
+        start = file.read(512)
+    if not start:
+        return "it is empty"
+    if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
+        return ""
+    return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"

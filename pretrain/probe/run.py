@@ -1,0 +1,71 @@
+"""The opening and the ending that the probes share: the run folder, its owner, and what is written to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+
+from .. import distributed
+from ..common.config_io import dump
+from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
+from .features import FeatureFile, protocol
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """A probe's run folder while the probe owns it.
+
+    Attributes:
+        device: of this rank.
+        log: writes to standard output and log.txt.
+    """
+
+    cfg: CfgNode
+    folder: Path
+    device: torch.device
+    log: Logger
+
+    def start(self, *products: str) -> None:
+        """Removes an earlier result and its ``products``, and records the config and the environment."""
+        if distributed.is_main():
+            for name in ("results.json", *products):
+                (self.folder / name).unlink(missing_ok=True)
+            atomic_write(self.folder / "config.yaml", dump(self.cfg))
+            write_environment(self.folder)
+
+    def feature_files(self, source: dict[str, Any]) -> Callable[[str], FeatureFile]:
+        """Names a split's `FeatureFile` of this rank; ``source`` is what `load_frozen` says of the backbone."""
+        made_from = {"source": source, "protocol": protocol(self.cfg)}
+        rank = f"rank{distributed.rank()}of{distributed.world_size()}"
+        return lambda split: FeatureFile(self.folder / f"features_{split}.{rank}.pth", made_from, self.log.warning)
+
+    def finish(self, results: dict[str, Any], products: Mapping[str, bytes | str] | None = None) -> dict[str, Any]:
+        """Writes the products, then results.json, which says that the probe is complete; returns ``results``."""
+        distributed.barrier()
+        for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
+            kept.unlink(missing_ok=True)
+        if distributed.is_main():
+            for name, content in (products or {}).items():
+                atomic_write(self.folder / name, content)
+            write_json(self.folder / "results.json", results)
+        distributed.barrier()
+        return results
+
+
+@contextlib.contextmanager
+def probe_run(cfg: CfgNode, stage: str) -> Iterator[ProbeRun]:
+    """Joins the process group and holds OUTPUT_DIR (default ``runs/<stage>``) until the block ends.
+
+    Raises:
+        UserError: the folder is in use, or belongs to another stage; nothing in it was changed.
+    """
+    folder = Path(cfg.OUTPUT_DIR or f"runs/{stage}")
+    with distributed.stage(stage, folder, cfg.DEVICE) as device:
+        yield ProbeRun(cfg, folder, device, setup_logging(folder, distributed.rank()))

@@ -1,0 +1,163 @@
+"""Whatever a config file or an override holds: it is merged, or it ends in one line."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.config_io import merge_file, merge_overrides
+from pretrain.common.errors import UserError
+from pretrain.config import default_config
+
+LONG = "9" * 401
+DEEP = "[" * 5000
+
+FILES = {
+    "empty": ("", "does not hold KEY: VALUE lines"),
+    "base is a list of numbers": ("_BASE_: [1]\n", "it or its _BASE_ does not hold KEY: VALUE lines"),
+    "base is itself": ("_BASE_: a.yaml\n", "its _BASE_ leads back to itself"),
+    "base is a folder": ("_BASE_: .\n", "cannot read its _BASE_ .*: Is a directory"),
+    "base loops": ("_BASE_: loop.yaml\n", "cannot read its _BASE_ .*: Too many levels of symbolic links"),
+    "base is empty": ("_BASE_: empty.yaml\nSEED: 1\n", "it or its _BASE_ does not hold KEY: VALUE lines"),
+    "deep": (f"SEED: {DEEP}", "nested too deeply"),
+    "refers to itself": ("SOLVER: &a {BASE_LR: *a}\n", "nested too deeply"),
+    "section is a list": ("SOLVER: []\n", "SOLVER in .* is a section, not a value"),
+    "value is a section": ("SEED: {a: 1}\n", "unknown config key SEED.a"),
+    "long whole number": (f"SEED: {LONG}\n", "SEED in .* has more than 64 bits"),
+    "long fraction": (f"SOLVER: {{BASE_LR: {LONG}}}\n", "SOLVER.BASE_LR in .* has more than 64 bits"),
+    "longer than Python reads": (f"SEED: {LONG * 20}\n", "is not a YAML config: Exceeds the limit"),
+    "long number as text": (f'SEED: "{LONG}"\n', "SEED in .* has more than 64 bits"),
+    "a value that is no value": ('SEED: "{[]: 1}"\n', "unhashable"),
+    "half a surrogate pair": ('OUTPUT_DIR: "\\ud800"\n', "OUTPUT_DIR in .* is .*, which is not UTF-8"),
+    "not UTF-8": (b"SEED: \xff\n", "is not a YAML config"),
+    "a date": ("SEED: 2020-99-99\n", "is not a YAML config: month must be in"),
+}
+
+OVERRIDES = {
+    "long whole number": (["SEED", LONG], "SEED has more than 64 bits"),
+    "long fraction": (["SOLVER.BASE_LR", LONG], "SOLVER.BASE_LR 999.* is beyond what a floating-point number holds"),
+    "infinite fraction": (["SOLVER.BASE_LR", "1e999"], "SOLVER.BASE_LR 1e999 is beyond"),
+    "longer than Python reads": (["SEED", LONG * 20], "SEED '999"),
+    "long number in a list": (["LINEAR.LRS", f"[{LONG}]"], "LINEAR.LRS has more than 64 bits"),
+    "deep": (["SEED", DEEP], r"SEED '\["),
+    "deep sum": (["SEED", "-" * 100_000 + "1"], "SEED '---"),
+    "a value that is no value": (["SEED", "{[]: 1}"], "unhashable"),
+    "null byte": (["SEED", "\0"], "SEED"),
+    "not UTF-8": (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], r"OUTPUT_DIR is 'odd\\udcff', which is not UTF-8"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_no_config_is_one_line(folder: Path, kind: str) -> None:
+    text, message = FILES[kind]
+    (folder / "a.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=message) as caught:
+        merge_file(default_config(), folder / "a.yaml")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("kind", OVERRIDES)
+def test_an_override_that_is_no_value_is_one_line(kind: str) -> None:
+    words, message = OVERRIDES[kind]
+    with pytest.raises(UserError, match=message) as caught:
+        merge_overrides(default_config(), words)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("loop.yaml", r"no config file at .*loop.yaml: Too many levels of symbolic links"),
+        ("a" * 300, "no config file at .*: File name too long"),
+        ("a\0b", "no config file at .*null"),
+        ("", "no config file at .*: it is a folder"),
+        ("empty.yaml/x", "no config file at .*empty.yaml/x"),
+        ("empt.yaml", r"no config file at .*; did you mean 'empty\.yaml'"),
+        (os.fsdecode(b"odd\xff"), "no config file at .*odd"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_one_line(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        merge_file(default_config(), folder / name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_garbage_is_merged_or_refused(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    keys = ["SEED", "SOLVER", "SOLVER.BASE_LR", "LINEAR.LRS", "OUTPUT_DIR", "_BASE_", "", ".", "METHOD.NAME", "VIEWS"]
+    atoms = [
+        *(
+            "1",
+            "-1",
+            "1.5",
+            "1e999",
+            ".inf",
+            ".nan",
+            "nan",
+            "null",
+            "true",
+            "a",
+            "''",
+            "'",
+            '"',
+            "~",
+            "0x1F",
+            "1_0",
+            "01",
+        ),
+        *(
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ":",
+            ": ",
+            "\n",
+            "\n  ",
+            "- ",
+            "&a ",
+            "*a",
+            "!!set ",
+            "!!binary ",
+            "!!python/none ",
+            "|",
+        ),
+        *(
+            "#",
+            "%",
+            "\t",
+            "\x00",
+            "\x85",
+            "é",
+            "2020-01-01",
+            "1:30",
+            "<<: ",
+            "? ",
+            LONG,
+            "_BASE_: ",
+            "SOLVER: ",
+            "SEED: ",
+        ),
+    ]
+    for _ in range(150):
+        value = "".join(rng.choices(atoms, k=rng.randint(0, 6)))
+        (tmp_path / "a.yaml").write_text(rng.choice(["", "SEED: ", "SOLVER:\n  BASE_LR: ", "LINEAR:\n  LRS: "]) + value)
+        for merge in (
+            lambda: merge_file(default_config(), tmp_path / "a.yaml"),
+            lambda value=value: merge_overrides(default_config(), [rng.choice(keys), value]),
+        ):
+            try:
+                merge()
+            except UserError as error:
+                assert "\n" not in str(error)

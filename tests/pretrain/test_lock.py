@@ -1,0 +1,166 @@
+"""One owner per run folder: who is refused, and when a dead owner's folder is free again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pretrain.common import lock
+from pretrain.common.errors import UserError
+
+_HOLD = """
+import sys, time
+from pretrain.common.lock import claim
+with claim(sys.argv[1], "pretraining"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def _holder(folder: Path) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _owner_elsewhere(folder: Path, silent_s: float, **values: str) -> Path:
+    """An owner's file as another machine would have left it, last touched so many seconds ago."""
+    folder.mkdir(exist_ok=True)
+    path = folder / ".owner.1.json"
+    record = {
+        **lock._identity(),
+        "host": "node7",
+        "place": "node7 x y",
+        "pid": 4711,
+        "token": "t",
+        "work": "pretraining",
+    }
+    path.write_text(json.dumps({**record, "since": 1.7e9, **values}))
+    now = path.stat().st_mtime
+    os.utime(path, (now - silent_s, now - silent_s))
+    return path
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    try:
+        with pytest.raises(UserError, match=rf"{tmp_path} is in use: pretraining on .*, process {process.pid}, since"):
+            lock.claim(tmp_path, "linear probe").__enter__()
+        assert _files(tmp_path) == [".owner.1.json"]  # the refused one leaves nothing behind
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    process.kill()
+    process.wait()
+    (tmp_path / ".checkpoint_00000004.pth.0123.tmp").write_text("half a checkpoint")
+    with lock.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]  # and what it was writing is gone
+    assert _files(tmp_path) == []
+
+
+def test_an_error_releases_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the run's own"), lock.claim(tmp_path / "run", "pretraining"):
+        raise RuntimeError("the run's own")
+    assert _files(tmp_path / "run") == []
+
+
+def test_a_process_id_in_use_again_is_not_the_owner(tmp_path: Path) -> None:
+    me = lock._identity()
+    (tmp_path / ".owner.1.json").write_text(json.dumps({**me, "started": "1", "token": "t"}))
+    with lock.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]
+
+
+def test_another_machines_owner_lives_as_long_as_it_touches_its_file(tmp_path: Path) -> None:
+    _owner_elsewhere(tmp_path, silent_s=12)
+    with pytest.raises(UserError, match="is in use: pretraining on node7, process 4711, since 2023-"):
+        lock.claim(tmp_path, "pretraining").__enter__()
+    assert _files(tmp_path) == [".owner.1.json"]
+
+
+def test_another_machines_silent_owner_is_dead(tmp_path: Path) -> None:
+    _owner_elsewhere(tmp_path, silent_s=lock._DEAD_AFTER_S + 5)
+    with lock.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]
+
+
+def test_a_requeued_job_takes_over_from_its_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "big")
+    path = _owner_elsewhere(tmp_path, silent_s=0)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with lock.claim(tmp_path, "pretraining"):
+        assert not path.exists()
+    _owner_elsewhere(tmp_path, silent_s=0, job="big/11")
+    with pytest.raises(UserError, match="SLURM job 11"):
+        lock.claim(tmp_path, "pretraining").__enter__()
+
+
+def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    process.kill()
+    process.wait()  # all of them find a dead owner
+    won, refused, begin, end = [], [], threading.Barrier(8), threading.Event()
+
+    def come() -> None:
+        begin.wait()
+        try:
+            with lock.claim(tmp_path, "pretraining"):
+                won.append(1)
+                end.wait(60)
+        except UserError:
+            refused.append(1)
+            if len(refused) == 7:
+                end.set()
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (len(won), len(refused)) == (1, 7)
+    assert _files(tmp_path) == []
+
+
+def test_who_lost_the_folder_while_suspended_ends(tmp_path: Path) -> None:
+    code = f"from pretrain.common import lock\nlock._TOUCH_PERIOD_S = 0.05\n{_HOLD}"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    (tmp_path / ".owner.1.json").unlink()
+    (tmp_path / ".owner.2.json").write_text("{}")
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 1 and out == ""
+    assert f"another process has taken over {tmp_path}" in error
+
+
+def test_one_file_of_a_folder(tmp_path: Path) -> None:
+    with (
+        lock.claim(tmp_path, "conversion", of="a.pth"),
+        lock.claim(tmp_path, "conversion", of="b.pth"),
+        pytest.raises(UserError, match=rf"{tmp_path}/a\.pth is in use: conversion"),
+    ):
+        lock.claim(tmp_path, "conversion", of="a.pth").__enter__()
+    assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_file_where_a_folder_should_be(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file"):
+        lock.claim(f"{tmp_path}/file{below}", "pretraining").__enter__()

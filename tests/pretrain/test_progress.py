@@ -1,0 +1,43 @@
+"""Rates come from a clock that the test moves."""
+
+import logging
+import time
+
+import pytest
+
+from pretrain.progress import Progress, duration
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_what_happens_in_a_pause_counts_in_no_rate(clock):
+    progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
+    for _ in range(4):
+        progress.waited(0.25)
+        clock[0] += 1.0
+        progress.advance()
+    with progress.paused():  # a checkpoint or kNN
+        clock[0] += 1000.0
+    rates = progress.rates()
+    assert rates["images_per_second"] == pytest.approx(8.0)
+    assert rates["eta_seconds"] == pytest.approx(6.0)
+    assert rates["data_wait_share"] == pytest.approx(0.25)
+
+
+def test_the_rank_that_waits_longest_gives_the_verdict(clock):
+    progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
+    progress.waited(0.1)
+    clock[0] += 2.0
+    progress.advance()
+    assert progress.seconds_waited == 0.1
+    assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
+    assert progress.seconds_waited == 0.0
+
+
+def test_a_duration_of_days_does_not_wrap():
+    assert duration(26 * 3600 + 62) == "1 d 02:01:02" and duration(59) == "00:00:59"

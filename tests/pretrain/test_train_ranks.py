@@ -1,0 +1,119 @@
+"""What several ranks of one run must agree on, and what they say when they do not."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pretrain import checkpoint, distributed, train
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.common.process_group import gather_objects
+from pretrain.progress import Progress
+from tests.pretrain.ranks import run_ranks
+from tests.pretrain.runs import run
+
+
+def _refused(images: Path, output: Path, *more: str) -> str:
+    with pytest.raises(UserError) as caught:
+        run(images, output, *more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def _life_of_a_run(images: Path, output: Path) -> None:
+    real_save, real_read = checkpoint.save, checkpoint.read
+    mine = output if distributed.is_main() else output.with_name("elsewhere")  # rank 0 alone chooses
+    words = ("SOLVER.MAX_STEPS", "6")
+
+    with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and rank 0 takes its time to write
+
+        def slow_save(*args) -> None:
+            time.sleep(1)
+            real_save(*args)
+
+        patch.setattr(interrupt, "stop_requested", lambda: "" if distributed.is_main() else "preempted")
+        patch.setattr(checkpoint, "save", slow_save)
+        with pytest.raises(interrupt.Stopped):
+            run(images, mine, *words)
+        assert len(checkpoint.all_in(output)) == 1  # no rank leaves before it is there
+
+    with pytest.MonkeyPatch.context() as patch:  # a disk of its own, where the file is missing
+
+        def missing(path: Path) -> dict:
+            return real_read(path if distributed.is_main() else path.with_name("other.pth"))
+
+        patch.setattr(checkpoint, "read", missing)
+        text = _refused(images, mine, *words)
+        assert text.startswith("rank 1 of 2: no checkpoint at ") and text.endswith(
+            "do all machines see the same files?"
+        )
+
+    with pytest.MonkeyPatch.context() as patch:  # ... or holds the weights of another run
+
+        def other(path: Path) -> dict:
+            state = real_read(path)
+            if not distributed.is_main():
+                state["state_dict"]["module.encoder_k.conv1.weight"] += 1e-3
+            return state
+
+        patch.setattr(checkpoint, "read", other)
+        text = _refused(images, mine, *words)
+        assert text.startswith("(step, training images, digest of the weights) differs between ranks: (")
+        assert len(set(gather_objects(text))) == 1
+
+    results = run(images, mine, *words)
+    assert results["steps"] == 6 and gather_objects(results) == [results] * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train.Learner, "step", lambda *_: pytest.fail("complete"))
+        assert run(images, mine, *words) == results
+
+
+def test_ranks_agree_from_the_stop_to_the_end(images, tmp_path):
+    run_ranks(_life_of_a_run, 2, images, tmp_path / "run")
+    assert not (tmp_path / "elsewhere" / "results.json").exists()
+
+
+def _one_rank_diverges(images: Path, output: Path) -> None:
+    real = train.Learner._watch
+    seen: list[str] = []
+
+    def watch(self, loss, scales, step, lr, batch, data):
+        if distributed.rank() == 1 and step == 2:
+            loss = loss * torch.nan
+            seen[:] = [data.image_name(int(i)) for i in batch.index_N]
+        real(self, loss, scales, step, lr, batch, data)
+
+    train.Learner._watch = watch
+    text = _refused(images, output)
+    names = ", ".join(gather_objects(seen)[1])
+    assert f"not finite at step 2 on rank 1 (learning rate 0.02799; images: {names}); lower SOLVER.BASE_LR" in text
+
+    distributed.shutdown()  # main joins by itself, and leaves
+    train.Learner._watch = real
+    run(images, output.with_name("short"), "SOLVER.MAX_STEPS", "1", "SOLVER.EPOCHS", "1")
+    assert not dist.is_initialized()
+
+
+def test_a_loss_that_is_not_finite_names_the_images_of_the_rank_it_is_on(images, tmp_path):
+    run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
+
+
+def _uneven_shares() -> None:
+    rank = distributed.rank()
+    progress = Progress(10, 0, 5, logging.getLogger("test"), False, "test")
+    progress.waited((0.5, 2.0)[rank])
+    loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
+    values, corrupt, waited = train._over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, progress)
+    assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}
+    assert corrupt == 7 and waited == 2.0
+
+
+def test_logged_numbers_are_those_of_the_global_batch():
+    run_ranks(_uneven_shares, 2)
+    progress = Progress(10, 0, 5, logging.getLogger("test"), False, "test")
+    loss = torch.tensor(0.1)
+    assert train._over_ranks({"loss": loss}, 1.0, 0, progress) == ({"loss": loss.item()}, 0, 0.0)  # to the bit

@@ -1,0 +1,224 @@
+"""What is known of a job: a scheduler that is silent, a job of another machine, a damaged record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.errors import UserError
+from pretrain.common.lock import start_of
+from tools import launch
+from tools.launcher import control
+from tools.launcher.ranks import RankRecord
+from tools.launcher.submit import refuse_if_running
+
+LOCAL = {"id": "999999999", "cluster": "local", "name": "n", "logs": "/l", "host": socket.gethostname(), "tasks": 1}
+ELSEWHERE = {**LOCAL, "host": "another-machine"}
+SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
+
+
+def started(folder: Path, *jobs: dict[str, Any]) -> Path:
+    (folder / "launch").mkdir(parents=True)
+    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": jobs}
+    (folder / "launch" / "launch.json").write_text(json.dumps(record))
+    return folder
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, **scripts: str) -> None:
+    """A PATH that holds these programs only."""
+    (folder / "bin").mkdir()
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+
+
+GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "state"),
+    [
+        ("echo 'RUNNING|n'", None, "RUNNING"),
+        ("echo 'COMPLETING|n'", None, "RUNNING"),
+        ("echo 'RUNNING|of somebody else'", None, "ENDED"),  # ids have started anew
+        (GONE, None, "ENDED"),
+        (GONE, "echo 'CANCELLED by 0|n'", "CANCELLED"),
+        ("exit 0", "exit 1", "ENDED"),
+        (DOWN, None, "UNKNOWN"),
+        (DOWN, "exit 0", "UNKNOWN"),
+        (DOWN, "echo 'FAILED|n'", "FAILED"),
+        (None, None, "UNKNOWN"),
+        (None, "echo 'RUNNING|n'", "RUNNING"),
+    ],
+)
+def test_states_of_a_slurm_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str | None, sacct: str | None, state: str
+):
+    scripts = {name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None}
+    programs(monkeypatch, tmp_path, **scripts)
+    assert control.job_state(SLURM) == state
+
+
+def test_a_scheduler_that_does_not_answer_in_time_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    def silent(command: list[str], *, timeout: float, **_given: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", silent)
+    assert control.job_state(SLURM) == "UNKNOWN"
+
+
+def test_a_job_of_another_machine_may_be_running():
+    assert control.job_state(LOCAL) == "ENDED"  # no such process
+    assert control.job_state(ELSEWHERE) == "UNKNOWN"
+
+
+def test_a_second_job_is_refused_while_the_first_is_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(control, "job_state", lambda _job: "PENDING")
+    with pytest.raises(UserError, match=r"worked on by job 77 \(pending\)"):
+        refuse_if_running(started(tmp_path / "run", SLURM))
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (SLURM, "job 77 may still be working on .*SLURM does not answer.*if you know that it has ended: rm "),
+        (ELSEWHERE, "may still be working on .*it was started on another-machine"),
+    ],
+)
+def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], message: str
+):
+    programs(monkeypatch, tmp_path)
+    folder = started(tmp_path / "run", job)
+    with pytest.raises(UserError, match=message) as raised:
+        refuse_if_running(folder)
+    assert "\n" not in str(raised.value)
+    record = RankRecord(folder, "s", job["id"], 0, 0, 1)
+    with pytest.raises(UserError, match=message):
+        refuse_if_running(folder)
+    record.end("requeued", "SIGUSR2")  # it waits for its turn
+    with pytest.raises(UserError, match=message):
+        refuse_if_running(folder)
+    RankRecord(folder, "s", job["id"], 1, 0, 1).end("done")
+    refuse_if_running(folder)
+
+
+def test_a_job_that_was_purged_long_ago_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(monkeypatch, tmp_path, squeue=GONE)
+    folder = started(tmp_path / "run", SLURM)
+    RankRecord(folder, "s", "77", 0, 0, 1)  # killed: it never said how it ended
+    refuse_if_running(folder)
+
+
+def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = started(tmp_path / "run", ELSEWHERE)
+    record = RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1)
+    control.print_status(folder)
+    shown = capsys.readouterr().out
+    assert "knn          unknown" in shown and "ask on another-machine" in shown and "killed" not in shown
+    record.end("stopped", "SIGUSR2")
+    control.print_status(folder)
+    assert "knn          stopped" in capsys.readouterr().out
+
+
+def test_cancel_says_where_a_job_of_another_machine_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = started(tmp_path / "run", LOCAL, ELSEWHERE)
+    with pytest.raises(UserError, match=rf"runs on another-machine.*there: python tools/launch.py cancel {folder}"):
+        control.cancel(folder)
+    assert "nothing runs" not in capsys.readouterr().out
+    RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1).end("done")
+    control.cancel(folder)
+    assert "nothing runs" in capsys.readouterr().out
+
+
+def test_cancel_of_a_silent_scheduler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(monkeypatch, tmp_path, squeue=DOWN)
+    with pytest.raises(UserError, match=r"SLURM does not answer about job 77 .*or: scancel 77"):
+        control.cancel(started(tmp_path / "run", SLURM))
+
+
+def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    scancel = (
+        f'for id; do :; done; echo "$*" >> {tmp_path}/asked; [ $id != 78 ] || {{ echo no permission >&2; exit 1; }}'
+    )
+    programs(monkeypatch, tmp_path, squeue="echo 'RUNNING|n'", scancel=scancel)
+    for name, job in (("a", "77"), ("b", "78"), ("c", "79")):
+        started(tmp_path / "runs" / name, {**SLURM, "id": job})
+    with pytest.raises(UserError, match="scancel 78 failed: no permission"):
+        control.cancel(tmp_path / "runs", now=True)
+    assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
+    assert capsys.readouterr().out.count("cancelled slurm job") == 2
+
+
+def pipeline(folder: Path, **runner: object) -> Path:
+    (folder / "launch").mkdir(parents=True)
+    (folder / "launch" / "pipeline.json").write_text(json.dumps({"stages": [], "runner": runner}))
+    return folder
+
+
+def test_cancel_ends_the_process_that_would_start_the_next_stage(tmp_path: Path, capsys: pytest.CaptureFixture):
+    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    folder = pipeline(tmp_path, host=socket.gethostname(), pid=running.pid, started=start_of(running.pid))
+    control.cancel(folder)
+    assert running.wait(timeout=30) == -signal.SIGTERM
+    assert f"cancelled the pipeline in {folder} (process {running.pid})" in capsys.readouterr().out
+
+
+def test_cancel_spares_a_process_that_has_the_number_of_an_earlier_one(tmp_path: Path):
+    started(tmp_path / "stage", LOCAL)
+    control.cancel(pipeline(tmp_path, host=socket.gethostname(), pid=os.getpid(), started="1"))
+
+
+def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
+    started(tmp_path / "stage", LOCAL)
+    with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
+        control.cancel(pipeline(tmp_path, host="another-machine", pid=3, started="1"))
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\xff", "[" * 100000, '{"spec": {}, "jobs": [{"id": "1"}]}'])
+def test_a_damaged_launch_json_is_one_line(tmp_path: Path, command: str, text: str):
+    file = started(tmp_path / "run", LOCAL) / "launch" / "launch.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=rf"{file} .*damaged") as raised:
+        launch.main([command, str(tmp_path / "run")])
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="damaged"):
+        refuse_if_running(tmp_path / "run")
+
+
+def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (started(tmp_path / "a", LOCAL) / "launch" / "launch.json").write_text("")
+    started(tmp_path / "b", LOCAL)
+    with pytest.raises(UserError, match="damaged"):
+        control.print_status(tmp_path)
+    assert str(tmp_path / "b") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('{"iteration": 4, "loss": 2.5, "eta_seconds": 3723}', "step 5  loss 2.5  eta 1:02:03"),
+        ('{"iteration": 4, "eta_seconds": 100000}', "step 5  eta 1 day, 3:46:40"),
+        ('{"iteration": 4, "eta_seconds": NaN}', "step 5"),
+        ('{"iteration": 4, "eta_seconds": 1e300}', "step 5"),
+        ('{"iteration": "x", "eta_seconds": []}', ""),
+        ("[]", ""),
+        ("[" * 100000, ""),
+    ],
+)
+def test_progress(tmp_path: Path, line: str, shown: str):
+    (tmp_path / "metrics.json").write_text(line + "\n")
+    assert control.progress(tmp_path) == shown

@@ -1,0 +1,223 @@
+"""Graphs of stages: what is checked before anything starts, what waits for what, and how a local run is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.errors import UserError
+from pretrain.common.lock import claim, start_of
+from tools.launcher import graph as module
+from tools.launcher.graph import Graph, Node, preview, run, submit_all
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec, read_json
+
+ROOT = Path(__file__).parents[3]
+DEBUG = Options(cluster="debug", gpus=0)
+SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
+
+
+def counting(folder: Path, steps: int = 1, seconds: float = 0.0, extra: str = "") -> StageSpec:
+    args = (str(folder), steps, seconds, extra)
+    return StageSpec("fake", str(folder), "tests.tools.fake_stages:count", args=args)
+
+
+def graph_of(folder: Path, *nodes: Node, kind: str = "pipeline") -> Graph:
+    return Graph(kind, str(folder), nodes, counting(folder / "report"), "file.yaml")
+
+
+def chain(folder: Path, extra: str = "", steps: int = 1, seconds: float = 0.0) -> Graph:
+    a, b = (counting(folder / name, steps, seconds, extra) for name in ("a", "b"))
+    return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", counting(folder / "c")))
+
+
+class FakeJob:
+    """A job of a cluster without machines."""
+
+    cancelled: list[str]
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+
+    def cancel(self, check: bool = True) -> None:
+        self.cancelled.append(self.job_id)
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+    """Folder names and dependency of every submission; ids count from 100; the folder ``refused`` is refused."""
+    found: list[tuple[list[str], str]] = []
+    FakeJob.cancelled = []
+
+    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "") -> list[Any]:
+        names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
+        if any(name.endswith("/refused") for name in names):
+            raise UserError("sbatch refused fake-refused: invalid partition")
+        found.append((names, dependency))
+        number = 99 + len(found)
+        return [FakeJob(f"{number}_{i}" if len(specs) > 1 else str(number)) for i in range(len(specs))]
+
+    monkeypatch.setattr(module, "submit", submit)
+    monkeypatch.setattr("tools.launcher.control.job_state", lambda job: job["state"])
+    return found
+
+
+def job_in(folder: Path, job_id: str, state: str, cluster: str = "slurm") -> None:
+    (folder / "launch").mkdir(parents=True, exist_ok=True)
+    job = {"id": job_id, "cluster": cluster, "state": state, "host": socket.gethostname(), "name": "", "logs": ""}
+    (folder / "launch/launch.json").write_text(json.dumps({"spec": {}, "jobs": [{**job, "tasks": 1}]}))
+
+
+def complete(spec: StageSpec) -> None:
+    spec.mark("begun")
+    spec.mark("complete")
+    Path(spec.folder, spec.produces).write_text("{}")
+
+
+def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, capsys: pytest.CaptureFixture):
+    chain(tmp_path, "earlier").nodes[1].spec.mark("begun")
+    with pytest.raises(
+        UserError, match=r"b: .*/b holds other work \(arguments .*; a has changed\).*nothing was started"
+    ):
+        submit_all(chain(tmp_path), SLURM)
+    chain(tmp_path, "earlier").nodes[0].spec.mark("begun")
+    with pytest.raises(UserError, match="2 of 3 stages are refused"):
+        submit_all(chain(tmp_path), SLURM)
+    assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
+    assert submitted == [] and not (tmp_path / "launch").exists()
+
+
+def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_path: Path, submitted: list):
+    job_in(tmp_path / "b", "77", "RUNNING", "local")
+    with pytest.raises(UserError, match=r"b: .*job 77"):
+        submit_all(chain(tmp_path), SLURM)
+    assert submitted == []
+
+
+def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitted: list, capsys):
+    spec = replace(counting(tmp_path / "a"), inputs={str(tmp_path / "none.pth"): ""})
+    graph = graph_of(tmp_path, Node("a", spec))
+    for options in (SLURM, DEBUG):
+        with pytest.raises(UserError, match=r"no weights at .*none\.pth"):
+            run(graph, options)
+    assert submitted == [] and not (tmp_path / "a").exists()
+    preview(graph, DEBUG)
+    assert "refused  a" in (shown := capsys.readouterr().out) and "no weights at" in shown
+
+
+def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list, capsys):
+    nodes = [Node(name, counting(tmp_path / name)) for name in ("a", "b", "refused", "c")]
+    with pytest.raises(UserError, match="invalid partition"):
+        submit_all(graph_of(tmp_path, *nodes), SLURM)
+    assert "cancelled the 2 jobs" in capsys.readouterr().err
+    assert FakeJob.cancelled == ["100", "101"] and len(submitted) == 2
+
+
+def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, submitted: list):
+    """Pretrainings: 0 is running, 1 is complete with its probe, 2 is complete without, 3 and 4 are missing."""
+    nodes = []
+    for i in range(5):
+        folder = tmp_path / str(i)
+        nodes += [
+            Node(f"{i}/pretrain", counting(folder / "pretrain")),
+            Node(f"{i}/linear", counting(folder / "linear"), (f"{i}/pretrain",)),
+        ]
+    graph = graph_of(tmp_path, *nodes, kind="sweep")
+    specs = {node.key: node.spec for node in graph.nodes}
+    job_in(tmp_path / "0/pretrain", "42_3", "RUNNING")
+    for key in ("1/pretrain", "1/linear", "2/pretrain"):
+        complete(specs[key])
+    assert submit_all(graph, SLURM) == 0
+    assert submitted == [
+        (["2/linear", "3/pretrain", "4/pretrain"], ""),  # in the tests they are all of one kind: one array
+        (["0/linear"], "afterok:42_3"),
+        (["3/linear"], "afterok:100_1"),
+        (["4/linear"], "afterok:100_2"),
+        ([f"{tmp_path.name}/report"], "afterany:42_3:100_0:100_1:100_2:101:102:103"),
+    ]
+
+
+def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: list):
+    graph = chain(tmp_path)
+    for node in graph.nodes:
+        complete(node.spec)
+    assert submit_all(graph, SLURM) == 0
+    assert submitted == [] and (tmp_path / "report/results.json").exists()
+
+
+def test_a_stage_by_itself_has_the_mark_that_its_pipeline_accepts(tmp_path: Path):
+    graph = chain(tmp_path)
+    assert run(graph, DEBUG) == 0
+    (tmp_path / "b/launch/complete.json").unlink()
+    alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
+    alone.run()
+    alone.mark("complete")
+    assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
+
+
+def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, submitted: list):
+    with claim(tmp_path, "pipeline"):
+        for options in (DEBUG, SLURM):
+            with pytest.raises(UserError, match="is in use: pipeline"):
+                run(chain(tmp_path), options)
+    assert submitted == [] and not (tmp_path / "a").exists()
+
+
+def test_two_stages_in_one_folder_are_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="a/knn and a/linear would share"):
+        graph_of(tmp_path, Node("a/linear", counting(tmp_path / "x")), Node("a/knn", counting(tmp_path / "x")))
+
+
+def test_the_record_has_the_options_and_for_the_time_of_the_run_the_process(tmp_path: Path):
+    graph = chain(tmp_path)
+    graph.remember(SLURM, running=True)
+    record = read_json(tmp_path / "launch/pipeline.json")
+    runner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())}
+    assert record["runner"] == runner and record["file"] == "file.yaml"
+    assert (record["options"]["partition"], record["options"]["parallel"]) == ("long", 2)
+    assert run(graph, DEBUG) == 0
+    assert "runner" not in read_json(tmp_path / "launch/pipeline.json")
+
+
+def test_a_local_graph_that_is_told_to_stop_starts_no_other_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code = (
+        "import sys; from pathlib import Path; from tests.tools.launcher.test_graph import Options, chain, run\n"
+        f"sys.exit(run(chain(Path({str(tmp_path)!r}), '', 1000, 0.05), Options(cluster='local', gpus=0)))"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "a/count.0").exists():
+        assert time.monotonic() < deadline and started.poll() is None
+        time.sleep(0.05)
+    runner = read_json(tmp_path / "launch/pipeline.json")["runner"]
+    assert (runner["pid"], runner["started"]) == (started.pid, start_of(started.pid))
+    os.kill(runner["pid"], signal.SIGTERM)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert f"to continue: python tools/launch.py resume {tmp_path}" in shown
+    assert 0 < int((tmp_path / "a/count.0").read_text()) < 1000  # its checkpoint
+    assert not (tmp_path / "b").exists() and not (tmp_path / "c").exists()
+    assert "runner" not in read_json(tmp_path / "launch/pipeline.json")
+
+
+def test_a_signal_between_two_stages_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def execute(spec: StageSpec, options: Options) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(module, "execute", execute)
+    assert run(chain(tmp_path), DEBUG) == 130
+    assert "[2/3] b was not started: SIGTERM" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,140 @@
+"""A job's way out: what it does with signals, with a scheduler that is silent, and with a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.launcher import job
+from tools.launcher.controller import ATTEMPT
+from tools.launcher.ranks import RankRecord, attempts
+
+
+class Environment:
+    """What submitit tells the first rank of a SLURM job."""
+
+    cluster, job_id, global_rank, local_rank, num_tasks, num_nodes, hostnames = "slurm", "7", 0, 0, 1, 1, ("node1",)
+
+    def __init__(self, number: signal.Signals = signal.SIGUSR2) -> None:
+        self.number = number
+        self.requeued: list[str] = []
+
+    def _usr_sig(self) -> signal.Signals:
+        return self.number
+
+    def _requeue(self, _countdown: int) -> None:
+        self.requeued.append("without submitit's file")
+
+
+@pytest.fixture(autouse=True)
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(job, "_WAIT_FOR_END_S", 0)
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    job.interrupt.clear()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def leave(env: Environment, folder: Path, heard: signal.Signals, handler: Any = None) -> int:
+    """The exit status of a rank that heard a signal and has stopped."""
+
+    def requeue(_number: int, _frame: Any) -> None:
+        env.requeued.append("by submitit")
+
+    signal.signal(env.number, handler or requeue)
+    departure = job._Departure(env, RankRecord(folder, "s", env.job_id, 0, 0, 1), 100.0)
+    os.kill(os.getpid(), heard)
+    with pytest.raises(SystemExit) as end:
+        departure.leave("counted to 3")
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def scontrol(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin" / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+
+
+def test_a_cancelled_job_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scontrol(monkeypatch, tmp_path, "echo JobId=7 JobName=a JobState=CANCELLED Reason=None")
+    env = Environment()
+    assert leave(env, tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
+    assert env.requeued == [] and attempts(tmp_path, "7")[-1]["state"] == "stopped"
+
+
+@pytest.mark.parametrize("script", ["echo JobId=7 JobState=RUNNING", "echo no controller >&2; exit 1", ""])
+def test_a_preempted_job_comes_back_whatever_the_scheduler_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+):
+    scontrol(monkeypatch, tmp_path, script)
+    env = Environment()
+    assert leave(env, tmp_path, signal.SIGTERM) == 0
+    assert env.requeued == ["by submitit"] and attempts(tmp_path, "7")[-1]["state"] == "requeued"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("squeue"), subprocess.TimeoutExpired("squeue", 60)])
+def test_programs_that_are_missing_or_slow_end_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def run(*_words: object, timeout: float, **_given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    env = Environment()
+    assert leave(env, tmp_path, signal.SIGTERM) == 0
+    assert env.requeued == ["by submitit"]
+
+
+def test_a_slow_requeue_that_was_heard_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def requeue(_number: int, _frame: Any) -> None:
+        raise subprocess.TimeoutExpired("scontrol", 60)
+
+    scontrol(monkeypatch, tmp_path, "echo JobId=7 JobState=COMPLETING")
+    assert leave(Environment(), tmp_path, signal.SIGUSR2, requeue) == 0
+    assert attempts(tmp_path, "7")[-1]["state"] == "requeued"
+
+
+def test_a_full_disk_does_not_keep_a_job_from_coming_back(tmp_path: Path, capsys: pytest.CaptureFixture):
+    def requeue(_number: int, _frame: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    env = Environment()
+    assert leave(env, tmp_path, signal.SIGUSR2, requeue) == 0
+    assert env.requeued == ["without submitit's file"] and "No space left on device" in capsys.readouterr().err
+
+
+def test_the_signal_is_the_one_submitit_was_told_of(tmp_path: Path):
+    env = Environment(signal.SIGUSR1)
+    assert leave(env, tmp_path, signal.SIGUSR1) == 0
+    assert env.requeued == ["by submitit"]
+
+
+def test_attempts_are_counted_by_slurm_or_the_controller(monkeypatch: pytest.MonkeyPatch):
+    env = Environment()
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    assert job.attempt_of(env) == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    assert job.attempt_of(env) == 3
+    monkeypatch.setenv(ATTEMPT, "2")
+    env.cluster = "local"
+    assert job.attempt_of(env) == 2
+
+
+def test_each_attempt_has_a_port_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    ports = []
+    for attempt in (0, 1, 2, 0):
+        job.set_rank_environment(Environment(), attempt)
+        ports.append(int(os.environ["MASTER_PORT"]))
+    assert len(set(ports)) == 3 and ports[0] == ports[3] and all(20000 <= port < 32000 for port in ports)

@@ -1,0 +1,136 @@
+"""The options of a job: a site's file, single stages, what sbatch is given, and programs that do not answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tools.launcher import options
+from tools.launcher.options import Options, resolve
+from tools.launcher.spec import StageSpec
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options.shutil, "which", lambda _program: None)
+
+
+def from_site(tmp_path: Path, text: str, **given: object) -> Options:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    return resolve({"cluster": "slurm", **given}, str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("4:00:00", 240), ("90", 90), ("1-00:00:00", 1440), ("30:30", 31), ("'8:00:00'", 480)]
+)
+def test_a_sites_time_is_read_as_it_is_written(tmp_path: Path, text: str, minutes: int):
+    assert from_site(tmp_path, f"time: {text}\n").minutes == minutes
+
+
+def test_a_sites_values_have_their_types(tmp_path: Path):
+    text = "account: 0042\ngpus: 4\nmax-timeouts: 0\nqos: on\nsetup: |\n  module load cuda\n  export A=b\n"
+    found = from_site(tmp_path, text)
+    assert (found.account, found.gpus, found.max_timeouts, found.qos) == ("0042", 4, 0, "on")
+    assert found.setup == ("module load cuda", "export A=b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpus: four\n", "gpus in .* is 'four'; it must be a whole number"),
+        ("gpus: 1.5\n", "gpus in .* is '1.5'"),
+        ("max-timeouts: -1\n", "--max-timeouts is -1; .* at least 0"),
+        ("partition: [a, b]\n", r"partition in .* is \['a', 'b'\]; it must be one value"),
+        ("setup: [{a: b}]\n", "setup in .* must be lines of shell"),
+        ("sbatch: reservation\n", "sbatch in .* must hold"),
+        ("stages: [convert]\n", "stages in .* must hold a block"),
+        ("stages: {convrt: {partition: cpu}}\n", "unknown stage convrt .*did you mean 'convert'"),
+        ("stages: {convert: {cluster: local}}\n", "unknown key cluster in .*stages: convert"),
+        ("stages: {convert: {time: 4h}}\n", "--time '4h'"),
+        ("- a\n", "must hold 'key: value' lines"),
+        ("a: [\n", "is not YAML"),
+        ("[" * 700, "is not YAML"),
+    ],
+)
+def test_a_wrong_site_file_is_one_line(tmp_path: Path, text: str, message: str):
+    with pytest.raises(UserError, match=message) as raised:
+        from_site(tmp_path, text)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_site_file_that_is_not_utf8_is_one_line(tmp_path: Path):
+    (tmp_path / "cluster.yaml").write_bytes(b"comment: \xff\n")
+    with pytest.raises(UserError, match="is not YAML"):
+        resolve({"cluster": "slurm"}, str(tmp_path / "cluster.yaml"))
+
+
+def test_further_options_of_sbatch(tmp_path: Path):
+    found = from_site(
+        tmp_path, "sbatch: {reservation: day1, licenses: a}\n", sbatch=[("reservation", "day2"), ("exclusive", "")]
+    )
+    assert found.sbatch == {"reservation": "day2", "licenses": "a", "exclusive": ""}
+    assert resolve(json.loads(json.dumps(asdict(found)))) == found  # from a run folder's record
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--reservation=x", "is not an option of sbatch"),
+        ("time=5", "--sbatch time is set by the launcher"),
+        ("signal=B:USR1", "--sbatch signal is set by the launcher"),
+        ("comment2=a\nb", "--sbatch holds a line break"),
+    ],
+)
+def test_options_of_sbatch_that_cannot_be(word: str, message: str):
+    with pytest.raises(UserError, match=message):
+        resolve({"cluster": "slurm", "sbatch": [word.partition("=")[::2]]})
+
+
+def test_options_of_sbatch_are_refused_on_this_machine():
+    with pytest.raises(UserError, match="--sbatch is for SLURM jobs"):
+        resolve({"cluster": "local", "gpus": 0, "sbatch": [("exclusive", "")]})
+
+
+def spec(stage: str, **given: object) -> StageSpec:
+    return StageSpec(stage, "/runs/x", "a:b", **given)  # type: ignore[arg-type]
+
+
+def test_a_stage_has_options_of_its_own(tmp_path: Path):
+    text = (
+        "partition: gpu\ngpus: 8\nsbatch: {licenses: a}\n"
+        "stages: {convert: {partition: cpu, time: 0:30:00, sbatch: {qos2: low}}, report: {gpus: 1}}\n"
+    )
+    asked = from_site(tmp_path, text)
+    convert = asked.fitting(spec("convert", one_process=True, gpu=False))
+    assert (convert.partition, convert.minutes, convert.gpus_per_node) == ("cpu", 30, 0)
+    assert convert.sbatch == {"licenses": "a", "qos2": "low"}
+    assert convert.fitting(spec("convert", one_process=True, gpu=False)) == convert
+    report = asked.fitting(spec("report", one_process=True, gpu=False))  # for partitions that refuse jobs without GPUs
+    assert (report.partition, report.gpus_per_node, report.tasks_per_node) == ("gpu", 1, 1)
+    assert asked.fitting(spec("pretrain")) == asked
+
+
+@pytest.mark.parametrize("text", ["module load a\nrm -rf b", "export A=\x00", "echo \x1b"])
+def test_a_line_break_in_a_setup_line_is_refused(text: str):
+    with pytest.raises(UserError, match="--setup holds a line break or a control character"):
+        resolve({"cluster": "slurm", "setup": [text]})
+
+
+def test_programs_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    def silent(
+        command: list[str], *, timeout: float, **_given: object
+    ) -> None:  # a call without a limit is a TypeError
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(options.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(options.subprocess, "run", silent)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert resolve({"cluster": "slurm", "partition": "gpu"}).partition == "gpu"
+    with pytest.raises(UserError, match="nvidia-smi does not answer"):
+        options.visible_gpus()

@@ -1,0 +1,185 @@
+"""What a stage's identity is made of: every key, weights by content, no place, and a word for each change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tools.launcher import stages
+from tools.launcher.graph import Graph, Node
+from tools.launcher.spec import ENTRIES, StageSpec
+
+TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def pretraining(*more: str) -> StageSpec:
+    return stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", "run", *more])
+
+
+def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str = "torchvision") -> StageSpec:
+    Path("base.yaml").write_text(text)
+    Path("mask.yaml").write_text("_BASE_: base.yaml\nMODEL: {MASK_ON: true}\n")
+    return stages.transfer("mask.yaml", overrides, "mask", engine=engine)
+
+
+def test_other_work_is_refused_and_each_change_named():
+    pretraining("SOLVER.BASE_LR", "0.03").mark("begun")
+    pretraining("SOLVER.BASE_LR", "0.03", "DATALOADER.NUM_WORKERS", "1").refuse_other_work()
+    changed = pretraining("SOLVER.BASE_LR", "0.05", "SEED", "7")
+    with pytest.raises(UserError, match=r"run holds other work \(SEED 0 -> 7; SOLVER.BASE_LR 0.03 -> 0.05\)") as raised:
+        changed.refuse_other_work()
+    assert "\n" not in str(raised.value)
+
+
+def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
+    detector().mark("begun")
+    detector().mark("complete")
+    Path("mask/results.json").write_text("{}")
+    assert detector().is_complete()
+    later = detector("SOLVER: {MAX_ITER: 5}\n")
+    assert not later.is_complete()
+    with pytest.raises(UserError, match=r"mask holds other work \(SOLVER.MAX_ITER 3 -> 5\)"):
+        later.refuse_other_work()
+
+
+def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.MonkeyPatch):
+    from transfer import train_net
+    from transfer.config import load_config
+
+    found: dict[str, Any] = {}
+
+    def main(words: list[str]) -> None:
+        found["cfg"], found["words"] = load_config(words[1], words[-2:]), words
+
+    monkeypatch.setattr(train_net, "main", main)
+    spec = detector("SOLVER: {MAX_ITER: 3, STEPS: '(2,)'}\n", "DATASETS.TEST", "('coco:a.json:images',)")
+    expected = load_config("mask.yaml", ["DATASETS.TEST", "('coco:a.json:images',)", "OUTPUT_DIR", spec.folder])
+    queued = StageSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    for name in ("mask.yaml", "base.yaml"):
+        Path(name).unlink()
+    queued.run()
+    assert found["cfg"] == expected
+    assert found["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+
+
+def test_every_shipped_detector_is_resolved_as_its_file_says():
+    from transfer.config import load_config
+
+    files = sorted((Path(stages.__file__).parents[2] / "configs").glob("coco_*.yaml"))
+    for file in files:
+        Path("resolved.yaml").write_text(stages.transfer(str(file), engine="torchvision").config)
+        where = ["OUTPUT_DIR", "here"]
+        assert load_config("resolved.yaml", where) == load_config(file, where), file
+    assert len(files) > 20
+
+
+def test_weights_count_by_content_and_not_by_path():
+    def probe(weights: str) -> StageSpec:
+        return stages.probe("linear", weights, folder="linear")
+
+    Path("a.pth").write_bytes(b"weights")
+    before = probe("a.pth").fingerprint()
+    Path("b.pth").write_bytes(b"weights")
+    assert probe("b.pth").fingerprint() == before
+    Path("a.pth").write_bytes(b"Weights")
+    assert probe("a.pth").fingerprint() != before
+    Path("run").mkdir()
+    Path("run/checkpoint_00000002.pth").write_bytes(b"2")
+    early = probe("run").fingerprint()
+    Path("run/checkpoint_final.pth").write_bytes(b"final")
+    assert probe("run").fingerprint() != early
+
+    Path("d.pth").write_bytes(b"weights")
+    first = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
+    Path("d.pth").write_bytes(b"others")
+    second = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
+    assert second.changes({"fingerprint": first.fingerprint(), "work": first.work}).startswith("MODEL.WEIGHTS 'sha256:")
+
+
+def test_what_only_probes_read_counts_for_probes():
+    changed = ("LINEAR.BASE_LR", "7.0")
+    assert pretraining(*changed).fingerprint() == pretraining().fingerprint()
+    one, two = (stages.probe("linear", "random", "", more, "linear") for more in ((), changed))
+    assert one.fingerprint() != two.fingerprint()
+
+
+def test_a_moved_pipeline_stays_complete():
+    def graph(folder: str) -> Graph:
+        folder = str(Path(folder).absolute())
+        trained = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", f"{folder}/a/pretrain"])
+        backbone = f"{folder}/a/backbone.pth"
+        nodes = (
+            Node("a/pretrain", trained),
+            Node("a/linear", stages.probe("linear", trained.folder, folder=f"{folder}/a/linear"), ("a/pretrain",)),
+            Node("a/convert", stages.convert(trained.folder, backbone, f"{folder}/a/convert"), ("a/pretrain",)),
+            Node("a/mask", replace(detector("{}", "MODEL.WEIGHTS", backbone), folder=f"{folder}/a/m"), ("a/convert",)),
+        )
+        return Graph("pipeline", folder, nodes, StageSpec("report", f"{folder}/report", "x:y"))
+
+    before = graph("one")
+    for node in before.nodes:
+        node.spec.mark("complete")
+        Path(node.spec.folder, node.spec.produces).write_text("made by the stage")  # no input of the next one
+    assert all(node.spec.is_complete() for node in graph("one").nodes)
+    Path("one").rename("elsewhere")
+    assert all(node.spec.is_complete() for node in graph("elsewhere").nodes)
+
+
+def test_the_engine_of_the_first_run_is_kept(monkeypatch: pytest.MonkeyPatch):
+    def installed(yes: bool) -> None:
+        stages._installed_engine.cache_clear()
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if yes else None)
+
+    installed(False)
+    spec = detector(engine="")
+    assert "torchvision" in spec.args[0]
+    installed(True)
+    assert "detectron2" in detector(engine="auto").args[0]
+    Path("mask/launch").mkdir(parents=True)
+    Path("mask/launch/launch.json").write_text(json.dumps({"spec": spec.to_json(), "jobs": []}))
+    assert detector(engine="auto").args == spec.args
+
+
+def test_an_evaluation_has_a_folder_of_its_own():
+    Path("mask.yaml").write_text("OUTPUT_DIR: trained\n")
+    training = stages.transfer("mask.yaml", engine="torchvision")
+    assert training.folder == str(Path("trained").absolute())
+    spec = stages.transfer("mask.yaml", engine="torchvision", eval_only=True)
+    assert spec.folder == str(Path("trained/eval_only").absolute())
+    assert spec.args[0] == ["--eval-only", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
+
+
+@pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", b"\xff".decode(errors="surrogateescape")])
+def test_a_folder_that_no_script_can_hold(name: str):
+    with pytest.raises(UserError, match="choose another OUTPUT_DIR") as raised:
+        stages.convert("a.pth", "b.pth", name)
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, [], {}, {"stage": "knn"}, {"stage": "knn", "folder": 3, "entry": ""}, {"stage": "knn", "folder": "x",
+     "entry": "", "args": "abc"}, {"stage": "knn", "folder": "x", "entry": "", "code": "x"}],
+)  # fmt: skip
+def test_a_damaged_record_of_a_stage_is_one_line(data: Any):
+    with pytest.raises(UserError, match="record of a stage is damaged") as raised:
+        StageSpec.from_json(data)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_entry_can_be_called():
+    import importlib
+
+    for entry in ENTRIES.values():
+        module, name = entry.split(":")
+        assert callable(getattr(importlib.import_module(module), name))

@@ -1,0 +1,129 @@
+"""What is handed to sbatch: the script, the environment, and what is refused before."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tools.launcher import submit
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec, read_json
+
+OPTIONS = Options(cluster="slurm", gpus=0)
+
+
+def stage(folder: Path | str) -> StageSpec:
+    return StageSpec("fake", str(folder), "tests.tools.fake_stages:count", args=(str(folder), 1))
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs that take the place of SLURM's; the folder in which sbatch leaves its environment and script."""
+    heard = tmp_path / "heard"
+    (tmp_path / "bin").mkdir()
+    heard.mkdir()
+    script = f"#!/bin/sh\nenv > {heard}/env\ncp $1 {heard}/script\necho Submitted batch job 77\n"
+    for name in ("sbatch", "srun"):
+        (tmp_path / "bin" / name).write_text(script)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return heard
+
+
+def environment(heard: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (heard / "env").read_text().splitlines() if "=" in line)
+
+
+def test_sbatch_hears_the_users_shell_and_no_outer_job(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    given = {
+        "SBATCH_RESERVATION": "day1", "SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "5",
+        "SBATCH_WCKEY": "w", "SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_PREEMPT_SIGNAL": "USR2",
+        "SUBMITIT_EXECUTOR": "local", "RANK": "1", "SLURM_CONF": "/etc/slurm.conf",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    submit.submit([stage(tmp_path / "run")], replace(OPTIONS, partition="gpu"))
+    heard = environment(sbatch)
+    kept = ("SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_WCKEY", "SUBMITIT_PREEMPT_SIGNAL", "SLURM_CONF")
+    assert {name: heard.get(name) for name in given} == {name: given[name] if name in kept else None for name in given}
+    assert "SBATCH_PARTITION, SBATCH_TIMELIMIT of this shell" in capsys.readouterr().err
+    assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
+    assert read_json(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
+
+
+def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
+    script = submit.preview(stage(tmp_path / "a run's"), replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
+    lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
+    for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
+        told = subprocess.run(
+            ["bash", "-c", "\n".join([*setup, 'printf %s "$PYTHONPATH"'])], env={}, capture_output=True, text=True
+        )
+        assert told.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
+
+
+def test_any_option_of_sbatch_and_options_of_a_stage(tmp_path: Path):
+    options = replace(
+        OPTIONS, gpus=8, sbatch={"reservation": "day 1", "exclusive": ""},
+        stages={"fake": {"partition": "cpu", "gpus": 1, "sbatch": {"licenses": "a"}}},
+    )  # fmt: skip
+    lines = submit.preview(stage(tmp_path), options).splitlines()
+    for line in ("reservation='day 1'", "exclusive", "licenses=a", "partition=cpu", "gpus-per-node=1", "requeue"):
+        assert f"#SBATCH --{line}" in lines
+
+
+@pytest.mark.parametrize("name", ["a\ntouch hacked\n", "a\rb", "a\x1b[2J", "a\u2028b", "a\udcffb"])
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_a_line_break_in_a_folders_name_is_refused(sbatch: Path, tmp_path: Path, name: str, cluster: str):
+    options = replace(OPTIONS, cluster=cluster)
+    for act in (submit.preview, lambda spec, options: submit.submit([spec], options)):
+        with pytest.raises(UserError, match="holds a line break") as raised:
+            act(stage(f"{tmp_path}/{name}/run"), options)
+        assert str(raised.value).isprintable()
+    assert not (sbatch / "script").exists()
+
+
+@pytest.mark.parametrize("name", ["50%", "a\\b"])
+def test_what_slurm_takes_for_a_pattern_is_refused(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match="which SLURM takes for a pattern"):
+        submit.preview(stage(tmp_path / name), OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["TERM", "SIGUSR2", "", "NONE"])
+def test_a_signal_that_means_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", name)
+    with pytest.raises(UserError, match="it must be USR1 or USR2"):
+        submit.preview(stage(tmp_path), OPTIONS)
+
+
+def test_slurm_that_is_not_here_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="sbatch is not here; start it from a login node"):
+        submit.submit([stage(tmp_path / "run")], OPTIONS)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("at", ["snapshot", "write_json"])
+def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, at: str
+):
+    def full(*_given: object) -> None:
+        if at == "snapshot":
+            raise OSError(28, "No space left on device")
+        raise UserError("cannot write launch.json: No space left on device")
+
+    monkeypatch.setattr(submit, at, full)
+    if at == "snapshot":
+        with pytest.raises(UserError, match=r"cannot write .*No space left on device.*; free space"):
+            submit.submit([stage(tmp_path / "run")], OPTIONS)
+        assert not (sbatch / "script").exists()
+    else:
+        (job,) = submit.submit([stage(tmp_path / "run")], OPTIONS)
+        assert job.job_id == "77"
+        assert re.search("No space left.*slurm job 77 is under way", capsys.readouterr().err)

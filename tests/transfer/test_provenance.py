@@ -1,0 +1,108 @@
+"""From a detector's results, and from the backbone it was fine-tuned into, a chain leads back to the pretraining."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.backbone_file import load_backbone
+from pretrain.common.config_io import dump
+from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
+from pretrain.config import load_config
+from tests.transfer import tiny_coco
+from tests.transfer.test_convert import moco, resnet_state
+from tools import convert_to_d2, report
+from transfer import train_net
+from transfer.convert import convert
+from transfer.weights import read_weights
+
+
+def checkpoint(folder: Path) -> Path:
+    """A JCL checkpoint as pretraining leaves it, with its config."""
+    cfg = load_config(None, ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "7", "SEED", "3",
+                             "DATA.TRAIN", "digits", "OUTPUT_DIR", str(folder)])  # fmt: skip
+    state = resnet_state(head=False)
+    folder.mkdir()
+    path = folder / "checkpoint_final.pth"
+    torch.save({**moco(state, state), "epoch": 7, "step": 70, "method": "jcl", "config": dump(cfg)}, path)
+    return path
+
+
+def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
+    convert(checkpoint(tmp_path / "run"), tmp_path / "w.pth", encoder="key")
+    name = tiny_coco.write(tmp_path / "data")
+    annotations = Path(name.split(":")[1])
+    content = json.loads(annotations.read_text())
+    content["annotations"][0]["bbox"] = [0, 0, 5000, 20]  # beyond the image
+    annotations.write_text(json.dumps(content))
+    (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
+    keys = tiny_coco.MODEL_KEYS | {
+        "MODEL.WEIGHTS": str(tmp_path / "w.pth"), "DATASETS.TRAIN": (f"{name}:skip_bad",),
+        "DATASETS.TEST": (f"{name}:skip_bad",), "OUTPUT_DIR": str(tmp_path / "out"), "SOLVER.MAX_ITER": 1,
+        "SOLVER.STEPS": [],
+    }  # fmt: skip
+    words = ["--config-file", str(tmp_path / "empty.yaml"), "--engine", "torchvision"]
+    results = train_net.work(train_net.argument_parser().parse_args([*words, *tiny_coco.words(keys)]))
+    # Data are named as the user named them, wherever the run folder keeps the copy without the bad records.
+    assert results["protocol"]["train"] == results["protocol"]["test"] == [f"{name}:skip_bad"]
+    assert list(results["datasets"]) == [f"{name}:skip_bad"] and str(tmp_path / "out" / "datasets") not in json.dumps(
+        results["config"]
+    )
+    first = results["weights"]["provenance"]
+
+    evaluated = read_weights(tmp_path / "out" / "model_final.pth").provenance  # of --eval-only
+    assert evaluated["source_sha256"] == first["source_sha256"] and evaluated["method"] == "jcl"
+    assert len(evaluated["fine_tuned_on"]) == 1
+
+    done = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)
+    found = load_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is told beside the file
+    for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
+        assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 7, first["config"])
+        assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1
+        assert provenance["source"] == source
+    assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
+
+    (row,) = [line for line in report.render([tmp_path / "out"]).splitlines() if line.startswith("| out ")]
+    shown = [cell.strip() for cell in row.strip("|").split("|")]
+    assert shown[:5] == ["out", "jcl", "digits", "7", "3"]
+    assert shown[5] == f"{tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]})"
+
+
+def test_weights_of_a_damaged_run_folder_are_refused_in_one_line(tmp_path: Path) -> None:
+    torch.save(resnet_state(head=False), tmp_path / "model_final.pth")
+    for content in (b"", b"\xff", b"[]"):
+        (tmp_path / "initial_weights.json").write_bytes(content)
+        with pytest.raises(UserError, match=r"initial_weights\.json (is not JSON|holds a JSON list)"):
+            convert(tmp_path / "model_final.pth", tmp_path / "w.pth")
+
+
+def test_two_conversions_to_one_output_are_refused(tmp_path: Path) -> None:
+    source = str(checkpoint(tmp_path / "run"))
+    with claim(tmp_path, "conversion", of="w.pth"):
+        with pytest.raises(UserError, match=r"w\.pth is in use: conversion on .*, process \d+"):
+            convert_to_d2.main([source, str(tmp_path / "w.pth")])
+        assert not (tmp_path / "w.pth").exists()
+        convert_to_d2.main([source, str(tmp_path / "other.pth")])
+    convert_to_d2.main([source, str(tmp_path / "w.pth")])
+    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert left == {"w.pth", "w.pth.json", "other.pth", "other.pth.json"}
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.pkl", "w.safetensors"])
+def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    source = checkpoint(tmp_path / "run")
+    convert(source, tmp_path / name)
+    kept = (tmp_path / name).read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        convert(source, tmp_path / name, encoder="key", overwrite=True)
+    assert (tmp_path / name).read_bytes() == kept
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,104 @@
+"""The process that starts a local job's ranks and waits for them: submitit's, with what srun does on a cluster.
+
+- A rank that failed or was killed ends the others. They would wait for it in a collective for half an hour.
+- A job comes back as often as it asks to; only `Options.max_timeouts` limits that. (submitit's ends after 6 times.)
+- Every rank gets the number of its attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.local import local
+
+from .ranks import mark_failed
+
+ATTEMPT = "LAUNCH_ATTEMPT"  # how often the job was started before
+_GRACE_S = 5.0  # between one rank's failure and the end of the others, which may be about to say the same
+_STOPPED = 128 + signal.SIGTERM  # a rank's exit status after a stop that it was asked for
+_GOOD = (None, 0, _STOPPED, local.LOCAL_REQUEUE_RETURN_CODE)
+
+
+class LocalExecutor(submitit.LocalExecutor):
+    """Starts jobs under `Controller`.
+
+    Args:
+        devices: CUDA_VISIBLE_DEVICES of the ranks; submitit's own knows numbers from 0 only.
+    """
+
+    def __init__(self, folder: Path, max_num_timeout: int, devices: str) -> None:
+        super().__init__(folder, max_num_timeout=max_num_timeout)
+        self._devices = devices
+
+    def _submit_command(self, command: str) -> local.LocalJob[Any]:
+        tasks = self.parameters["tasks_per_node"]
+        env = {
+            **os.environ, "SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_COMMAND": command,
+            "SUBMITIT_LOCAL_NTASKS": str(tasks), "SUBMITIT_LOCAL_NODEID": "0", "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+            "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * self.parameters["timeout_min"]),
+            "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(self.parameters["signal_delay_s"]),
+            "SUBMITIT_STDERR_TO_STDOUT": "", "SUBMITIT_LOCAL_WITH_SHELL": "", "CUDA_VISIBLE_DEVICES": self._devices,
+        }  # fmt: skip
+        process = subprocess.Popen([sys.executable, "-m", "tools.launcher.controller", str(self.folder)], env=env)
+        return local.LocalJob(self.folder, str(process.pid), tasks=list(range(tasks)), process=process)
+
+
+class Controller(local.Controller):
+    """Reads its job from the environment that `LocalExecutor` made."""
+
+    attempt = -1
+
+    def start_tasks(self) -> None:
+        self.attempt += 1
+        os.environ[ATTEMPT] = str(self.attempt)
+        super().start_tasks()
+
+    def wait(self, freq: int = 24) -> list[int | None]:
+        """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
+        started = time.monotonic()
+        failed_at, is_told = None, False
+        while True:
+            codes = [task.poll() for task in self.tasks]
+            ran = time.monotonic() - started
+            if failed_at is None:
+                bad = next((rank for rank, code in enumerate(codes) if code not in _GOOD), None)
+                if bad is not None:
+                    failed_at = ran
+                    self._say_of(bad, _words(codes[bad] or 0, self.stderrs[bad].name))
+            if None not in codes or (failed_at is not None and ran > failed_at + _GRACE_S):
+                return codes
+            if ran > self.timeout_s:
+                self._say_of(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
+                return codes
+            if ran > self.timeout_s - self.signal_delay_s and not is_told:
+                is_told = True
+                self._forward_signal(local.LocalJobEnvironment._usr_sig())
+            time.sleep(1 / freq)
+
+    def _say_of(self, rank: int, text: str) -> None:
+        stem = f"{self.folder.name}.{self.pid}.{self.attempt}"
+        mark_failed(self.folder.parent / "ranks" / stem, rank, f"rank {rank}: {text}")
+
+
+def _words(code: int, stderr: str) -> str:
+    """For a rank that did not say more in its record."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    with contextlib.suppress(OSError), open(stderr, "rb") as file:
+        file.seek(max(0, os.path.getsize(stderr) - 4096))
+        if lines := file.read().decode(errors="replace").split("\n")[:-1]:
+            return f"it ended with status {code}: {lines[-1]}"
+    return f"it ended with status {code}"
+
+
+if __name__ == "__main__":
+    Controller(Path(sys.argv[1])).run(max_retry=sys.maxsize)

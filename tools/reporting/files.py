@@ -1,0 +1,143 @@
+"""Finds every run below the given folders, in the order of its pipeline or sweep, and what those did not finish.
+
+A file that cannot be read is named in one line and never hides the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder (absolute), its results.json, and its config.yaml as nested sections ({} where there is none)."""
+
+    folder: Path
+    results: dict[str, Any]
+    config: dict[str, Any]
+
+
+@dataclass
+class Found:
+    """Runs; a line for each file that could not be read; a line for each stage that is not done."""
+
+    runs: list[Run] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    not_done: list[str] = field(default_factory=list)
+
+
+def find(folders: Sequence[Path]) -> Found:
+    """Every run in and below ``folders``, each once.
+
+    Raises:
+        UserError: a folder that does not exist.
+    """
+    found = Found()
+    order: list[Path] = []
+    graphs: dict[Path, None] = {}
+    results: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder")
+        folder = Path(os.path.abspath(folder))
+        graphs |= dict.fromkeys(sorted(folder.glob("**/launch/pipeline.json")))
+        graphs |= dict.fromkeys(sorted(folder.glob("**/launch/sweep.json")))
+        results |= dict.fromkeys(path for path in sorted(folder.glob("**/results.json")) if "launch" not in path.parts)
+    for path in graphs:
+        try:
+            stages = _stages(path)
+        except UserError as error:
+            found.unread.append(str(error))
+            continue
+        order += stages
+        prefix = f"{path.parents[1].name}/" if len(graphs) > 1 else ""
+        found.not_done += [f"{prefix}{line}" for line in _not_done(stages)]
+    position = {folder: place for place, folder in enumerate(order)}
+    for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
+        try:
+            content = read_json(path)
+        except UserError as error:
+            found.unread.append(str(error))
+            continue
+        found.runs.append(Run(path.parent, content, _config(path.parent / "config.yaml", found.unread)))
+    return found
+
+
+def parse_yaml(text: str) -> dict[str, Any]:
+    """The sections of a config kept as text.
+
+    Raises:
+        ValueError: no YAML, or no ``KEY: value`` lines.
+    """
+    try:
+        loaded: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"is not YAML ({' '.join(str(error).split())[:100]})") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"holds a {type(loaded).__name__}, not KEY: value lines")
+    return loaded
+
+
+def _config(path: Path, unread: list[str]) -> dict[str, Any]:
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        unread.append(f"{path}: {error}; the protocol of this run is not known")
+        return {}
+
+
+def _stages(path: Path) -> dict[Path, dict[str, Any]]:
+    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them; the whole may have been moved.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    stages: dict[Path, dict[str, Any]] = {}
+    try:
+        for stage in read_json(path)["stages"]:
+            if not all(isinstance(stage[word], str) for word in ("key", "folder", "produces", "fingerprint")):
+                raise TypeError
+            beside = path.parents[1] / stage["key"]
+            stages[beside if beside.is_dir() else Path(stage["folder"])] = stage | {"parents": list(stage["parents"])}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} lists no stages; start its pipeline or sweep again to write it anew") from error
+    return stages
+
+
+def _not_done(stages: dict[Path, dict[str, Any]]) -> Iterable[str]:
+    """What a pipeline or sweep did not finish, with the last failing rank's error where there is one."""
+    broken: set[str] = set()
+    for run, stage in stages.items():
+        product = run / os.path.relpath(Path(stage["folder"]) / stage["produces"], stage["folder"])
+        try:
+            mark = read_json(run / "launch" / "complete.json").get("fingerprint")
+        except UserError:
+            mark = None
+        if mark == stage["fingerprint"] and (product.exists() or (run / stage["produces"]).exists()):
+            continue
+        parent = next((parent for parent in stage["parents"] if parent in broken), None)
+        broken.add(stage["key"])
+        reason = f"skipped, because {parent} is not done" if parent else _last_error(run)
+        yield f"{stage['key']}: {reason or 'not started, or stopped'}"
+
+
+def _last_error(run: Path) -> str:
+    failed = sorted((run / "launch" / "ranks").glob("*.failed"), key=lambda path: path.stat().st_mtime)
+    if not failed:
+        return ""
+    try:
+        failure = read_json(failed[-1])
+    except UserError as error:
+        return f"failed; {error}"
+    return f"failed on rank {failure.get('rank')}: {failure.get('error')}"

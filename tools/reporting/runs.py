@@ -1,0 +1,270 @@
+"""What a run's files say: where its backbone came from, its scores, and the protocol they were measured by.
+
+A protocol is a mapping of names to values; two scores may share a column or a table only where theirs are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config_io import flatten
+
+from .files import Run, parse_yaml
+
+Protocol = dict[str, Any]
+_KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
+# Keys of a detector's config that do not change what is measured, or (WEIGHTS, TEST, SEED) have their own place.
+FREE_IN_TRANSFER = (
+    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS",
+    "DATASETS.TEST", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a backbone came from.
+
+    Attributes:
+        method: the objective; ``random``; empty where the weights do not tell.
+        data: what it was pretrained on.
+        epochs: done, and of how many where it is not all of them.
+        source: the checkpoint and the first digits of its SHA-256.
+        sha256: of that checkpoint; empty where none was read.
+        config: of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty where the weights do not tell.
+        altered: why this is not the query encoder of the finished pretraining; empty if it is.
+    """
+
+    method: str
+    arch: str = ""
+    data: str = ""
+    epochs: str = ""
+    seed: str = ""
+    source: str = ""
+    sha256: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    altered: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Scores (from 0 to 100) of a frozen backbone.
+
+    Attributes:
+        kind: kNN | linear.
+        origin: of the backbone, as the probe recorded it.
+        steps: of the backbone's pretraining; None where the weights do not tell.
+        scored_on: the data set whose validation images were classified.
+    """
+
+    folder: Path
+    kind: str
+    scores: dict[str, float]
+    origin: Origin
+    steps: int | None
+    scored_on: str
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A finished pretraining, its steps, and its own kNN (None where its data have no labels)."""
+
+    folder: Path
+    origin: Origin
+    steps: int | None
+    probe: Probe | None
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Metrics of a detector on one data set, from 0 to 100 (None: the data have no such object).
+
+    Attributes:
+        headline: what every reader wants to know of the protocol: detector, engine, schedule, heads, data.
+        protocol: all of it.
+        evaluated_only: by --eval-only, from a detector trained elsewhere.
+    """
+
+    folder: Path
+    origin: Origin
+    detector: str
+    engine: str
+    headline: tuple[str, ...]
+    protocol: Protocol
+    test: str
+    metrics: dict[str, dict[str, float | None]]
+    evaluated_only: bool
+
+
+def parse(run: Run) -> list[Pretraining | Probe | Detection]:
+    """What tables are made of; nothing for stages without a score (a map of features, distributions).
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
+    """
+    stage = run.results["stage"]
+    if stage == "pretrain":
+        return [_pretraining(run)]
+    if stage in _KINDS:
+        source, metrics = dict(run.results["source"]), run.results["metrics"]
+        scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
+        recorded = _recorded(_KINDS[stage], run, "protocol")
+        protocol = probe_protocol(_KINDS[stage], recorded, source.get("encoder") or "query")
+        return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), source.get("step"), *protocol)]
+    if stage == "transfer":
+        return list(_detections(run))
+    if not isinstance(stage, str):
+        raise TypeError(f"its stage is {stage!r}")
+    return []
+
+
+def origin_of(provenance: Mapping[str, Any]) -> Origin:
+    """Of a backbone, by what a conversion or a probe recorded about its checkpoint."""
+    text = provenance.get("config")
+    try:  # a checkpoint may be another project's, with a config in its own words
+        config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
+    except ValueError:
+        config = {}
+    return _origin(provenance, config)
+
+
+def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
+    if provenance.get("source") == "random":
+        return Origin("random", arch=_text(provenance.get("arch")), seed=_text(provenance.get("seed")))
+    method, epochs = _text(provenance.get("method")), _text(provenance.get("epoch"))
+    altered = []
+    if "SOLVER.EPOCHS" in config and epochs and epochs != _text(config["SOLVER.EPOCHS"]):
+        epochs = f"{epochs} of {_text(config['SOLVER.EPOCHS'])}"
+        altered.append(f"epoch {epochs}")
+    if provenance.get("encoder") == "key":
+        altered.append("the key encoder")
+    names = [str(name) for name in provenance.get("fine_tuned_on", ())]
+    if tuned := ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names):
+        method = f"{method or '?'}, then {tuned}"
+        altered.append(f"fine-tuned on {tuned}")
+    sha = _text(provenance.get("source_sha256"))
+    # The checkpoint's run folder, unless another conversion, or a fine-tuning, came between.
+    folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
+    file = "/".join([*folder, _text(provenance.get("source"))])
+    return Origin(
+        method=method,
+        arch=_text(provenance.get("arch")),
+        data=_text(config.get("DATA.TRAIN")),
+        epochs=epochs,
+        seed=_text(config.get("SEED")),
+        source=f"{file} ({sha[:8]})" if sha else file,
+        sha256=sha,
+        config=config,
+        altered=", ".join(altered),
+    )
+
+
+def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
+    """What a probe was scored on, and its protocol in words, without the settings that others leave without effect."""
+    unused = {"val"}
+    if kind == "linear":
+        unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
+        unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
+    kept = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
+    return str(recorded["val"]), {**kept, "encoder": encoder}
+
+
+def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
+    """What a probe under ``cfg`` records of its protocol in results.json."""
+    from pretrain.probe.features import evaluation_size  # imports torch
+
+    own = dict(cfg.LINEAR) if kind == "linear" else {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE}
+    (size, resize), train = evaluation_size(cfg), cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "train": train,
+            "val": cfg.DATA.VAL or train}  # fmt: skip
+
+
+def differing(protocols: Sequence[Protocol]) -> list[str]:
+    """The names whose values are not the same in all of ``protocols``."""
+    names = dict.fromkeys(name for protocol in protocols for name in protocol)
+    return [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]
+
+
+def words(protocol: Protocol, names: Iterable[str]) -> str:
+    """``k 200, temperature 0.07``: those of ``names`` that the protocol has."""
+    return ", ".join(f"{name} {_text(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
+
+
+def _pretraining(run: Run) -> Pretraining:
+    results, steps, probe = run.results, run.results.get("steps"), None
+    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
+    origin = _origin(done, dict(flatten(run.config)))
+    if "knn_top1" in results["metrics"]:
+        scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
+        protocol = probe_protocol("kNN", _recorded("kNN", run, "knn_protocol"))
+        probe = Probe(run.folder, "kNN", scores, origin, steps, *protocol)
+    return Pretraining(run.folder, origin, steps, probe)
+
+
+def _recorded(kind: str, run: Run, key: str) -> Mapping[str, Any]:
+    """The protocol in results.json; results of an earlier version lack it, but config.yaml tells.
+
+    Raises:
+        ValueError: neither tells, so that the score can be set beside no other.
+    """
+    recorded = run.results.get(key, {})
+    if "val" in recorded:
+        return recorded
+    try:
+        return as_recorded(kind, CfgNode(run.config))
+    except AttributeError as error:
+        raise ValueError("neither it nor config.yaml tells the protocol of its score") from error
+
+
+def _detections(run: Run) -> Iterable[Detection]:
+    """The result once for each data set it was evaluated on, with that set's numbers alone."""
+    results = run.results
+    protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
+    config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
+    weights = results.get("weights") or {}
+    origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
+    if weights.get("path") and not origin.source:
+        name, sha = Path(weights["path"]).name, str(weights.get("sha256") or "")
+        origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
+    times = f"{schedule['name']}, " if str(schedule["name"]).endswith("x") else ""  # others have no name of their own
+    named = (
+        f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
+        f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
+        f"lr {schedule['base_lr']:g}",
+        f"{protocol['norm']}, {protocol['heads']} box head",
+    )
+    details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))
+    details |= {f"schedule {key}": value for key, value in schedule.items()}
+    details |= {key: value for key, value in config.items() if key not in FREE_IN_TRANSFER}
+    tests = list(protocol["test"])
+    found = results.get("datasets") or results["metrics"]
+    by_test = {test: found[test] for test in tests if test in found}
+    if not by_test:
+        by_test[tests[0] if tests else ""] = results["metrics"]
+    for test, tasks in by_test.items():
+        metrics = {
+            task: {name: _number(value, f"{task} {name}") for name, value in row.items()} for task, row in tasks.items()
+        }
+        headline = (*named, f"{', '.join(protocol['train'])} -> {test or 'no test'}")
+        yield Detection(
+            run.folder, origin, protocol["detector"], engine["name"], headline,
+            details | {"train": list(protocol["train"])}, test, metrics,
+            evaluated_only=results.get("iteration", 0) is None,
+        )  # fmt: skip
+
+
+def _number(value: Any, what: str) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise ValueError(f"{what} is {value!r}, not a number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_text, value)) or "none"
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

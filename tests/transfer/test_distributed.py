@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretrain.common import interrupt
 from pretrain.common.interrupt import Stopped
 from tests.pretrain.ranks import run_ranks
 from transfer import distributed
@@ -27,8 +28,16 @@ def test_batch_norm_is_pooled_over_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.allclose(norm.running_var, torch.full((3,), 3.0 + 1.0))  # mean of variances, variance of means
 
 
-def _leave_each_way(folder: Path) -> None:
+def _stop_and_leave_each_way(folder: Path) -> None:
     rank = torch.distributed.get_rank()
+    seen: list[int] = []
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        for number in distributed.until_stopped(range(9)):
+            seen.append(number)
+            if number == 2 and rank == 1:  # one rank alone is asked
+                interrupt.request_stop("SIGUSR1")
+    assert seen == [0, 1, 2]
+    interrupt.clear()
     with pytest.raises(RuntimeError, match="broken"), distributed.leaving():
         raise RuntimeError("broken")
     assert torch.distributed.is_initialized()  # until exit: the other rank would fail before this one has said why
@@ -41,7 +50,7 @@ def _leave_each_way(folder: Path) -> None:
     assert (folder / "written").read_text() == "whole" and not torch.distributed.is_initialized()
 
 
-def test_ranks_leave_the_group_together(tmp_path: Path) -> None:
-    run_ranks(_leave_each_way, 2, tmp_path)
+def test_ranks_stop_and_leave_together(tmp_path: Path) -> None:
+    run_ranks(_stop_and_leave_each_way, 2, tmp_path)
     with distributed.leaving():  # without a group
         pass

@@ -79,7 +79,9 @@ def test_numbers_that_cannot_work_end_the_run_before_it_starts(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, engine: str) -> None:
+def test_evaluation_and_resuming_leave_what_the_training_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
     for name in ("a", "b"):
         torch.save(resnet_state(head=False), tmp_path / f"{name}.tar")
         convert(tmp_path / f"{name}.tar", tmp_path / f"{name}.pth")
@@ -99,7 +101,12 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, e
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
     with pytest.raises(UserError, match=r"--resume evaluates .*model_final\.pth, but MODEL\.WEIGHTS is .*b\.pth"):
         work(tmp_path, engine, "--eval-only", "--resume", MODEL__WEIGHTS=other)
-    assert {path: path.read_bytes() for path in kept} == kept
+    with monkeypatch.context() as patch:
+        stop_in(patch, PLACES[engine][1], 1)
+        with pytest.raises(interrupt.Stopped, match="SIGTERM") as caught:
+            work(tmp_path, engine, "--eval-only", **final)
+    interrupt.clear()
+    assert not caught.value.saved and {path: path.read_bytes() for path in kept} == kept
 
     with pytest.raises(UserError, match=r"began with '.*a\.pth', and a resumed run reads none"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=other, SOLVER__MAX_ITER=3)

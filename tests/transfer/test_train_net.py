@@ -59,7 +59,7 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SOLVER__GAMMA": "nan"}, r"SOLVER\.GAMMA is nan; it must be at least 0"),
         ({"SOLVER__BASE_LR": -1.0}, r"SOLVER\.BASE_LR is -1\.0; it must be at least 0"),
         ({"SOLVER__MOMENTUM": 1.5}, r"SOLVER\.MOMENTUM is 1\.5; it must be at least 0 and at most 1"),
-        ({"SEED": 10**30}, r"SEED is 10{30}; it must be at least -1 and at most 2147483647"),
+        ({"SEED": 2**40}, r"SEED is 1099511627776; it must be at least -1 and at most 2147483647"),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),

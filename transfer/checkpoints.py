@@ -14,7 +14,7 @@ import torch
 
 from pretrain import checkpoint
 from pretrain.common.errors import UserError
-from pretrain.common.process_group import on_first_rank, refuse_disagreement
+from pretrain.common.process_group import on_every_rank, on_first_rank
 
 EVALUATING = "evaluating.pth"  # saved before precise BN and evaluation, removed after them: found, they are still due
 
@@ -61,16 +61,16 @@ def newest(
         unsafe_pickle: unpickle anything the files hold; only for files from a source you trust.
 
     Raises:
-        UserError: all are damaged.
+        UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
     found = all_in(output_dir, evaluating=evaluating)
     for path in found:
         try:
             state = checkpoint.read(path, unsafe_pickle)
             if name := _not_finite(state.get("model")):
-                raise UserError(f"{path}: {name} has values that are not finite")
+                raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
             return path, state
-        except UserError as error:
+        except checkpoint.Damaged as error:
             warn(f"{error}; trying the checkpoint before it")
     if found:
         raise UserError(
@@ -95,13 +95,8 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     name = on_first_rank(choose)
     if not name:
         return None
-    path, outcome = Path(output_dir) / name, "reads whole"
-    try:
-        found = found or (path, checkpoint.read(path))
-    except UserError as error:
-        outcome = str(error)
-    refuse_disagreement(outcome, f"checkpoint {path}")
-    return found
+    path = Path(output_dir) / name
+    return on_every_rank(lambda: found or (path, checkpoint.read(path)))
 
 
 def _iteration(path: Path) -> int:

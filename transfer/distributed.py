@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -126,11 +126,7 @@ def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -
 
 def raise_if_stopped() -> None:
     """Raises Stopped on all ranks if any of them was asked to stop; all of them must call it."""
-    said: list[Any] = [stop_requested()]
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        said = [None] * dist.get_world_size()
-        dist.all_gather_object(said, stop_requested())
-    if reason := next(filter(None, said), ""):
+    if reason := next(filter(None, process_group.gather_objects(stop_requested())), ""):
         raise Stopped(reason)
 
 

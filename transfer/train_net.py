@@ -123,7 +123,11 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
         tests = list(cfg.DATASETS.TEST)  # as the user names them: `prepare` puts this run folder's copies for :skip_bad
         cfg = coco_data.prepare(cfg)
         weights = on_first_rank(lambda: _weights_summary(cfg, args))
-        metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
+        try:
+            metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
+        except Stopped as stop:
+            stop.saved = not args.eval_only
+            raise
         if os.environ.get("RANK", "0") != "0":
             return {}
         given = dict(zip(cfg.DATASETS.TEST, tests, strict=True))
@@ -210,8 +214,7 @@ def spawn(args: argparse.Namespace) -> None:
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
         if said.empty():
             raise
-        kind, text = said.get()  # of the first rank that ended by itself; others may have failed for want of it
-        raise kind(text) from error
+        raise said.get() from error  # of the first rank that ended by itself; others may have failed for want of it
 
 
 def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said: Any) -> None:
@@ -231,10 +234,10 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, said
         with leaving():
             work(args)
     except UserError as error:
-        said.put((UserError, str(error)))
+        said.put(error)
         raise SystemExit(_USER_ERROR) from error
     except Stopped as stop:
-        said.put((Stopped, str(stop)))
+        said.put(stop)
         raise SystemExit(_STOPPED) from stop
 
 

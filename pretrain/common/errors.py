@@ -47,7 +47,8 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
         sys.exit(2)
     except Stopped as stop:
         reason = "SIGINT (Ctrl-C)" if str(stop) == "SIGINT" else stop
-        print(f"stopped by {reason}; a checkpoint is written", file=sys.stderr)
+        kept = "a checkpoint is written" if stop.saved else "run the same command again"
+        print(f"stopped by {reason}; {kept}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
         print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)

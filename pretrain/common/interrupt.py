@@ -18,7 +18,15 @@ _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIG
 
 
 class Stopped(Exception):
-    """Raised by a stage that was asked to stop, after its checkpoint is on disk; its text is the reason."""
+    """Raised by a stage that was asked to stop, after its checkpoint is on disk; its text is the reason.
+
+    Attributes:
+        saved: False for work that keeps no checkpoint and begins anew.
+    """
+
+    def __init__(self, reason: str, saved: bool = True) -> None:
+        super().__init__(reason)
+        self.saved = saved
 
 
 def request_stop(reason: str) -> None:

@@ -21,12 +21,8 @@ def write(folder: Path, name: str, iteration: int, **more: Any) -> Path:
 
 
 def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_path: Path) -> None:
-    for name, iteration, age in (
-        ("model_0000099.pth", 99, 0),
-        ("model_final.pth", 899, 60),
-        ("model_0000899.pth", 899, 9),
-    ):
-        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 - age, 10_000 - age))
+    for age, (name, iteration) in enumerate({"model_final": 899, "model_0000899": 899, "model_0000099": 99}.items()):
+        os.utime(write(tmp_path, f"{name}.pth", iteration), (10_000 + age, 10_000 + age))
     found = checkpoints.newest(tmp_path)
     assert found is not None and found[0].name == "model_final.pth" and found[1]["model"]["w"][0] == 899
     write(tmp_path, "model_0001000.pth", 1000)  # MAX_ITER was raised
@@ -67,10 +63,7 @@ def test_the_checkpoint_of_an_unfinished_evaluation_serves_resuming_only(tmp_pat
 
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
-    state = {
-        "model": {"count": torch.tensor(3), "a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])},
-        "iteration": 7,
-    }
+    model = {"count": torch.tensor(3), "a": torch.ones(2), "b": torch.tensor([1.0, float("inf")])}
     with pytest.raises(UserError, match=r"training diverged: after iteration 7 b has values that are not finite"):
         checkpoints.save(tmp_path / "model_0000007.pth", {"model": model, "iteration": 7})
     assert not any(tmp_path.iterdir())
@@ -78,9 +71,7 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
 
 def _agree(folder: Path) -> None:
     rank = torch.distributed.get_rank()
-    with pytest.raises(
-        UserError, match=r"model_0000005\.pth differs between ranks: 'reads whole' on rank 0, 'no .* rank 1"
-    ):
+    with pytest.raises(UserError, match=r"rank 1 of 2: no checkpoint at .*model_0000005\.pth"):
         checkpoints.agreed(folder / f"rank{rank}")
     write(folder / f"rank{rank}", "model_0000005.pth", 5)
     if rank == 1:

@@ -141,11 +141,18 @@ def test_stock_detectron2_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "model_final.pth").is_file()
 
 
-def test_asking_for_detectron2_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_detectron2_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="make detectron2"):
         train_net.pick_engine("detectron2")
     assert train_net.pick_engine("auto")[0] == "torchvision"
+    for engine, lines in (("auto", 1), ("torchvision", 0)):
+        with pytest.raises(UserError, match="no config file"):
+            train_net.main(["--config-file", "nowhere.yaml", "--engine", engine])
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == lines and all("the torchvision engine is used instead" in line for line in said)
 
 
 def test_mistakes_of_the_command_line(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
@@ -203,8 +206,45 @@ def _train_of_two(rank: int, folder, name: str) -> None:
         (folder / f"stopped{rank}").write_text(str(stopped))
     engine.stop_requested = lambda: ""
     torch.distributed.barrier()
+    _stop_in_the_last_evaluation(rank, folder, tiny_coco.config(folder / "halves", name, **keys))
     engine.run(tiny_coco.config(folder / "halves", name, **keys), resume=True)
     _norm_of_two(rank, folder)
+    _other_weights(rank, folder, tiny_coco.config(folder / f"own{rank}", name, **keys))
+    window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
+    said: list[str] = []
+    training = SimpleNamespace(cfg=tiny_coco.config(folder, name), window=window, rate=lambda i: 0.1, world=2,
+                               device=torch.device("cpu"), logger=SimpleNamespace(info=said.append))  # fmt: skip
+    line = engine._Training._summary(training, 1)  # type: ignore[arg-type]
+    assert line["data_time"] == 0.75 and "75% waiting for data (loader-bound" in said[0]
+
+
+def _stop_in_the_last_evaluation(rank: int, folder, cfg) -> None:
+    """One of the two is asked to stop while both evaluate: both stop, the last checkpoint is written."""
+    evaluate, calls = engine.evaluate, iter(["after iteration 1", "after the last"])
+
+    def stopped(*args):
+        if next(calls) == "after the last" and rank == 1:
+            interrupt.request_stop("SIGUSR1")
+        return evaluate(*args)
+
+    next(calls)  # this part of the run begins after iteration 2
+    engine.evaluate = stopped
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        engine.run(cfg, resume=True)
+    interrupt.clear()
+    engine.evaluate = evaluate
+    assert saved(folder / "halves")["iteration"] == 3 and not (folder / "halves" / "evaluating.pth").exists()
+
+
+def _other_weights(rank: int, folder, cfg) -> None:
+    """Each process sees a checkpoint of that iteration, but not the same one."""
+    shutil.copytree(folder / "whole", cfg.OUTPUT_DIR)
+    if rank == 1:
+        state = saved(folder / "whole")
+        state["model"]["backbone.fpn_output2.weight"] *= 1.001
+        torch.save(state, folder / "own1" / "model_final.pth")
+    with pytest.raises(UserError, match=r"the start \(iteration, digest of the weights\) differs between ranks: \(4, "):
+        engine.run(cfg, resume=True)
 
 
 def test_two_processes_stop_together_resume_and_agree(tmp_path):

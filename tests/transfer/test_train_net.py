@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +16,10 @@ import pytest
 import torch
 import yaml
 
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
+from pretrain.common.run_folder import begin
 from tests.transfer import tiny_coco
 from tests.transfer.test_convert import resnet_state
 from transfer import train_net
@@ -54,7 +59,7 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SOLVER__GAMMA": "nan"}, r"SOLVER\.GAMMA is nan; it must be at least 0"),
         ({"SOLVER__BASE_LR": -1.0}, r"SOLVER\.BASE_LR is -1\.0; it must be at least 0"),
         ({"SOLVER__MOMENTUM": 1.5}, r"SOLVER\.MOMENTUM is 1\.5; it must be at least 0 and at most 1"),
-        ({"SEED": 10**30}, r"SEED is 10{30}; it must be at least -1 and at most 2147483647"),
+        ({"SEED": 2**40}, r"SEED is 1099511627776; it must be at least -1 and at most 2147483647"),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
@@ -74,7 +79,9 @@ def test_numbers_that_cannot_work_end_the_run_before_it_starts(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, engine: str) -> None:
+def test_evaluation_and_resuming_leave_what_the_training_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
     for name in ("a", "b"):
         torch.save(resnet_state(head=False), tmp_path / f"{name}.tar")
         convert(tmp_path / f"{name}.tar", tmp_path / f"{name}.pth")
@@ -84,17 +91,48 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(tmp_path: Path, e
     assert trained["weights"]["path"] == first
     kept = {path: path.read_bytes() for path in (out / "config.yaml", out / "results.json", out / "environment.txt")}
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
-    evaluated = work(tmp_path, engine, "--eval-only", **final)
+    with claim(out, "fine-tuning"):  # while a training runs
+        evaluated = work(tmp_path, engine, "--eval-only", **final)
+        with pytest.raises(UserError, match=r"out is in use: fine-tuning on .*process \d+"):
+            work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
     assert evaluated["metrics"] == trained["metrics"] and (out / "eval_only" / "results.json").is_file()
     assert {path: path.read_bytes() for path in kept} == kept
+    again = work(tmp_path, engine, "--eval-only", "--resume", MODEL__WEIGHTS=first)
+    assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
+    with pytest.raises(UserError, match=r"--resume evaluates .*model_final\.pth, but MODEL\.WEIGHTS is .*b\.pth"):
+        work(tmp_path, engine, "--eval-only", "--resume", MODEL__WEIGHTS=other)
+    with monkeypatch.context() as patch:
+        stop_in(patch, PLACES[engine][1], 1)
+        with pytest.raises(interrupt.Stopped, match="SIGTERM") as caught:
+            work(tmp_path, engine, "--eval-only", **final)
+    interrupt.clear()
+    assert not caught.value.saved and {path: path.read_bytes() for path in kept} == kept
 
     with pytest.raises(UserError, match=r"began with '.*a\.pth', and a resumed run reads none"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=other, SOLVER__MAX_ITER=3)
     with pytest.raises(UserError, match=r"SOLVER\.MAX_ITER is 1, but .*out has done 2 iterations; raise it"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=1)
     Path(first).unlink()  # a resumed run needs them no more, and still says where it began
-    resumed = work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
+    with open(out / "metrics.json", "a") as file:  # of iterations that a crash lost
+        file.writelines(f'{{"iteration": {number}, "total_loss": 1.0}}\n' for number in (2, 3, 19))
+    resumed = work(tmp_path, engine, "--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3)
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
+    iterations = [json.loads(line)["iteration"] for line in (out / "metrics.json").read_text().splitlines()]
+    assert len(iterations) == len(set(iterations)) and max(iterations) <= 3
+    (out / "initial_weights.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"initial_weights\.json is not JSON"):
+        work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
+
+
+def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
+    begin(tmp_path / "out", "pretrain")
+    with pytest.raises(UserError, match=r"out is the run folder of pretrain, not of transfer"):
+        work(tmp_path, "torchvision")
+    work_in_new = words(tmp_path, "torchvision", "--eval-only", OUTPUT_DIR=str(tmp_path / "new"))
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty"):
+        train_net.work(train_net.argument_parser().parse_args(work_in_new))
+    with pytest.raises(UserError, match=r"new is the run folder of evaluation, not of transfer"):
+        work(tmp_path, "torchvision", OUTPUT_DIR=str(tmp_path / "new"))
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
@@ -106,10 +144,114 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
         check_unused(tmp_path, resume=False)
     check_unused(tmp_path, resume=True)
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"holds the results of an earlier run, but no checkpoint .* delete results\.json"
-    ):
+    with pytest.raises(UserError, match=r"holds the results of an earlier run, but no checkpoint .*results\.json"):
         check_unused(tmp_path, resume=True)
+
+
+PLACES = {  # the functions that last long, where each engine looks them up
+    "torchvision": ("transfer.torchvision_engine.update_bn_stats", "transfer.torchvision_engine.evaluate"),
+    "detectron2": ("detectron2.engine.hooks.update_bn_stats", "transfer.detectron2_engine.inference_on_dataset"),
+}
+
+
+def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
+    """SIGTERM is heard at the beginning of that call of a function, counted from 1."""
+    module, name = place.rsplit(".", 1)
+    original, calls = getattr(importlib.import_module(module), name), iter(range(1, 99))
+
+    def stopped(*args: Any, **keys: Any) -> Any:
+        if next(calls) == call:
+            interrupt.request_stop("SIGTERM")
+        return original(*args, **keys)
+
+    patch.setattr(place, stopped)
+
+
+def recorded(out: Path, words: tuple[str, ...]) -> dict[int, dict[str, float]]:
+    """iteration -> its values in metrics.json whose names hold one of ``words``; Detectron2 may take two lines."""
+    found: dict[int, dict[str, float]] = {}
+    for line in map(json.loads, (out / "metrics.json").read_text().splitlines()):
+        values = {name: value for name, value in line.items() if any(word in name for word in words)}
+        earlier = found.setdefault(line["iteration"], {})
+        assert not earlier.keys() & values.keys()  # nothing is repeated
+        earlier.update(values)
+    return {iteration: values for iteration, values in found.items() if values}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2, "TEST__PRECISE_BN__ENABLED": True,
+            "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
+    assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
+    precise_bn, evaluation = PLACES[engine]
+    files: list[str] = []
+    for place, flags in ((precise_bn, ()), (evaluation, ("--resume",)), (evaluation, ("--resume",))):
+        with monkeypatch.context() as patch:
+            stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
+            with pytest.raises(interrupt.Stopped, match="SIGTERM"):
+                work(tmp_path, engine, *flags, **keys, OUTPUT_DIR=str(cut))
+        interrupt.clear()
+        files.append(" ".join(sorted(path.name for path in cut.glob("*.pth"))))
+        assert not (cut / "results.json").exists()
+    assert files == ["evaluating.pth", "evaluating.pth", "model_final.pth"]
+    written = (cut / "model_final.pth").stat().st_mtime_ns
+    assert work(tmp_path, engine, "--resume", **keys, OUTPUT_DIR=str(cut))["metrics"] == expected["metrics"]
+    assert (cut / "model_final.pth").stat().st_mtime_ns == written  # only evaluated
+    states = [torch.load(out / "model_final.pth")["model"] for out in (whole, cut)]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    what = ("AP", "loss") if engine == "torchvision" else ("AP",)  # Detectron2's medians begin anew with each process
+    assert len(recorded(whole, what)) == 2 and recorded(cut, what) == recorded(whole, what)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_diverge_in_the_last_step_are_not_saved(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(UserError, match=r"training diverged: after iteration 0 \S+ has values that are not finite"):
+        work(
+            tmp_path, engine, SOLVER__MAX_ITER=1, SOLVER__WARMUP_ITERS=0, SOLVER__BASE_LR=1e38, SOLVER__WEIGHT_DECAY=1e9
+        )
+    assert not any((tmp_path / "out").glob("*.pth")) and not (tmp_path / "out" / "results.json").exists()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_first_checkpoint_that_cannot_be_written_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    def fill_the_disk(_content: Any, file: Any) -> None:
+        file.write(b"PK" * 50)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fill_the_disk)
+        with pytest.raises(UserError, match=r"cannot write .*\.pth: No space left on device"):
+            work(tmp_path, engine, SOLVER__MAX_ITER=1)
+    assert not any((tmp_path / "out").glob("*.pth")) and not any((tmp_path / "out").glob(".*.tmp"))
+    assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=1)["iteration"] == 1
+
+
+def test_more_processes_than_gpus_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"--num-gpus is 2, but this machine has 1; ask for at most 1"):
+        train_net.main(words(tmp_path, "torchvision", "--num-gpus", "2", MODEL__DEVICE="cuda"))
+
+
+def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
+    """Sent to the whole process group while the ranks still import: they hear it when they can save a checkpoint."""
+    chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
+    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    ranks, deadline = Path(f"/proc/{run.pid}/task/{run.pid}/children"), time.monotonic() + 120
+    while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGTERM)
+    _, said = run.communicate(timeout=240)
+    assert run.returncode == 130 and said.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", said
+    assert "Traceback" not in said
+    assert torch.load(tmp_path / "out" / "model_0000000.pth", weights_only=True)["iteration"] == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -129,10 +271,26 @@ def test_a_signal_ends_the_step_in_hand_and_leaves_a_checkpoint(tmp_path: Path, 
     assert torch.load(found, weights_only=True)["iteration"] >= 19
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_files_hold_the_seed_and_the_schedule_that_were_used(tmp_path: Path, engine: str) -> None:
+    """A config written for two processes and a random seed, run by one process."""
+    keys = {"SOLVER__REFERENCE_WORLD_SIZE": 2, "SOLVER__IMS_PER_BATCH": 4, "SOLVER__BASE_LR": 0.02, "SEED": -1}
+    results = work(tmp_path, engine, **keys, SOLVER__MAX_ITER=1, DATASETS__TEST=())
+    assert results["iteration"] == 2
+    assert results["schedule"] == {
+        "iterations": 2, "steps": [], "images_per_batch": 2, "base_lr": 0.01, "name": results["schedule"]["name"]
+    }  # fmt: skip
+    state = torch.load(tmp_path / "out" / "model_final.pth", weights_only=True)
+    drawn = state["seed"] if engine == "torchvision" else state["trainer"]["seed"]
+    kept = [yaml.safe_load((tmp_path / "out" / "config.yaml").read_text()), yaml.safe_load(results["config"])]
+    assert [cfg["SEED"] for cfg in kept] == [drawn, drawn] and drawn >= 0
+    assert [cfg["SOLVER"]["MAX_ITER"] for cfg in kept] == [2, 2]
+    work(tmp_path, engine, "--resume", **keys, SOLVER__MAX_ITER=2, DATASETS__TEST=())
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["SEED"] == drawn
+
+
 @pytest.mark.detectron2
-def test_detectron2_keeps_the_seed_it_drew_and_says_in_a_line_that_training_diverged(tmp_path: Path) -> None:
-    work(tmp_path, "detectron2", SEED=-1)
-    drawn = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["SEED"]
-    assert drawn == torch.load(tmp_path / "out" / "model_final.pth", weights_only=False)["trainer"]["seed"] >= 0
+def test_detectron2_says_in_a_line_that_training_diverged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training diverged: .*lower SOLVER\.BASE_LR"):
-        work(tmp_path, "detectron2", SOLVER__BASE_LR=1e12, SOLVER__MAX_ITER=9, OUTPUT_DIR=str(tmp_path / "nan"))
+        work(tmp_path, "detectron2", SOLVER__BASE_LR=1e12, SOLVER__MAX_ITER=9)
+    assert not any((tmp_path / "out").glob("*.pth"))

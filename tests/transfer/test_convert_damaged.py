@@ -106,11 +106,10 @@ def test_a_run_folder_falls_back_to_a_checkpoint_that_reads_whole(
     run = tmp_path / "run"
     run.mkdir()
     (run / "last_checkpoint").write_text("model_final.pth")
-    with pytest.raises(UserError, match=r"holds no model_\*\.pth that reads whole"):
+    with pytest.raises(UserError, match=r"run holds no checkpoint"):
         convert(run, tmp_path / "out.pth")
     (run / "model_0000001.pth").write_bytes(source.read_bytes())
     assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
-    assert "no checkpoint at" in capsys.readouterr().out
     (run / "model_final.pth").write_bytes(b"half")
     assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
     assert "model_final.pth is damaged" in capsys.readouterr().out
@@ -120,7 +119,9 @@ def test_a_run_folder_falls_back_to_a_checkpoint_that_reads_whole(
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, source: Path, place: str) -> None:
     (tmp_path / "file").write_text("a file")
     (tmp_path / "folder.pth").mkdir()
-    with pytest.raises(UserError, match=r"cannot write .*choose another folder|is a file, not a folder|is a folder; name a file in it"):
+    with pytest.raises(
+        UserError, match=r"cannot write .*choose another folder|is a file, not a folder|is a folder; name a file in it"
+    ):
         convert(source, tmp_path / place)
 
 

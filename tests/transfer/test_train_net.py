@@ -106,7 +106,9 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
         check_unused(tmp_path, resume=False)
     check_unused(tmp_path, resume=True)
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds the results of an earlier run, but no checkpoint .* delete results\.json"):
+    with pytest.raises(
+        UserError, match=r"holds the results of an earlier run, but no checkpoint .* delete results\.json"
+    ):
         check_unused(tmp_path, resume=True)
 
 

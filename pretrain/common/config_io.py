@@ -125,7 +125,7 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
         for item in value:
             _check_value(key, item, where)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise UserError(f"{key}{where} has more than 64 bits; choose a whole number between -2^63 and 2^63")
+        raise UserError(f"{key}{where} has more than 64 bits; choose a smaller number")
     elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()

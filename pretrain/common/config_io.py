@@ -96,7 +96,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
         _check_value(key, _get(cfg, key))
         if _get(cfg, key) in (math.inf, -math.inf):
-            raise UserError(f"{key} {_shorten(value, 60)} is beyond what a floating-point number holds, 1.8e308")
+            raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
 def dump(cfg: CfgNode) -> str:

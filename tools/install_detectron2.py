@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.run_folder import atomic_write
 
 URL = "https://github.com/facebookresearch/detectron2"
 COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
@@ -46,7 +47,7 @@ def build(source: str) -> Path:
     evaluation is then slower.
 
     Raises:
-        UserError: no such checkout, another commit, no network.
+        UserError: no such checkout, another commit, no network, a cache that cannot be written.
     """
     _pip("install", *_BUILD_TOOLS)
     with tempfile.TemporaryDirectory(prefix="detectron2-") as folder:
@@ -63,10 +64,9 @@ def build(source: str) -> Path:
             shutil.rmtree(tree / "build", ignore_errors=True)
             _pip(*wheel_command)
         (built,) = out.glob("detectron2-*.whl")
-        _cache_folder().mkdir(parents=True, exist_ok=True)
-        partial = _cache_folder() / f".{os.getpid()}.partial"
-        shutil.copyfile(built, partial)
-        return partial.replace(_cache_folder() / built.name)
+        kept = _cache_folder() / built.name
+        atomic_write(kept, built.read_bytes())
+        return kept
 
 
 def main(argv: Sequence[str] | None = None) -> int:

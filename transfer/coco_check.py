@@ -147,7 +147,8 @@ def _record_problem(record: Any, seen: Mapping[Any, Any], *, mixed: bool = False
 
 
 def _size_problem(image: Mapping[str, Any]) -> str:
-    width, height = image.get("width"), image.get("height")
+    width: Any = image.get("width")
+    height: Any = image.get("height")
     if not all(isinstance(side, int) and side > 0 for side in (width, height)):
         return f"width {_short(width)} and height {_short(height)} are not whole numbers above 0"
     return f"{width} x {height} has 2^31 pixels or more" if width * height >= _MAX_PIXELS else ""
@@ -226,7 +227,7 @@ def _box_problem(box: Any) -> str:
 def _unsafe_mask(mask: Any, box: Sequence[float], width: float, height: float) -> str:
     """What is wrong with a mask that pycocotools must not see; see `unreadable`."""
     if isinstance(mask, dict):
-        size = mask.get("size")
+        size: Any = mask.get("size")
         if size != [height, width] or not all(isinstance(side, int) for side in size) or "counts" not in mask:
             return f"RLE mask of size {_short(size)}, not {[height, width]}"
         covered = _rle_pixels(mask["counts"])

@@ -48,6 +48,7 @@ from .torchvision_solver import build_optimizer, clip_gradients, learning_rate, 
 from .weights import Weights, check_config, load_weights, read_weights
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those a line's medians are taken over
+_TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # of a checkpoint
 
 
 def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualize: int = 0) -> dict[str, Any]:
@@ -79,6 +80,8 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
             raise UserError(
                 f"{found[0]} was not written by the torchvision engine; resume with the engine that wrote it"
             )
+        if missing := [key for key in _TO_RESUME if key not in state]:
+            raise UserError(f"{found[0]} lacks {', '.join(missing)}: it cannot be resumed, only be MODEL.WEIGHTS")
         check_not_beyond(cfg, state["iteration"] + 1)
         logger.info(f"resuming from {found[0]}")
     settle_seed(cfg, state["seed"] if state else None, logger.info)

@@ -113,32 +113,29 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     name, engine, version, cfg = settle(args)
     cfg.defrost()
     join(cfg.MODEL.DEVICE)
-    trained_on = cfg.DATASETS.TRAIN
+    train, tests = cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
     if args.eval_only:
         cfg.DATASETS.TRAIN = ()  # not needed, and perhaps not there
         cfg.MODEL.WEIGHTS = on_first_rank(lambda: _weights_to_evaluate(cfg, args))
         if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # what the training left stays as it is
             cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     with _owned(Path(cfg.OUTPUT_DIR), args):
-        tests = list(cfg.DATASETS.TEST)  # as the user names them: `prepare` puts this run folder's copies for :skip_bad
         cfg = coco_data.prepare(cfg)
+        prepared = cfg.DATASETS.TEST
         weights = on_first_rank(lambda: _weights_summary(cfg, args))
-        try:
-            metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
-        except Stopped as stop:
-            stop.saved = not args.eval_only
-            raise
+        metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
         if os.environ.get("RANK", "0") != "0":
             return {}
-        given = dict(zip(cfg.DATASETS.TEST, tests, strict=True))
         cfg.defrost()
-        cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = trained_on, tuple(tests)
+        # The names that were given: a cleaned copy's name holds this run's folder, and would compare with no other run.
+        cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = train, tests
+        rows = [metrics] if len(tests) == 1 else [metrics.get(name, {}) for name in prepared]
         return coco_results.write_results(
             Path(cfg.OUTPUT_DIR) / "results.json",
             engine=name,
             engine_version=version,
             cfg=cfg,
-            metrics={tests[0]: metrics} if len(tests) == 1 else {given[n]: found for n, found in metrics.items()},
+            metrics=dict(zip(tests, rows, strict=True)),
             weights=weights,
             iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
         )

@@ -6,6 +6,7 @@ one loader. Stock Detectron2 prints the same warnings for a good file and for on
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ def _check_values(path: str, name: str, tensor: Tensor) -> None:
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b, strict=True))
-    return abs(a - b) < 0.05 if isinstance(a, (int, float)) and isinstance(b, float) else a == b
+    return math.isclose(a, b, rel_tol=1e-3) if isinstance(a, (int, float)) and isinstance(b, float) else a == b
 
 
 def _remedy(whole: bool) -> str:

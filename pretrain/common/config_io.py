@@ -96,7 +96,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
         _check_value(key, _get(cfg, key))
         if _get(cfg, key) in (math.inf, -math.inf):
-            raise UserError(f"{key} {_shorten(value, 60)} is beyond what a floating-point number holds, 1.8e308")
+            raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
 def dump(cfg: CfgNode) -> str:
@@ -125,7 +125,7 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
         for item in value:
             _check_value(key, item, where)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise UserError(f"{key}{where} has more than 64 bits; choose a whole number between -2^63 and 2^63")
+        raise UserError(f"{key}{where} has more than 64 bits; choose a smaller number")
     elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()

@@ -105,6 +105,9 @@ def test_a_run_folder_falls_back_to_a_checkpoint_that_reads_whole(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
+    (run / "last_checkpoint").write_text("model_final.pth")
+    with pytest.raises(UserError, match=r"run holds no checkpoint"):
+        convert(run, tmp_path / "out.pth")
     (run / "model_final.pth").write_bytes(b"half")
     with pytest.raises(UserError, match=r"every checkpoint in .*run is damaged"):
         convert(run, tmp_path / "out.pth")

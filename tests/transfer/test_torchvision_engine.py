@@ -128,6 +128,18 @@ def test_another_engines_checkpoint_is_not_resumed(tmp_path):
         engine.run(tiny_coco.config(tmp_path / "out", name), resume=True)
 
 
+def test_weights_are_not_resumed(tmp_path):
+    (tmp_path / "out").mkdir()
+    state = {"model": {"a": torch.ones(1)}, "iteration": 1, "engine": "torchvision"}
+    torch.save(state, tmp_path / "out" / "model_0000001.pth")
+    (tmp_path / "out" / "last_checkpoint").write_text("model_0000001.pth")
+    name = tiny_coco.write(tmp_path / "data")
+    with pytest.raises(
+        UserError, match=r"model_0000001\.pth lacks optimizer, scaler, seed, window: it cannot be resumed"
+    ):
+        engine.run(tiny_coco.config(tmp_path / "out", name), resume=True)
+
+
 def test_a_diverging_run_names_iteration_rate_and_images(tmp_path):
     name = tiny_coco.write(tmp_path / "data")
     cfg = tiny_coco.config(tmp_path / "out", name, SOLVER__BASE_LR=1e18, SOLVER__WARMUP_ITERS=0)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from fvcore.common.config import CfgNode
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
@@ -294,3 +295,27 @@ def test_detectron2_says_in_a_line_that_training_diverged(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"training diverged: .*lower SOLVER\.BASE_LR"):
         work(tmp_path, "detectron2", SOLVER__BASE_LR=1e12, SOLVER__MAX_ITER=9)
     assert not any((tmp_path / "out").glob("*.pth"))
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_results_have_the_names_that_were_given_where_bad_records_were_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: int
+) -> None:
+    names = [f"{tiny_coco.write(tmp_path / f'data{i}')}:skip_bad" for i in range(sets)]
+    for i in range(sets):
+        path = tmp_path / f"data{i}" / "annotations.json"
+        content = json.loads(path.read_text())
+        content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+        path.write_text(json.dumps(content))
+
+    def run(cfg: CfgNode, **_: Any) -> dict[str, Any]:
+        assert all("_checked.json" in name for name in cfg.DATASETS.TEST)
+        metrics = {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(cfg.DATASETS.TEST)}
+        return metrics if sets > 1 else metrics[cfg.DATASETS.TEST[0]]
+
+    monkeypatch.setattr("transfer.torchvision_engine.run", run)
+    keys = {"DATASETS__TRAIN": tuple(names), "DATASETS__TEST": tuple(names), "OUTPUT_DIR": str(tmp_path / "out")}
+    results = work(tmp_path, "torchvision", **keys)
+    assert results["datasets"] == {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(names)}
+    assert results["protocol"]["train"] == results["protocol"]["test"] == names
+    assert "_checked.json" not in results["config"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import cv2
 import numpy as np
@@ -62,3 +63,14 @@ def test_a_missing_image_is_named(tmp_path):
     (tmp_path / "1.png").unlink()
     with pytest.raises(UserError, match=r"1\.png"):
         visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=1)
+
+
+def test_any_folder_and_any_category_name(tmp_path):
+    folder = tmp_path / os.fsdecode(b"odd\xff")
+    tiny_coco.write(folder)
+    content = json.loads((folder / "annotations.json").read_text())
+    for category in content["categories"]:
+        category["name"] = "caf\u00e9 \ud800"  # half a surrogate pair: JSON allows it
+    (folder / "annotations.json").write_text(json.dumps(content))
+    written = visualize.draw(folder / "annotations.json", folder, [], folder / "out", count=6)
+    assert len(written) == 6 and all(path.stat().st_size for path in written)

@@ -226,7 +226,7 @@ def _check_values(path: str, name: str, tensor: Tensor) -> None:
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b, strict=True))
-    return math.isclose(a, b, rel_tol=1e-3) if isinstance(a, (int, float)) and isinstance(b, float) else a == b
+    return math.isclose(a, b, rel_tol=1e-4) if isinstance(a, (int, float)) and isinstance(b, float) else a == b
 
 
 def _remedy(whole: bool) -> str:

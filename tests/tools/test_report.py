@@ -464,7 +464,9 @@ def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path, content:
 
 def test_a_path_that_is_not_utf8_prints(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/runs\xff"))
-    pretrain(folder / os.fsdecode(b"jcl\xff"), *DIGITS)
+    pretrain(tmp_path / "jcl", *DIGITS)
+    folder.mkdir()
+    (tmp_path / "jcl").rename(folder / os.fsdecode(b"jcl\xff"))  # a folder renamed later; a run refuses such a name
     write(folder / "bad|\nname", detector_named())
     (folder / "broken").mkdir()
     (folder / "broken/results.json").write_text("")

@@ -95,7 +95,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
         except _NOT_MERGED as error:
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
         _check_value(key, _get(cfg, key))
-        if _get(cfg, key) in (math.inf, -math.inf):
+        if is_float and math.isinf(_get(cfg, key)):  # all digits, and yet infinite
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 

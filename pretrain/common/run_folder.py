@@ -128,14 +128,8 @@ def make_folder(path: str | Path) -> None:
     """Makes a folder and those above it.
 
     Raises:
-        UserError: the disk is read-only, a file stands in the way, or the path is not UTF-8.
+        UserError: the disk is read-only, or a file stands in the way.
     """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"the path {path} is not UTF-8, and TensorBoard writes to no other; choose another folder"
-        ) from None
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | lint | demo | clean
+# make setup | detectron2 | test | test-all | test-lowest | lint | demo | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -16,12 +16,13 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two processes, a test file to one of them; what is slow on a SLURM cluster waits for others, and runs alone.
 IN_PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all lint demo clean
+.PHONY: help setup detectron2 test test-all test-lowest lint demo clean
 
 help:
 	@echo "make setup       .venv with everything but Detectron2 (and that too, where this machine has built it before)"
 	@echo "make detectron2  builds Detectron2 once a machine and installs it; DETECTRON2=/a/checkout without internet"
 	@echo "make test        the ordinary tests; test-all: the slow ones too (real preemption on a SLURM cluster, ...)"
+	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; run again, it redoes nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
@@ -53,6 +54,13 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
+# The lowest version of every dependency that pyproject.toml allows, in an environment of its own; without Detectron2.
+test-lowest: setup
+	@$(BIN)/python -m pip -q install 'uv>=0.5'
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-lowest
+	@$(BIN)/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+	@$(ONE_THREAD) .venv-lowest/bin/python -m pytest $(IN_PARALLEL)
+
 lint: setup
 	@status=0; \
 	$(BIN)/ruff check . || status=1; \
@@ -64,5 +72,5 @@ demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-lowest build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

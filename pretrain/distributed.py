@@ -94,10 +94,13 @@ def barrier() -> None:
 def in_turns() -> Iterator[None]:
     """Runs the block on rank 0, then on the first rank of every other machine, then on the rest."""
     turn = 0 if rank() == 0 else 1 if os.environ.get("LOCAL_RANK", "0") == "0" else 2
-    for now in range(3):
-        if now == turn:
-            yield
+    for _ in range(turn):
         barrier()
+    try:
+        yield
+    finally:  # after an error, too: the other ranks wait for their turn
+        for _ in range(turn, 3):
+            barrier()
 
 
 def slice_bounds(total: int, of_rank: int, ranks: int) -> tuple[int, int]:

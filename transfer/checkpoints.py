@@ -6,6 +6,7 @@ The newest is the one with the most iterations, which it stores; the times of fi
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,9 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 def _iteration(path: Path) -> int:
     """The last iteration done, read without the tensors; -1 where none is stored."""
     try:
-        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True).get("iteration", -1))
+        return int(
+            torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True).get("iteration", -1)
+        )
     except Exception:  # damaged, or not plain: first in order, so that reading it whole says what is wrong
         return sys.maxsize
 

@@ -25,7 +25,7 @@ from pretrain import checkpoint
 from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
-from pretrain.common.run_folder import atomic_write, write_json
+from pretrain.common.run_folder import atomic_write, stage_of, write_json
 from pretrain.weights_file import read_file, sha256, state_tensors
 from pretrain.weights_file import tensor_digest as digest
 
@@ -102,12 +102,18 @@ def convert(
     data = _encode(tensors, provenance, output.suffix, back)
     if os.path.isdir(output):
         raise UserError(f"{output} is a folder; name a file in it")
+    if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
+        raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     with claim(output.parent, "conversion", of=output.name):
         if os.path.exists(output) and not overwrite and not _holds(output, data):
             raise UserError(f"{output} exists and differs; add --overwrite or name another file")
         errors, judge = _write_proven(output, data, backbone, back)
         write_json(output.with_name(output.name + ".json"), {**provenance, "file_sha256": sha256(output)})
     return Conversion(output, provenance, errors, judge)
+
+
+def _is_checkpoint_of_run(path: Path) -> bool:
+    return path.name.startswith(("checkpoint_", "model_")) and stage_of(path.parent) in ("pretrain", "transfer")
 
 
 def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> Path:

@@ -102,7 +102,7 @@ def _evaluation_is_due(trainer: Trainer) -> bool:
 
 
 class StopOnRequest(HookBase):
-    """Ends the run after the step in hand, its checkpoint on disk, when a stop was requested on any rank."""
+    """Ends the run after the current step, its checkpoint on disk, when a stop was requested on any rank."""
 
     trainer: Trainer  # type: ignore[assignment]
 

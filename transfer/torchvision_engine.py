@@ -104,11 +104,10 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         check_config(source, cfg, logger.info)
     load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
     del source  # weights are in the model now; they would stay in memory to the end
+    check_same_start(state["iteration"] + 1 if state else 0, detectron2_state(model))
     if eval_only:
         metrics = evaluate(cfg, model, rank, world, visualize)
     else:
-        if state:
-            check_same_start(state["iteration"] + 1, detectron2_state(model))
         training = _Training(cfg, model, device, rank, world, logger)
         start = training.restore(state) if state else 0
         pending = found is not None and found[0].name == checkpoints.EVALUATING

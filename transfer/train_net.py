@@ -123,7 +123,11 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
         cfg = coco_data.prepare(cfg)
         prepared = cfg.DATASETS.TEST
         weights = on_first_rank(lambda: _weights_summary(cfg, args))
-        metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
+        try:
+            metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)
+        except Stopped as stop:
+            stop.saved = not args.eval_only
+            raise
         if os.environ.get("RANK", "0") != "0":
             return {}
         cfg.defrost()

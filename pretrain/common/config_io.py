@@ -131,6 +131,10 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
             value.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"{key}{where} is {value!r}, which is not UTF-8; rename the file or folder") from error
+    if key == "OUTPUT_DIR" and isinstance(value, str) and not value.isprintable():
+        raise UserError(
+            f"OUTPUT_DIR{where} is {value!r}, with a line break or a control character; choose another name"
+        )
 
 
 def _get(cfg: CfgNode, dotted: str) -> Any:

@@ -14,6 +14,7 @@ A process that was suspended so long that another one took its folder ends as so
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
@@ -131,7 +132,7 @@ class _Owner:
                 pass  # a file server that does not answer now may answer the next time
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob(f"{self._prefix}.*.json"))
+        return sorted(self._folder.glob(f"{glob.escape(self._prefix)}.*.json"))
 
 
 def _identity() -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool:
-    if owner.get("place") == me["place"] and "pid" in owner:
+    if owner.get("place") == me["place"] and owner.get("started"):  # without /proc it has none: its age decides
         return start_of(owner["pid"]) != owner["started"]
     if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
         return True

@@ -278,13 +278,13 @@ def _finite(value: Any) -> Any:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The good lines of a metrics file; a last line cut short by a crash is dropped."""
+    """The good lines of a metrics file; one that was cut short by a crash, or damaged, is dropped."""
     kept: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and "iteration" in value:
+        if isinstance(value, dict) and type(value.get("iteration")) is int:
             kept.append(value)
     return kept

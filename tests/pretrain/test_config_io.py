@@ -46,6 +46,7 @@ OVERRIDES = {
     "a value that is no value": (["SEED", "{[]: 1}"], "unhashable"),
     "null byte": (["SEED", "\0"], "SEED"),
     "not UTF-8": (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], r"OUTPUT_DIR is 'odd\\udcff', which is not UTF-8"),
+    "a line break": (["OUTPUT_DIR", "a\nb"], r"OUTPUT_DIR is 'a\\nb', with a line break or a control character"),
 }
 
 

@@ -3,6 +3,7 @@ import os
 import torch
 
 from pretrain import distributed
+from pretrain.common.errors import UserError
 from pretrain.distributed import ExchangePlan, slice_bounds
 from tests.pretrain.ranks import run_ranks
 
@@ -62,6 +63,21 @@ def test_ranks_take_turns(tmp_path):
     assert (tmp_path / "turns").read_text() == "021"
     with distributed.in_turns():  # a single process
         pass
+
+
+def _an_error_in_turn() -> None:
+    os.environ["LOCAL_RANK"] = str(distributed.rank())
+    try:
+        with distributed.in_turns():
+            if distributed.rank() == 0:
+                raise UserError("refused")
+    except UserError:
+        assert distributed.rank() == 0
+    distributed.barrier()
+
+
+def test_an_error_in_its_turn_leaves_no_rank_waiting():
+    run_ranks(_an_error_in_turn, 2)
 
 
 def _all_cases() -> None:

@@ -159,6 +159,21 @@ def test_one_file_of_a_folder(tmp_path: Path) -> None:
     assert _files(tmp_path) == []
 
 
+def test_a_name_may_look_like_a_pattern(tmp_path: Path) -> None:
+    (tmp_path / ".w[1].pth.owner.1.json").write_text(json.dumps({**lock._identity(), "started": "1", "token": "t"}))
+    with lock.claim(tmp_path, "conversion", of="w[1].pth"):
+        assert _files(tmp_path) == [".w[1].pth.owner.2.json"]
+
+
+def test_where_no_start_of_a_process_is_known_its_silence_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "start_of", lambda _: "")  # as without /proc
+    path = _owner_elsewhere(tmp_path, silent_s=lock._DEAD_AFTER_S + 5, place=lock._identity()["place"], started="")
+    with lock.claim(tmp_path, "pretraining"):
+        assert not path.exists()
+
+
 @pytest.mark.parametrize("below", ["", "/below"])
 def test_a_file_where_a_folder_should_be(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")

@@ -31,6 +31,15 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     ]  # fmt: skip
 
 
+def test_the_old_format_has_iterations_too(tmp_path: Path) -> None:
+    for iteration, zipped in ((1, False), (9, True)):
+        state = {"model": {"w": torch.ones(2)}, "iteration": iteration}
+        path = tmp_path / f"model_{iteration:07d}.pth"
+        torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    found = checkpoints.newest(tmp_path)
+    assert found is not None and found[0].name == "model_0000009.pth"
+
+
 def test_damaged_and_diverged_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
     write(tmp_path, "model_0000001.pth", 1)
     half = write(tmp_path, "model_0000002.pth", 2)

@@ -92,6 +92,15 @@ def test_two_conversions_to_one_output_are_refused(tmp_path: Path) -> None:
     assert left == {"w.pth", "w.pth.json", "other.pth", "other.pth.json"}
 
 
+@pytest.mark.parametrize("output", ["checkpoint_final.pth", "checkpoint_00000007.pth", "model_final.pth"])
+def test_a_conversion_never_takes_the_place_of_a_runs_checkpoint(tmp_path: Path, output: str) -> None:
+    source = checkpoint(tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"is a run's checkpoint, which a conversion would destroy; name another file"):
+        convert_to_d2.main([str(source), str(tmp_path / "run" / output), "--overwrite"])
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
+
+
 @pytest.mark.parametrize("name", ["w.pth", "w.pkl", "w.safetensors"])
 def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     source = checkpoint(tmp_path / "run")

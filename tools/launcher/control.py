@@ -241,7 +241,11 @@ def _end_runner(folder: Path) -> tuple[bool, list[str]]:
     found, problems = False, []
     for kind in ("pipeline", "sweep"):
         file = folder / "launch" / f"{kind}.json"
-        runner = read_json(file).get("runner") if file.is_file() else None
+        try:
+            runner = read_json(file).get("runner") if file.is_file() else None
+        except UserError as error:  # the stages' own records may be whole
+            problems.append(str(error))
+            continue
         if not isinstance(runner, dict) or not isinstance(runner.get("pid"), int):
             continue
         if runner.get("host") != socket.gethostname():

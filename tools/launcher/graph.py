@@ -22,7 +22,7 @@ from pretrain.common.run_folder import write_json
 from . import attach, control
 from .options import Options
 from .run import StageFailed, disk_gib, execute, time_and_disk
-from .spec import StageSpec, read_record
+from .spec import StageSpec
 from .submit import preview as preview_script
 from .submit import refuse_if_running, submit
 
@@ -294,11 +294,11 @@ def _submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> No
 
 def _active_job(spec: StageSpec) -> str:
     """The id of the SLURM job that waits or runs in the stage's folder, or an empty string."""
-    jobs = read_record(Path(spec.folder) / "launch" / "launch.json").get("jobs")
-    if not isinstance(jobs, list) or not jobs or not isinstance(jobs[-1], dict):
+    file = Path(spec.folder) / "launch" / "launch.json"
+    if not file.exists():
         return ""
-    job = jobs[-1]
-    is_active = job.get("cluster") == "slurm" and control.job_state(job) in ("PENDING", "RUNNING")
+    job = control.read_launch(file)["jobs"][-1]
+    is_active = job["cluster"] == "slurm" and control.job_state(job) in ("PENDING", "RUNNING")
     return str(job["id"]) if is_active else ""
 
 

@@ -111,7 +111,7 @@ def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
     for path in sorted((path for path in paths if path.name.startswith(f"{newest}.")), key=_attempt):
         record = read_json(path)
         if failure := read_json(path.with_name(path.name.removesuffix(".0.json") + ".failed")):
-            record = {**record, "failure": failure, "state": record["state"].replace("running", "failed")}
+            record = {**record, "failure": failure, "state": record.get("state", "failed").replace("running", "failed")}
         if record:
             found.append(record)
     return found

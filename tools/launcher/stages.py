@@ -171,8 +171,8 @@ def _engine(wanted: str, folder: str) -> str:
             raise UserError(f"engine {wanted!r} is not one of {', '.join(_ENGINES)}{nearest(wanted, _ENGINES)}")
         return wanted
     record = read_record(Path(folder) / "launch" / "launch.json")
-    words = StageSpec.from_json(record["spec"]).args[0] if "spec" in record else ()
-    return _override(words, "--engine") or _installed_engine()
+    args = StageSpec.from_json(record["spec"]).args if "spec" in record else ()
+    return _override(args[0] if args else (), "--engine") or _installed_engine()
 
 
 @functools.cache

@@ -199,6 +199,15 @@ def test_a_damaged_launch_json_is_one_line(tmp_path: Path, command: str, text: s
         refuse_if_running(tmp_path / "run")
 
 
+def test_a_damaged_pipeline_json_does_not_keep_its_stages_from_being_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/pipeline.json").write_text("[]")
+    found, problems = control._end_runner(tmp_path)
+    assert not found and len(problems) == 1 and "holds a JSON list, not an object" in problems[0]
+
+
 def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture):
     (started(tmp_path / "a", LOCAL) / "launch" / "launch.json").write_text("")
     started(tmp_path / "b", LOCAL)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from pretrain.backbone_file import load_backbone
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
 from pretrain.weights_file import sha256
 from tools import convert_to_d2
 from transfer import proof
@@ -282,15 +281,3 @@ def test_command_line(tmp_path: Path, r18: dict[str, Tensor], capsys: pytest.Cap
     content = pickle.loads((tmp_path / "w" / "out.pkl").read_bytes())
     assert content["__author__"] == "pretrain-to-transfer" and content["matching_heuristics"] is True
     assert isinstance(content["model"]["res5.1.conv2.norm.running_mean"], np.ndarray)
-
-
-def test_two_conversions_to_one_file_do_not_mix(tmp_path: Path) -> None:
-    torch.save(resnet_state(), tmp_path / "s.pth")
-    with claim(tmp_path, "conversion", of="w.pth"):
-        with pytest.raises(UserError, match=r"w\.pth is in use: conversion"):
-            convert(tmp_path / "s.pth", tmp_path / "w.pth")
-        convert(tmp_path / "s.pth", tmp_path / "other.pth")
-    convert(tmp_path / "s.pth", tmp_path / "w.pth")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("other.pth", "other.pth.json", "s.pth", "w.pth", "w.pth.json"),
-    ]

@@ -15,7 +15,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten, merge_file, merge_overrides
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, one_line
 
 HONOURED = """
 VERSION: 2
@@ -136,6 +136,44 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some valu
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
 }
+
+
+# A resumed training may have other values of these: they decide where and how long it runs, and on what it is tested.
+FREE_ON_RESUME = (
+    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS", "DATASETS.TEST",
+    "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
+)  # fmt: skip
+
+
+def check_same_training(cfg: CfgNode, kept: Path) -> None:
+    """Refuses to resume a training under another config: its result would be neither's, and filed under the wrong one.
+
+    Args:
+        kept: the config.yaml of the run.
+
+    Raises:
+        UserError: keys have other values, each of which is named, or the file is damaged.
+    """
+    try:
+        earlier = dict(flatten(yaml.safe_load(_one_name(kept.read_text()))))
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
+        ) from error
+    changed = [
+        f"{key} {earlier[key]!r} -> {value!r}"
+        for key, value in flatten(yaml.safe_load(_one_name(cfg.dump())))
+        if earlier.get(key, value) != value and not key.startswith(FREE_ON_RESUME)
+    ]
+    if changed:
+        raise UserError(
+            f"{kept.parent} holds a training of another config ({'; '.join(changed)}); choose another OUTPUT_DIR"
+        )
+
+
+def _one_name(config: str) -> str:
+    """SyncBN runs under another name on several CPU processes."""
+    return config.replace("naiveSyncBN", "SyncBN")
 
 
 _LARGEST = float("inf")

@@ -38,7 +38,7 @@ from pretrain.common.lock import claim
 from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import begin, read_json, stage_of, write_json
 from transfer import checkpoints, coco_data, coco_results
-from transfer.config import check_ranges, check_training, load_config
+from transfer.config import check_ranges, check_same_training, check_training, load_config
 from transfer.distributed import check_unused, join, leaving
 from transfer.torchvision_solver import scale_to_world
 from transfer.weights import read_weights
@@ -122,6 +122,9 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     with _owned(Path(cfg.OUTPUT_DIR), args):
         cfg = coco_data.prepare(cfg)
         prepared = cfg.DATASETS.TEST
+        kept = Path(cfg.OUTPUT_DIR) / "config.yaml"
+        if args.resume and not args.eval_only:
+            on_first_rank(lambda: check_same_training(cfg, kept) if kept.is_file() else None)
         weights = on_first_rank(lambda: _weights_summary(cfg, args))
         try:
             metrics = engine.run(cfg, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize)

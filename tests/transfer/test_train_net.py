@@ -116,6 +116,10 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     Path(first).unlink()  # a resumed run needs them no more, and still says where it began
     with open(out / "metrics.json", "a") as file:  # of iterations that a crash lost
         file.writelines(f'{{"iteration": {number}, "total_loss": 1.0}}\n' for number in (2, 3, 19))
+    with pytest.raises(
+        UserError, match=r"out holds a training of another config \(SOLVER\.GAMMA 0\.1 -> 0\.2\); choose"
+    ):
+        work(tmp_path, engine, "--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3, SOLVER__GAMMA=0.2)
     resumed = work(tmp_path, engine, "--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3)
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
     iterations = [json.loads(line)["iteration"] for line in (out / "metrics.json").read_text().splitlines()]

@@ -35,7 +35,7 @@ def default_config() -> CfgNode:
     c.METHOD = CfgNode()
     c.METHOD.NAME = "mocov2"  # a key of pretrain.methods.METHODS
     c.METHOD.TEMPERATURE = 0.2  # tau
-    c.METHOD.NUM_KEYS = 1  # M': positive keys an image
+    c.METHOD.NUM_KEYS = 1  # M': positive keys per image
     c.METHOD.LAMBDA = 1.0  # jcl: weight of the covariance; sce: weight of the contrastive part, in [0, 1]
     c.METHOD.LAMBDA_SCHEDULE = "constant"  # constant | linear (jcl: lambda (epoch + 1) / epochs)
     c.METHOD.KEY_TEMPERATURE = 0.05  # sce, ressl: tau_m, of the key encoder's similarities
@@ -55,7 +55,7 @@ def default_config() -> CfgNode:
     c.MODEL.EMA_MOMENTUM = 0.999  # m, of the key encoder
     c.MODEL.EMA_SCHEDULE = "constant"  # constant | cosine (m rises to 1)
     c.MODEL.EMA_UPDATE = "before_keys"  # before_keys (MoCo, JCL) | after_step (SCE's pseudo-code)
-    c.MODEL.BN_GROUPS = 0  # parts of the global batch that share BN statistics; 0: one a process; 1: SyncBN over all
+    c.MODEL.BN_GROUPS = 0  # parts of the global batch that share BN statistics; 0: one per process; 1: SyncBN over all
 
     c.VIEWS = CfgNode()
     c.VIEWS.QUERY = "moco_v2"  # a key of pretrain.views.RECIPES

@@ -12,7 +12,7 @@ from .interrupt import Stopped
 
 
 class UserError(ValueError):
-    """A mistake the user can mend: one line that names the value, the limit and the remedy."""
+    """A mistake the user can fix: one line that names the value, the limit and the remedy."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -55,9 +55,15 @@ def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str,
     method = METHODS[cfg.METHOD.NAME]
     found = _find_checkpoint(cfg, output_dir, log.warning)
 
-    data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    if cfg.METHOD.LABELS == "class" and method.kind == "batch" and data.labels is None:
-        raise UserError(f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder a class, or index")
+    def open_data() -> datasets.ImageData:
+        data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+        if cfg.METHOD.LABELS == "class" and method.kind == "batch" and data.labels is None:
+            raise UserError(
+                f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder per class, or index"
+            )
+        return data
+
+    data = process_group.on_every_rank(open_data)
     recipes = [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     loader = Loader(
         data, recipes, cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED,
@@ -68,27 +74,32 @@ def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str,
     all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS  # what schedules run over
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
 
-    if found and found[1].get("steps_per_epoch", steps_per_epoch) != steps_per_epoch:
-        raise UserError(
-            f"{output_dir} was begun with {found[1]['steps_per_epoch']} steps an epoch, but {cfg.DATA.TRAIN} now gives "
-            f"{steps_per_epoch}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
-        )
     learner = Learner(cfg, device, log.info, resumes=found is not None)
-    step = process_group.on_every_rank(lambda: learner.load(found[1])) if found else 0
+    state = found[1] if found else {}
+    step = process_group.on_every_rank(lambda: learner.load(state)) if state else 0
     if distributed.world_size() > 1:  # ranks of different weights would average their gradients without a word
         process_group.refuse_disagreement(
             (step, len(data), learner.digest()), "(step, training images, digest of the weights)"
         )
+    if state.get("steps_per_epoch", steps_per_epoch) != steps_per_epoch:
+        raise UserError(
+            f"{output_dir} was begun with {state['steps_per_epoch']} steps per epoch, but {cfg.DATA.TRAIN} now gives "
+            f"{steps_per_epoch}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
+        )
     metrics: MetricsWriter | None = None  # rank 0 writes
-    if distributed.is_main():
+
+    def open_folder() -> None:
+        nonlocal metrics
         if not found:
             _clear(output_dir)
             atomic_write(output_dir / "config.yaml", dump(cfg))
         write_environment(output_dir)
         metrics = MetricsWriter(output_dir, step)
+
+    process_group.on_first_rank(open_folder)
     if found:
         log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
-        del found  # a checkpoint's worth of memory
+        found, state = None, {}  # a checkpoint's worth of memory
     if step >= total_steps:
         results_file = output_dir / "results.json"
         results = process_group.on_first_rank(lambda: read_json(results_file) if results_file.is_file() else None)
@@ -152,7 +163,7 @@ def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str,
 
     def finish() -> None:
         assert metrics is not None
-        if knn_score:
+        if knn_score and not metrics.holds(step - 1, "knn_top1"):  # a run killed after this line has it already
             metrics.write(step - 1, results["metrics"])
             log.info(f"kNN top-1 {knn_score['top1']:.2f} ({knn_score['train_images']} images, k {cfg.PROBE.KNN_K})")
         metrics.close()

@@ -12,19 +12,24 @@ import torch.multiprocessing as mp
 from pretrain import distributed
 
 
-def run_ranks(function: Callable, ranks: int, *args, device: str = "cpu") -> None:
-    """Calls ``function(*args)`` in ``ranks`` processes of one group (gloo; nccl on cuda) on this machine."""
+def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
+    """Calls ``function(*args)`` in ``ranks`` processes on this machine.
+
+    They form one process group (gloo; nccl on cuda); with ``device`` None they have its environment and do not join it.
+    A group must not be left and joined again in one call: a rank may then meet the old group's store at this port.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     mp.start_processes(_enter, (ranks, port, function, args, device), nprocs=ranks, start_method="spawn")
 
 
-def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str) -> None:
+def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str | None) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     torch.set_num_threads(1)
-    distributed.init(device)
+    if device is not None:
+        distributed.init(device)
     function(*args)
     distributed.shutdown()  # after an error it would wait for ranks that wait for this one

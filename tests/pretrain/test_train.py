@@ -84,7 +84,7 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path):
     state = checkpoint.read(tmp_path / "run/checkpoint_final.pth")
     state["config"] = state["config"].replace(str(images), str(root))
     checkpoint.save(tmp_path / "run/checkpoint_final.pth", state)
-    with pytest.raises(UserError, match=r"6 steps an epoch, but folder:.* now gives 2: its images have changed"):
+    with pytest.raises(UserError, match=r"6 steps per epoch, but folder:.* now gives 2: its images have changed"):
         run(root, tmp_path / "run")
 
 
@@ -117,14 +117,18 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
     _assert_same_end(whole, output)
 
 
-def test_a_knn_that_a_kill_took_is_made_up_for(images, tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["before kNN", "before results.json"])
+def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, tmp_path, monkeypatch, moment):
     def killed(*_args):
         raise KeyboardInterrupt
 
     every = ("PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "0")
     run(images, tmp_path / "whole", *every)
     with monkeypatch.context() as patch:
-        patch.setattr(train.knn, "evaluate", killed)
+        if moment == "before kNN":
+            patch.setattr(train.knn, "evaluate", killed)
+        else:
+            patch.setattr(train, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             run(images, tmp_path / "run", *every)
     run(images, tmp_path / "run", *every)

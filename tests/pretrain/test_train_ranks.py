@@ -92,14 +92,19 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
     names = ", ".join(gather_objects(seen)[1])
     assert f"not finite at step 2 on rank 1 (learning rate 0.02799; images: {names}); lower SOLVER.BASE_LR" in text
 
-    distributed.shutdown()  # main joins by itself, and leaves
-    train.Learner._watch = real
-    run(images, output.with_name("short"), "SOLVER.MAX_STEPS", "1", "SOLVER.EPOCHS", "1")
-    assert not dist.is_initialized()
-
 
 def test_a_loss_that_is_not_finite_names_the_images_of_the_rank_it_is_on(images, tmp_path):
     run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
+
+
+def _joins_and_leaves(images: Path, output: Path) -> None:
+    run(images, output, "SOLVER.MAX_STEPS", "1", "SOLVER.EPOCHS", "1")
+    assert not dist.is_initialized()
+    assert checkpoint.read(output / "checkpoint_final.pth")["step"] == 1
+
+
+def test_a_run_joins_its_process_group_and_leaves_it(images, tmp_path):
+    run_ranks(_joins_and_leaves, 2, images, tmp_path / "run", device=None)
 
 
 def _uneven_shares() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import distributed
 from .common.errors import UserError, nearest
-from .image_io import Array, Chosen, CorruptImage, Files, Joined, Source
+from .common.image_io import Array, Chosen, CorruptImage, Files, Joined, Source
 
 __all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
 

@@ -13,18 +13,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet
 
 from . import distributed, schedule, views
-from .backbone_file import load_backbone
 from .common import interrupt, process_group
+from .common.backbone_file import load_backbone
 from .common.config_io import dump
-from .common.copies import OnItsWay, to_device
+from .common.copies import AsyncHostCopy, to_device
 from .common.errors import UserError
+from .common.weights_file import tensor_digest
 from .encoder import build_encoder
 from .loader import Batch
 from .methods import METHODS, Objective
 from .optim import build_optimizer
 from .queue import NegativeQueue
 from .siamese import SiameseEncoder, encode
-from .weights_file import tensor_digest
 
 _OTHER_FOLDER = "choose another OUTPUT_DIR"
 _MAX_SKIPPED = 50  # fp16 steps in a row; the scale has then fallen by 2^50, and no smaller one will help
@@ -81,7 +81,7 @@ class Learner:
                 warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
                 self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
-        self._control: OnItsWay | None = None  # what `_watch` sent of the step before
+        self._control: AsyncHostCopy | None = None  # what `_watch` sent of the step before
         self._stop = False  # what all ranks agreed on in the step before the last
         self.skipped_steps = self._skipped_in_a_row = 0
 
@@ -166,7 +166,7 @@ class Learner:
             flat = distributed.mean_(torch.cat([shared, *self._buffers]))
             torch._foreach_copy_(self._buffers, list(flat[2:].split([b.numel() for b in self._buffers])))
             shared = flat[:2]
-        self._control = OnItsWay(torch.cat([here[None], shared, scales]))
+        self._control = AsyncHostCopy(torch.cat([here[None], shared, scales]))
         self._suspect = (step, lr, batch.index_N, data)
 
     def check_finite(self) -> None:

@@ -15,8 +15,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import checkpoint, datasets, distributed, schedule, views
-from .common import interrupt, process_group
+from . import datasets, distributed, schedule, views
+from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump, flatten
 from .common.errors import UserError
 from .common.run_folder import (

@@ -112,7 +112,7 @@ def _fine_tune(folder: Path, engine: str, kind: str, device: str, iterations: in
         "MODEL.KEYPOINT_ON": kind == "keypoint",
     }  # fmt: skip
     words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
-    module = importlib.import_module(f"transfer.{engine}_engine")
+    module = importlib.import_module(f"transfer.{engine}_engine.train")
     with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
         for owner in (module, train_net):
             patch.setattr(owner, "join", lambda name: torch.device(device))

@@ -35,12 +35,12 @@ from torchvision import transforms
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.image_io import decode
 from pretrain.common.run_folder import write_json
-from pretrain.image_io import decode
 from pretrain.loader import stream
 from pretrain.methods import METHODS
 from pretrain.views import RECIPES, crop_views, make_views
-from tools.benchmark_detection import add_detection
+from tools.benchmarks.detection import add_detection
 
 _MIB = 2**20
 

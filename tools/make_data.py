@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, whe
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.lock import claim
-from tools.make_digits import write_digits
-from tools.make_people import write_people
+from tools.data.digits import write_digits
+from tools.data.people import write_people
 
 _MANIFEST = "made.json"
 _VERSION = 1  # raise it when the same arguments would make other data

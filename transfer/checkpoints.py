@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pretrain import checkpoint
+from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain import checkpoint
-from pretrain.backbone_file import BackboneFile, check_tensors, load_backbone
+from pretrain.common import checkpoint
+from pretrain.common.backbone_file import BackboneFile, check_tensors, load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, stage_of, write_json
-from pretrain.weights_file import read_file, sha256, state_tensors
-from pretrain.weights_file import tensor_digest as digest
+from pretrain.common.weights_file import read_file, sha256, state_tensors
+from pretrain.common.weights_file import tensor_digest as digest
 
 from . import checkpoints, proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision

@@ -18,7 +18,7 @@ from torch import Tensor
 from pretrain.common import process_group
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.weights_file import tensor_digest
+from pretrain.common.weights_file import tensor_digest
 
 from . import checkpoints
 

@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.backbone_file import DEPTHS
+from pretrain.common.backbone_file import DEPTHS
 from pretrain.common.errors import UserError
 
 from .resnet_names import PREFIX, is_bottleneck

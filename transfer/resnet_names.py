@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TypeVar
 
-from pretrain.backbone_file import DEPTHS
+from pretrain.common.backbone_file import DEPTHS
 
 T = TypeVar("T")
 PREFIX = "backbone.bottom_up."  # of the ResNet in a Detectron2 detector with FPN

@@ -37,10 +37,12 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.lock import claim
 from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import begin, read_json, stage_of, write_json
-from transfer import checkpoints, coco_data, coco_results
+from transfer import checkpoints
+from transfer.coco import data as coco_data
+from transfer.coco import results as coco_results
 from transfer.config import check_ranges, check_same_training, check_training, load_config
 from transfer.distributed import check_unused, join, leaving
-from transfer.torchvision_solver import scale_to_world
+from transfer.torchvision_engine.solver import scale_to_world
 from transfer.weights import read_weights
 
 _USER_ERROR, _STOPPED = 2, 130  # exit status
@@ -177,7 +179,7 @@ def pick_engine(wanted: str) -> tuple[str, ModuleType, str]:
     if wanted == "detectron2" and not installed:
         raise UserError("Detectron2 is not installed: `make detectron2` installs it; or use --engine torchvision")
     name = "detectron2" if installed and wanted != "torchvision" else "torchvision"
-    return name, importlib.import_module(f"transfer.{name}_engine"), metadata.version(name)
+    return name, importlib.import_module(f"transfer.{name}_engine.train"), metadata.version(name)
 
 
 def spawn(args: argparse.Namespace) -> None:

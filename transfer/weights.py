@@ -18,10 +18,10 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.backbone_file import DEPTHS, as_float32, infer_arch
+from pretrain.common.backbone_file import DEPTHS, as_float32, infer_arch
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
-from pretrain.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
+from pretrain.common.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
 
 from .resnet_names import PREFIX, to_torchvision
 

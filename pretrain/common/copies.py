@@ -11,7 +11,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
-class OnItsWay:
+class AsyncHostCopy:
     """A small tensor on its way to the host, to be read later: at once, the host would wait for all that is queued."""
 
     def __init__(self, x: Tensor) -> None:

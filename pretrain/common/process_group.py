@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import interrupt
-from .copies import OnItsWay
+from .copies import AsyncHostCopy
 from .errors import UserError
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class AgreedStop:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._earlier: OnItsWay | None = None
+        self._earlier: AsyncHostCopy | None = None
 
     def poll(self) -> str:
         """The reason to stop, or an empty string."""
@@ -139,6 +139,6 @@ class AgreedStop:
             return reason
         asked = torch.full((1,), float(bool(reason)), device=self._device)
         dist.all_reduce(asked)
-        earlier, self._earlier = self._earlier, OnItsWay(asked)
+        earlier, self._earlier = self._earlier, AsyncHostCopy(asked)
         agreed = earlier is not None and earlier.read().item() > 0
         return (reason or "another rank was asked to stop") if agreed else ""

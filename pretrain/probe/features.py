@@ -14,7 +14,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from .. import backbone_file, checkpoint, datasets, distributed, loader, views
+from .. import datasets, distributed, loader, views
+from ..common import backbone_file, checkpoint
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement

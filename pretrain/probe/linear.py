@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import checkpoint, datasets, distributed, schedule, views
-from ..common import interrupt
+from .. import datasets, distributed, schedule, views
+from ..common import checkpoint, interrupt
 from ..common.config_io import flatten
 from ..common.errors import UserError
 from ..common.process_group import AgreedStop, on_first_rank

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain import distributed
-from pretrain.common.copies import OnItsWay
+from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.learner import Learner, local_bn_groups
@@ -170,9 +170,9 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 def test_the_wish_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
     learner = Learner(_config("mocov2"), torch.device("cpu"), lambda _: None)
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    learner._control, learner._suspect = OnItsWay(torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])), (0, 0.1, None, None)
+    learner._control, learner._suspect = AsyncHostCopy(torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0])), (0, 0.1, None, None)
     with monkeypatch.context() as patch:
-        patch.setattr(OnItsWay, "read", lambda self: pytest.fail("waited for the device"))
+        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
         assert learner.stop_agreed() == ""
     learner.check_finite()  # the next step's look at this one
     assert learner.stop_agreed() == "another rank was asked to stop"

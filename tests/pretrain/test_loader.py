@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import image_io, views
-from pretrain.common import workers
+from pretrain import views
+from pretrain.common import image_io, workers
 from pretrain.common.errors import UserError
 from pretrain.datasets import ImageData, load
 from pretrain.loader import Batch, Loader, eval_batches

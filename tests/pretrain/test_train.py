@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import checkpoint, distributed, train
-from pretrain.common import interrupt
+from pretrain import distributed, train
+from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.train import main

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from pretrain import checkpoint, learner, train
-from pretrain.common import interrupt
+from pretrain import learner, train
+from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin

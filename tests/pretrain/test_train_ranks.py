@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain import checkpoint, distributed, train
-from pretrain.common import interrupt
+from pretrain import distributed, train
+from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import gather_objects
 from pretrain.progress import Progress

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from pretrain import checkpoint
+from pretrain.common import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.test_launch_slurm import last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
 from tools import make_data

@@ -15,9 +15,10 @@ from pycocotools.coco import COCO
 
 from pretrain.common.errors import UserError
 from pretrain.datasets import load
-from tools import make_data, make_digits
-from tools.coco_writer import CocoWriter, polygons
-from tools.make_people import KEYPOINTS
+from tools import make_data
+from tools.data import digits as make_digits
+from tools.data.coco_writer import CocoWriter, polygons
+from tools.data.people import KEYPOINTS
 
 DIGITS = ["--images", "60", "--val-images", "30", "--scenes", "12", "--val-scenes", "6", "--size", "24"]
 PEOPLE = ["--images", "40", "--val-images", "10", "--size", "96"]

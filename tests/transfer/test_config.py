@@ -12,7 +12,7 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer import config
 
-SOURCES = "\n".join(p.read_text() for p in Path(config.__file__).parent.glob("torchvision_*.py"))
+SOURCES = "\n".join(p.read_text() for p in Path(config.__file__).parent.glob("torchvision_engine/*.py"))
 REFUSED = config.keys(config.REFUSED)
 IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
 

@@ -16,9 +16,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from pretrain.backbone_file import load_backbone
+from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
-from pretrain.weights_file import sha256
+from pretrain.common.weights_file import sha256
 from tools import convert_to_d2
 from transfer import proof
 from transfer.convert import convert

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.backbone_file import load_backbone
+from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
-from pretrain.weights_file import check_digests, tensor_digest
+from pretrain.common.weights_file import check_digests, tensor_digest
 from tests.transfer.test_convert import moco, resnet_state
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX

@@ -10,10 +10,10 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import stream
-from transfer import torchvision_data as data
-from transfer import torchvision_engine as engine
-from transfer.torchvision_evaluation import to_coco
-from transfer.torchvision_model import build_model, detectron2_state
+from transfer.torchvision_engine import data as data
+from transfer.torchvision_engine import train as engine
+from transfer.torchvision_engine.evaluation import to_coco
+from transfer.torchvision_engine.model import build_model, detectron2_state
 
 detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2

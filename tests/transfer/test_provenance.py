@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.backbone_file import load_backbone
+from pretrain.common.backbone_file import load_backbone
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim

@@ -154,8 +154,8 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
-    "torchvision": ("transfer.torchvision_engine.update_bn_stats", "transfer.torchvision_engine.evaluate"),
-    "detectron2": ("detectron2.engine.hooks.update_bn_stats", "transfer.detectron2_engine.inference_on_dataset"),
+    "torchvision": ("transfer.torchvision_engine.train.update_bn_stats", "transfer.torchvision_engine.train.evaluate"),
+    "detectron2": ("detectron2.engine.hooks.update_bn_stats", "transfer.detectron2_engine.train.inference_on_dataset"),
 }
 
 
@@ -317,7 +317,7 @@ def test_results_have_the_names_that_were_given_where_bad_records_were_left_out(
         metrics = {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(cfg.DATASETS.TEST)}
         return metrics if sets > 1 else metrics[cfg.DATASETS.TEST[0]]
 
-    monkeypatch.setattr("transfer.torchvision_engine.run", run)
+    monkeypatch.setattr("transfer.torchvision_engine.train.run", run)
     keys = {"DATASETS__TRAIN": tuple(names), "DATASETS__TEST": tuple(names), "OUTPUT_DIR": str(tmp_path / "out")}
     results = work(tmp_path, "torchvision", **keys)
     assert results["datasets"] == {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(names)}

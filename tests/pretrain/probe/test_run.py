@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from pretrain import checkpoint
-from pretrain.common import interrupt
+from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.config import load_config

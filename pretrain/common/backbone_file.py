@@ -1,0 +1,224 @@
+"""Reads a ResNet backbone out of any file it may stand in, under torchvision's names, or says what is wrong with it.
+
+MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, detectors of torchvision; `.pth` in
+the old and the zip format, `.pkl` and `.safetensors`. Another family's names (Detectron2's) come in through ``rename``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+import yaml
+from torch import Tensor
+
+from . import checkpoint
+from .errors import UserError
+from .weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
+
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
+_ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
+_WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
+_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
+_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
+_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; dropped knowingly
+_OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
+    *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
+    *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
+)
+
+
+@dataclass(frozen=True)
+class BackboneFile:
+    """A backbone as read.
+
+    Attributes:
+        arch: resnet18 | resnet34 | resnet50 | resnet101.
+        stem: imagenet (7x7) | cifar (3x3).
+        state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
+        provenance: plain values: source, source_sha256, encoder, arch, stem, method, epoch, step, config (YAML text).
+    """
+
+    arch: str
+    stem: str
+    state_dict: dict[str, Tensor]
+    provenance: dict[str, Any]
+
+
+def load_backbone(
+    path: str | Path,
+    encoder: str = "query",
+    unsafe_pickle: bool = False,
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> BackboneFile:
+    """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file).
+
+    Args:
+        encoder: which of a momentum method's two encoders: query | key.
+        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
+        rename: maps a backbone's tensors in other names to torchvision's.
+
+    Raises:
+        UserError: a file that is missing, damaged or changed since its conversion; a missing, unknown,
+            wrong-shaped or non-finite tensor, by its name.
+    """
+    path = checkpoint.resolve(path)
+    content, metadata = read_file(path, unsafe_pickle)
+    tensors = state_tensors(content, path)
+    earlier = read_provenance(content, metadata, path)
+    check_digests(tensors, earlier, path)  # before anything is written that would give damaged tensors new digests
+    picked, chosen = _pick_backbone(tensors, encoder, path)
+    if rename is not None:
+        picked = rename(picked)
+    arch = infer_arch(picked, path)
+    named = content.get("arch")
+    if isinstance(named, str) and named in DEPTHS and named != arch:
+        raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
+    conv1 = picked.get("conv1.weight")
+    stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
+    state = check_tensors(picked, arch, stem, path)
+    return BackboneFile(arch, stem, state, _provenance(content, earlier, path, chosen, arch, stem))
+
+
+def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
+    """The ResNet whose number of blocks and kind of block the names tell.
+
+    Raises:
+        UserError: no ResNet-18/34/50/101 has these blocks.
+    """
+    blocks = {
+        (name.split(".")[0], name.split(".")[1]) for name in state if name.startswith("layer") and name.count(".") > 1
+    }
+    counts = Counter(layer for layer, _ in blocks)
+    found = tuple(counts[f"layer{i}"] for i in range(1, 5))
+    bottleneck = any(".conv3." in name for name in state)
+    for arch, wanted in DEPTHS.items():
+        if found == wanted and bottleneck == (arch in ("resnet50", "resnet101")):
+            return arch
+    kind = "bottleneck" if bottleneck else "basic"
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {found} {kind} blocks in layer1-layer4")
+
+
+def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
+    """Every tensor of a torchvision backbone without classifier, and its shape."""
+    with torch.device("meta"):
+        state = getattr(torchvision.models, arch)(weights=None).state_dict()
+    shapes = {name: tensor.shape for name, tensor in state.items() if not name.startswith("fc.")}
+    if stem == "cifar":
+        shapes["conv1.weight"] = torch.Size((64, 3, 3, 3))
+    return shapes
+
+
+def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
+    """``state`` as float32 in torchvision's order, after every check.
+
+    BN's ``num_batches_tracked`` is a counter that no forward pass reads: old files lack it, then it is 0.
+
+    Raises:
+        UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
+    """
+    shapes = expected_shapes(arch, stem)
+    missing = [name for name in shapes if name not in state and not name.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(f"{path} lacks {_list(missing)} of a {arch}")
+    unknown = [name for name in state if name not in shapes]
+    if unknown:
+        raise UserError(f"{path} holds {_list(unknown)}, which a {arch} does not have")
+    checked: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        if name not in state:
+            checked[name] = torch.zeros((), dtype=torch.long)
+            continue
+        tensor = state[name].detach()
+        counter = name.endswith("num_batches_tracked")
+        if counter and tensor.numel() == 1:
+            tensor = tensor.reshape(())
+        if tensor.shape != shape:
+            turned = " (transposed?)" if sorted(tensor.shape) == sorted(shape) else ""
+            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}{turned}")
+        if not counter:
+            tensor = as_float32(tensor, name, path)
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{path}: {name} has {int((~torch.isfinite(tensor)).sum())} values that are not finite")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise UserError(f"{path}: {name} has a variance below 0")
+        checked[name] = (tensor.to(torch.long) if counter else tensor).contiguous()
+    return checked
+
+
+def as_float32(tensor: Tensor, name: str, path: str | Path) -> Tensor:
+    """``tensor`` as float32, where values beyond its range become infinite.
+
+    Raises:
+        UserError: it holds integers, or too few bits to be weights.
+    """
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
+    return tensor.to(torch.float32)
+
+
+def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors of one encoder without prefixes and heads, and which encoder it was ("" where there is one only)."""
+    if encoder not in _ENCODERS:
+        raise UserError(f"encoder {encoder!r} is not one of query, key")
+    clean: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+        if short in clean:
+            raise UserError(f"{path}: {name} appears twice, with and without a wrapper's prefix")
+        clean[short] = tensor
+    prefix = _ENCODERS[encoder] + "."
+    pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
+    if not pair and encoder != "query":  # query is what is taken where nothing was asked for
+        raise UserError(f"{path} holds one encoder, not a query and a key; leave the choice of {encoder} out")
+    if pair and encoder not in pair:
+        raise UserError(f"{path} holds no {encoder} encoder; it has the {pair[0]} encoder only")
+    within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
+    root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
+    if root is None:
+        raise UserError(f"{path} holds no ResNet; its tensors are {_list(list(tensors) or ['none'])}")
+    picked: dict[str, Tensor] = {}
+    for name, tensor in within.items():
+        inside = name.startswith(root)
+        short = name[len(root) :] if inside else name
+        if inside and short.startswith(_PARTS):
+            picked[short] = tensor
+        elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
+            raise UserError(f"{path} holds {name}, which is neither of a ResNet nor of a known head")
+    return picked, encoder if pair else ""
+
+
+def _provenance(
+    content: Mapping[str, Any], earlier: Mapping[str, Any], path: Path, encoder: str, arch: str, stem: str
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "source": path.name,
+        "source_sha256": sha256(path),
+        "encoder": encoder or earlier.get("encoder", ""),
+        "arch": arch,
+        "stem": stem,
+    }
+    config = content.get("config")
+    method: Any = content.get("method")
+    if isinstance(config, str):
+        found["config"] = config
+        # Another project's config, or no config at all: kept as it is.
+        with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError):
+            method = yaml.safe_load(config)["METHOD"]["NAME"]
+    if isinstance(method, str):
+        found["method"] = method
+    for key in ("epoch", "step"):
+        if isinstance(content.get(key), int) and abs(content[key]) < 2**63:
+            found[key] = content[key]
+    return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found
+
+
+def _list(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,255 @@
+"""Where images come from (files, arrays), each read as upright 8-bit RGB.
+
+OpenCV decodes; Pillow reads the header first and has the last word on what OpenCV cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import cv2
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from .errors import UserError
+
+MAX_PIXELS = 1024**3 // 4 // 3  # per image, a quarter of a GiB of RGB; Pillow warns from here on
+_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # SyntaxError: a broken PNG
+_RETRY_AFTER_S = 1.0
+_ABOUT_THE_FILE = {  # any other error is about the disk, the file server or this process
+    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
+}  # fmt: skip
+
+
+class CorruptImage(UserError):
+    """An image that cannot be decoded; the message names the file."""
+
+
+def read_file(path: str, is_last_try: bool = False) -> bytes:
+    """The content of a regular file. An error that may pass, such as EIO or ESTALE, is tried once more.
+
+    Raises:
+        CorruptImage: missing, not permitted, or not a regular file.
+        UserError: reading failed twice for a reason that lies outside the file.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO would wait forever for a writer.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CorruptImage(f"cannot read image {path}: it is not a regular file")
+            return file.read()
+    except OSError as error:
+        if error.errno in _ABOUT_THE_FILE:
+            raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
+        if is_last_try:
+            raise UserError(
+                f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
+            ) from error
+    time.sleep(_RETRY_AFTER_S)
+    return read_file(path, is_last_try=True)
+
+
+def decode(encoded: bytes, name: str) -> np.ndarray:
+    """Decodes JPEG, PNG, WebP, TIFF, BMP, PNM or GIF.
+
+    Gray, palette and CMYK become RGB, 16 bits become 8, alpha is dropped, the EXIF rotation is applied.
+
+    Args:
+        encoded: the file's bytes.
+        name: what to call it in an error.
+
+    Returns:
+        (H, W, 3) uint8, RGB.
+
+    Raises:
+        CorruptImage: truncated, damaged, not an image, or larger than MAX_PIXELS.
+        MemoryError: the process may not have the memory.
+    """
+    try:
+        header = _open(encoded, name)
+        image = None if _lacks_its_end(encoded) else _decode_with_opencv(encoded)
+        return np.array(upright(header).convert("RGB")) if image is None else image
+    except CorruptImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise CorruptImage(f"cannot decode image {name}: it is not in a known image format") from error
+    except _PILLOW_ERRORS as error:
+        raise CorruptImage(f"cannot decode image {name}: {' '.join(str(error).split())}") from error
+
+
+def _decode_with_opencv(encoded: bytes) -> np.ndarray | None:
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    except cv2.error as error:  # a header it cannot parse
+        if error.code == cv2.Error.STS_NO_MEM:
+            raise MemoryError from error
+        return None
+
+
+def _open(encoded: bytes, name: str) -> Image.Image:
+    """Opens an image with Pillow, which reads no more than the header.
+
+    Raises:
+        CorruptImage: it is larger than MAX_PIXELS; what else may happen is in _PILLOW_ERRORS.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of odd EXIF data, for one
+            image = Image.open(io.BytesIO(encoded))
+        too_large = image.width * image.height > MAX_PIXELS
+    except Image.DecompressionBombError:
+        too_large = True
+    if too_large:
+        raise CorruptImage(f"image {name} has more than {MAX_PIXELS:,} pixels, the limit; scale it down")
+    return image
+
+
+def _lacks_its_end(encoded: bytes) -> bool:
+    """True for a JPEG without an end after its last scan: OpenCV before 4.12 fills what is missing with gray."""
+    is_jpeg, end = encoded.startswith(b"\xff\xd8"), b"\xff\xd9"
+    return is_jpeg and not encoded.endswith(end) and encoded.rfind(end) <= encoded.rfind(b"\xff\xda")
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """An image that Pillow opened: decoded, turned as its EXIF data say, 16-bit gray scaled to 8 bits.
+
+    Pillow's own conversion clips: every value above 255 would be white.
+    """
+    image.load()  # first: a damaged file must fail here, not inside a reader of EXIF data that forgives all
+    # "I" has 32 bits, of which these formats use 16
+    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    image = ImageOps.exif_transpose(image)
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+
+
+def open_upright(path: str) -> Image.Image:
+    """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's.
+
+    Raises:
+        CorruptImage: missing, damaged, not an image, or larger than MAX_PIXELS.
+        UserError: the disk failed, or the memory does not suffice.
+    """
+    remedy = "restore it or remove it from the annotations"
+    try:
+        with _memory_for(path):
+            return upright(_open(read_file(path), path))
+    except CorruptImage as error:
+        raise CorruptImage(f"{error}; {remedy}") from error
+    except UserError:
+        raise
+    except _PILLOW_ERRORS as error:
+        raise CorruptImage(f"cannot read image {path}: {' '.join(str(error).split())}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def _memory_for(path: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise UserError(
+            f"not enough memory to read image {path}; lower DATALOADER.NUM_WORKERS, or give the run more memory"
+        ) from error
+
+
+class Source(Protocol):
+    """Where the pixels of a data set come from: `read` as `decode` returns them, `name` for messages."""
+
+    def __len__(self) -> int: ...
+    def read(self, index: int) -> np.ndarray: ...
+    def name(self, index: int) -> str: ...
+
+
+class Files:
+    """Image files. Their names lie in one byte string: a million Python strings would be copied into every worker."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        encoded = [os.fsencode(name) for name in names]
+        self.folder = str(folder)
+        self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+        self._bytes = b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def name(self, index: int) -> str:
+        start = self._ends[index - 1] if index else 0
+        return os.path.join(self.folder, os.fsdecode(self._bytes[start : self._ends[index]]))
+
+    def read(self, index: int) -> np.ndarray:
+        path = self.name(index)
+        with _memory_for(path):
+            return decode(read_file(path), path)
+
+
+class Array:
+    """Images that lie decoded in memory or in a memory-mapped file.
+
+    Args:
+        images: (N, H, W) or (N, H, W, 3) uint8, or (N, 3, W, H) with ``transposed`` (STL10 is stored column by column).
+        origin: what to call them in messages.
+    """
+
+    def __init__(self, images: np.ndarray, origin: str, transposed: bool = False) -> None:
+        self.images, self.origin, self.transposed = images, origin, transposed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return f"{self.origin}[{index}]"
+
+    def read(self, index: int) -> np.ndarray:
+        image = np.asarray(self.images[index])
+        if self.transposed:
+            image = image.transpose(2, 1, 0)
+        elif image.ndim == 2:
+            image = np.repeat(image[:, :, None], 3, axis=2)
+        return np.ascontiguousarray(image)
+
+
+class Joined:
+    """Several sources, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = list(sources)
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def _locate(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self.sources[part], index - int(self._ends[part] - len(self.sources[part]))
+
+    def read(self, index: int) -> np.ndarray:
+        source, within = self._locate(index)
+        return source.read(within)
+
+    def name(self, index: int) -> str:
+        source, within = self._locate(index)
+        return source.name(within)
+
+
+class Chosen:
+    """Some of another source's images, by their positions in it."""
+
+    def __init__(self, source: Source, positions: np.ndarray) -> None:
+        self.source, self.positions = source, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.source.read(int(self.positions[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.positions[index]))

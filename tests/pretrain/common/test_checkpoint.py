@@ -1,0 +1,171 @@
+import contextlib
+import os
+import pickle
+
+import pytest
+import torch
+
+from pretrain.common import checkpoint
+from pretrain.common.errors import UserError
+
+
+def _state(value: float) -> dict:
+    return {"state_dict": {"module.w": torch.full((64, 64), value)}, "step": int(value), "config": "A: 1"}
+
+
+def test_round_trip_with_weights_only(tmp_path):
+    checkpoint.save(tmp_path / "c.pth", _state(3))
+    assert torch.load(tmp_path / "c.pth", weights_only=True)["step"] == 3
+    assert checkpoint.read(tmp_path / "c.pth")["config"] == "A: 1"
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pth"]
+
+
+def test_missing_file_names_its_neighbour(tmp_path):
+    checkpoint.save(tmp_path / "checkpoint_final.pth", _state(1))
+    with pytest.raises(UserError, match=r"no checkpoint at .*did you mean 'checkpoint_final.pth'"):
+        checkpoint.read(tmp_path / "checkpoint_fnal.pth")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "text"])
+def test_damage_is_an_error_when_named_and_a_fallback_on_resume(tmp_path, damage):
+    checkpoint.save(checkpoint.path_of_step(tmp_path, 1), _state(1))
+    bad = checkpoint.path_of_step(tmp_path, 2)
+    checkpoint.save(bad, _state(2))
+    data = bytearray(bad.read_bytes())
+    if damage == "truncate":
+        data = data[: len(data) // 2]
+    elif damage == "flip":
+        data[len(data) // 2] ^= 0xFF  # inside the tensor: only a checksum can tell
+    elif damage == "empty":
+        data = bytearray()
+    else:
+        data = bytearray(b"<html>not found</html>")
+    bad.write_bytes(data)
+    with pytest.raises(UserError, match="is damaged or not a checkpoint"):
+        checkpoint.read(bad)
+    said = []
+    found = checkpoint.newest(tmp_path, said.append)
+    assert found is not None and found[1]["step"] == 1
+    assert len(said) == 1 and "falling back" in said[0] and bad.name in said[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"", "it is empty"), (b" \n", "it holds text, ''"), (b"cos\nsystem\n", "it holds text, 'cos system'")],
+)
+def test_what_is_no_checkpoint_at_all_is_named(tmp_path, content, says):
+    (tmp_path / "weights.pth").write_bytes(content)
+    with pytest.raises(UserError, match=f"weights.pth is damaged or not a checkpoint: {says}$"):
+        checkpoint.read(tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(5, "Input/output error"), "cannot read .*00000002.pth: Input/output error; make it readable"),
+        (MemoryError(), r"not enough memory to read .*00000002.pth \(0 MiB\)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "not enough memory"),
+    ],
+)
+def test_a_failing_disk_or_memory_is_not_damage(tmp_path, monkeypatch, error, says):
+    for step in (1, 2):
+        checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
+
+    def fail(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UserError, match=says):  # no fall-back: the work of step 2 is there
+        checkpoint.newest(tmp_path, lambda text: pytest.fail(text))
+
+
+def test_an_error_of_the_device_is_not_a_full_disk(tmp_path, monkeypatch):
+    def fail(*_args):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        checkpoint.save(tmp_path / "c.pth", _state(1))
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_is_full_while_torch_writes_is_named(tmp_path, monkeypatch):
+    @contextlib.contextmanager
+    def full(_path):
+        with open("/dev/full", "wb", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr(checkpoint, "replacing", full)
+    with pytest.raises(UserError, match=r"cannot write .*c\.pth: No space left on device; free space"):
+        checkpoint.save(tmp_path / "c.pth", _state(1))
+
+
+def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path):
+    checkpoint.path_of_step(tmp_path, 1).write_bytes(b"x")
+    with pytest.raises(UserError, match="every checkpoint"):
+        checkpoint.newest(tmp_path, lambda _: None)
+    assert checkpoint.newest(tmp_path / "nowhere", lambda _: None) is None
+
+
+class _Evil:
+    def __reduce__(self):
+        return os.getcwd, ()
+
+
+def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path):
+    torch.save({"state_dict": {}, "args": _Evil()}, tmp_path / "evil.pth")
+    with pytest.raises(UserError, match="--unsafe-pickle"):
+        checkpoint.read(tmp_path / "evil.pth")
+    assert "args" in checkpoint.read(tmp_path / "evil.pth", unsafe_pickle=True)
+
+
+def test_old_tar_format_is_read(tmp_path):
+    torch.save(_state(4), tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
+    assert checkpoint.read(tmp_path / "old.pth.tar")["step"] == 4
+
+
+def test_a_full_disk_keeps_the_earlier_file(tmp_path, monkeypatch):
+    path = checkpoint.path_of_step(tmp_path, 1)
+    checkpoint.save(path, _state(1))
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left on device; free space"):
+        checkpoint.save(path, _state(2))
+    assert checkpoint.read(path)["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_prune_keeps_the_newest_and_the_final(tmp_path):
+    for step in (1, 2, 3):
+        checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
+    checkpoint.save(tmp_path / checkpoint.FINAL, _state(3))
+    checkpoint.prune(tmp_path, 2, checkpoint.path_of_step(tmp_path, 3))
+    assert [p.name for p in checkpoint.all_in(tmp_path)] == [
+        "checkpoint_final.pth", "checkpoint_00000003.pth", "checkpoint_00000002.pth",
+    ]  # fmt: skip
+    assert checkpoint.resolve(tmp_path).name == "checkpoint_final.pth"
+    assert pickle.dumps(checkpoint.resolve(tmp_path / "checkpoint_00000002.pth"))
+
+
+def test_prune_drops_what_is_newer_than_the_checkpoint_just_saved(tmp_path):
+    for step in (4, 8, 12):
+        checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
+    checkpoint.path_of_step(tmp_path, 12).write_bytes(b"PK\3\4 cut off")
+    found = checkpoint.newest(tmp_path, lambda _: None)
+    assert found is not None and found[1]["step"] == 8
+    saved = checkpoint.path_of_step(tmp_path, 10)  # the run fell back to 8 and went on
+    checkpoint.save(saved, _state(10))
+    checkpoint.prune(tmp_path, 2, saved)
+    assert [p.name for p in checkpoint.all_in(tmp_path)] == ["checkpoint_00000010.pth", "checkpoint_00000008.pth"]
+
+
+def test_resolve_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        checkpoint.resolve(tmp_path)
+    with pytest.raises(UserError, match="no run folder or checkpoint"):
+        checkpoint.resolve(tmp_path / "nothing")

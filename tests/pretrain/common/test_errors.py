@@ -1,0 +1,60 @@
+"""How a command line ends: its exit status and the one line it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import os
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.interrupt import Stopped
+
+def main(argv):
+    print("reading", os.fsdecode(b"odd\\xff"), "caf\\u00e9")
+    {ending}
+
+run_command_line(main)
+"""
+
+
+def ends(ending: str, **environment: str) -> tuple[int, str, str]:
+    code = PROGRAM.format(ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60
+    )
+    assert b"Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout.decode().strip(), done.stderr.decode().strip()
+
+
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"PYTHONIOENCODING": "ascii"}, r"odd\udcff caf\xe9"),
+        ({"PYTHONIOENCODING": "utf-8"}, r"odd\udcff café"),
+        ({"LANG": "C", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, r"odd\udcff caf\xe9"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], said: str) -> None:
+    assert ends("pass", **environment) == (0, f"reading {said}", "")
+    refused = ends(r"raise UserError('no file at ' + os.fsdecode(b'odd\xff'))", **environment)
+    assert refused == (2, f"reading {said}", r"error: no file at odd\udcff")
+
+
+@pytest.mark.parametrize(
+    "ending, status, line",
+    [
+        ("raise UserError('a\\nb')", 2, "error: a b"),
+        ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); a checkpoint is written"),
+        ("raise Stopped('SIGTERM')", 130, "stopped by SIGTERM; a checkpoint is written"),
+        ("raise KeyboardInterrupt", 130, "interrupted by SIGINT (Ctrl-C)"),
+    ],
+)
+def test_the_last_line(ending: str, status: int, line: str) -> None:
+    assert ends(ending)[::2] == (status, line)

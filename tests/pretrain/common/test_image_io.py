@@ -1,0 +1,219 @@
+"""Every kind of image file becomes upright 8-bit RGB, or an error that names it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import struct
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.common import image_io
+from pretrain.common.errors import UserError
+from pretrain.common.image_io import CorruptImage, Files, Joined, decode
+from tests.pretrain.images import encoded, picture
+
+RGB = picture()
+PIL_RGB = Image.fromarray(RGB)
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_files_give_their_pixels(form: str):
+    np.testing.assert_array_equal(decode(encoded(PIL_RGB, form), "x"), RGB)
+
+
+@pytest.mark.parametrize("quality", [50, 95])
+def test_a_jpeg_is_decoded_as_pillow_does(quality: int):
+    data = encoded(PIL_RGB, "JPEG", quality=quality)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(decode(data, "x") - expected).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "1", "P", "RGBA"])
+def test_gray_palette_and_alpha_become_rgb(mode: str):
+    image = PIL_RGB.convert(mode)
+    np.testing.assert_array_equal(decode(encoded(image, "PNG"), "x"), np.asarray(image.convert("RGB")))
+
+
+def test_cmyk_jpeg():
+    image = PIL_RGB.convert("CMYK")
+    got = decode(encoded(image, "JPEG", quality=95), "x").astype(int)
+    assert np.abs(got - RGB).mean() < 8  # JPEG's loss; inverted inks would be off by about 128
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_png_is_scaled_to_8_bit(channels: int):
+    deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    data = cv2.imencode(".png", np.dstack([deep] * channels))[1].tobytes()
+    got = decode(data, "x")
+    assert got.dtype == np.uint8 and got.shape == (40, 56, 3)
+    assert np.abs(got - deep[:, :, None] / 257).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_exif_orientation_is_applied(orientation: int, form: str):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = [
+        RGB, RGB[:, ::-1], RGB[::-1, ::-1], RGB[::-1], RGB.transpose(1, 0, 2), np.rot90(RGB, -1),
+        RGB.transpose(1, 0, 2)[::-1, ::-1], np.rot90(RGB),
+    ][orientation - 1]  # fmt: skip
+    got = decode(
+        encoded(PIL_RGB, form, exif=exif, **({"quality": 100, "subsampling": 0} if form == "JPEG" else {})), "x"
+    )
+    assert got.shape == turned.shape
+    assert np.abs(got.astype(int) - turned).mean() < 2
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "WEBP"])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.9])
+def test_truncated_files_are_corrupt(form: str, share: float):
+    data = encoded(PIL_RGB, form)
+    with pytest.raises(CorruptImage, match=r"/a/b\.jpg"):
+        decode(data[: int(len(data) * share)], "/a/b.jpg")
+
+
+def test_other_files_are_corrupt():
+    with pytest.raises(CorruptImage, match=r"x\.png: it is not in a known image format"):
+        decode(b"<html>not an image</html>", "x.png")
+
+
+def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: None)
+    np.testing.assert_array_equal(decode(encoded(PIL_RGB, "PNG"), "x"), RGB)
+    deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
+    np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CorruptImage, match=f"cannot read image {tmp_path}/gone.jpg: No such file"):
+        Files(tmp_path, ["here.jpg", "gone.jpg"]).read(1)
+
+
+def test_names_are_kept_whole(tmp_path):
+    names = ["a.png", "übung/ß.png", "x/" + "long" * 30 + ".png", "bad\udcff.png"]  # the last: not UTF-8 on disk
+    files = Files(tmp_path, names)
+    assert [files.name(i) for i in range(len(files))] == [f"{tmp_path}/{name}" for name in names]
+
+
+def test_joined_sources_follow_each_other(tmp_path):
+    joined = Joined([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
+    assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": True}])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
+def test_a_jpeg_without_its_end_is_corrupt_for_an_opencv_that_would_fill_it(
+    monkeypatch: pytest.MonkeyPatch, options: dict, share: float
+):
+    """OpenCV before 4.12 returned the rest in gray."""
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: np.full((40, 56, 3), 128, np.uint8))
+    data = encoded(
+        Image.fromarray(picture(0, 200, 280)), "JPEG", **({"exif": with_thumbnail()} if "exif" in options else options)
+    )
+    assert (decode(data, "x") == 128).all() and (decode(data + bytes(9), "x") == 128).all()
+    with pytest.raises(CorruptImage, match="cannot decode image x: image file is truncated"):
+        decode(data[: int(len(data) * share)], "x")
+
+
+def with_thumbnail() -> bytes:
+    """EXIF data that hold a whole JPEG of their own, with a scan and an end."""
+    return b"Exif\0\0" + encoded(PIL_RGB.resize((16, 16)), "JPEG")
+
+
+def flat_png(width: int, height: int) -> bytes:
+    """A valid PNG of one colour, one bit per pixel."""
+    row = zlib.compressobj()
+    rows = b"".join(row.compress(bytes(1 + (width + 7) // 8)) for _ in range(height)) + row.flush()
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(24000, 24000), (10000, 9000)])
+def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch, width: int, height: int):
+    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(image_io, "upright", lambda *_: pytest.fail("decoded"))
+    (tmp_path / "a.png").write_bytes(flat_png(width, height))
+    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
+        with pytest.raises(CorruptImage, match=r"a\.png has more than 89,478,485 pixels, the limit; scale it down"):
+            read()
+
+
+def test_a_transient_error_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    fail = failing(monkeypatch, errno.EIO, times=1)
+    np.testing.assert_array_equal(Files(tmp_path, ["a.png"]).read(0), RGB)
+    assert fail == [errno.EIO]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+def test_a_disk_that_fails_is_no_corrupt_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    fail = failing(monkeypatch, number, times=4)
+    said = f"cannot read image {tmp_path}/a.png: {os.strerror(number)}, twice; check the disk or the file server"
+    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
+        with pytest.raises(UserError) as caught:
+            read()
+        assert str(caught.value) == said and not isinstance(caught.value, CorruptImage)
+    assert len(fail) == 4
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> list[int]:
+    """Opening a file fails ``times`` times; the list returned grows by each."""
+    seen: list[int] = []
+    really = os.open
+
+    def failing_open(*args, **kwargs) -> int:
+        if len(seen) < times:
+            seen.append(number)
+            raise OSError(number, os.strerror(number))
+        return really(*args, **kwargs)
+
+    monkeypatch.setattr(image_io, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(image_io.os, "open", failing_open)
+    return seen
+
+
+@pytest.mark.parametrize("by", ["opencv", "pillow"])
+def test_too_little_memory_is_no_corrupt_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str):
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    error = MemoryError() if by == "pillow" else cv2.error("Failed to allocate")
+    error.code = -4  # type: ignore[union-attr]
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(*((image_io.cv2, "imdecode") if by == "opencv" else (image_io, "upright")), fail)
+    with pytest.raises(UserError, match=rf"not enough memory to read image {tmp_path}/a\.png; lower DATALOADER") as it:
+        Files(tmp_path, ["a.png"]).read(0) if by == "opencv" else image_io.open_upright(f"{tmp_path}/a.png")
+    assert not isinstance(it.value, CorruptImage)
+
+
+def test_only_regular_files_are_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket.png"))
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    for name, said in (
+        ("fifo", "it is not a regular file"),
+        ("device", "it is not a regular file"),
+        ("folder", "Is a directory"),
+        ("socket", "No such device or address"),
+        ("loop", "Too many levels of symbolic links"),
+    ):
+        with pytest.raises(CorruptImage, match=f"cannot read image {tmp_path}/{name}.png: {said}"):
+            Files(tmp_path, [f"{name}.png"]).read(0)
+    with pytest.raises(CorruptImage, match=r"fifo.png: it is not a regular file; restore it or remove it from the ann"):
+        image_io.open_upright(f"{tmp_path}/fifo.png")

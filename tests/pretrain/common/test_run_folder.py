@@ -1,0 +1,181 @@
+"""A folder that cannot be written to is told in one line, wherever it is met first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common import checkpoint
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import (
+    atomic_write,
+    begin,
+    drop_metrics,
+    make_folder,
+    read_json,
+    replacing,
+    setup_logging,
+    stage_of,
+    write_environment,
+)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_output_dir_that_is_a_file_or_below_one(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    for write in (setup_logging, make_folder, lambda folder: atomic_write(folder / "x", "text")):
+        with pytest.raises(UserError, match=r"cannot write .*; free space or choose another folder"):
+            write(tmp_path / place)
+
+
+def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)  # the clean-up fails there, too
+    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system"):
+        atomic_write(tmp_path / "x", "text")
+    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system"):
+        checkpoint.save(tmp_path / "x", {})
+
+
+def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("earlier")
+    with pytest.raises(RuntimeError, match="in the middle"), replacing(tmp_path / "x") as file:
+        file.write(b"half")
+        raise RuntimeError("in the middle")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "earlier"
+
+
+def test_file_and_folder_are_synced_before_and_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        steps.append("folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "file")
+        fsync(descriptor)
+
+    def note_rename(source: Path, target: Path) -> None:
+        steps.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    atomic_write(tmp_path / "x", "text")
+    assert steps == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, r"is not JSON \(nested too deeply\)"),
+        (b'{"steps": ' + b"1" * 5000 + b"}", "is not JSON"),
+        (b"[]", "holds a JSON list, not an object"),
+    ],
+)
+def test_json_that_is_no_object(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "results.json").write_bytes(content)
+    with pytest.raises(UserError, match=rf"results\.json {reason}"):
+        read_json(tmp_path / "results.json")
+
+
+def test_a_missing_json_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*results\.json: No such file or directory"):
+        read_json(tmp_path / "results.json")
+
+
+def test_a_folder_belongs_to_one_stage(tmp_path: Path) -> None:
+    begin(tmp_path, "pretrain")
+    begin(tmp_path, "pretrain")
+    with pytest.raises(UserError, match=f"{tmp_path} is the run folder of pretrain, not of linear; choose another"):
+        begin(tmp_path, "linear")
+    assert stage_of(tmp_path) == "pretrain"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "stage"),
+    [
+        ("model_0000004.pth", "", "transfer"),
+        ("checkpoint_00000004.pth", "", "pretrain"),
+        ("results.json", '{"stage": "knn"}', "knn"),
+    ],
+)
+def test_a_folder_without_the_mark_is_known_by_what_it_holds(
+    tmp_path: Path, name: str, content: str, stage: str
+) -> None:
+    assert stage_of(tmp_path) == ""
+    (tmp_path / name).write_text(content)
+    assert stage_of(tmp_path) == stage
+    with pytest.raises(UserError, match=f"is the run folder of {stage}, not of embedding"):
+        begin(tmp_path, "embedding")
+
+
+def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for word in ("first", "second"):
+        monkeypatch.setattr("sys.argv", ["train.py", word])
+        write_environment(tmp_path)
+    lines = (tmp_path / "environment.txt").read_text().splitlines()
+    assert [line for line in lines if line.startswith("command:")] == [
+        "command: train.py first",
+        "command: train.py second",
+    ]
+
+
+SURROGATES = """
+import sys
+from pretrain.common import run_folder
+from pretrain.common.errors import UserError, run_command_line
+
+def main(_):
+    data, output = sys.argv[1:]
+    print(f"found {data}")
+    run_folder.write_environment(output)
+    run_folder.write_json(f"{output}/results.json", {"data": data})
+    assert run_folder.read_json(f"{output}/results.json") == {"data": data}
+    run_folder.setup_logging(output).info(f"training on {data}")
+    raise UserError(f"cannot read {data}")
+
+run_command_line(main)
+"""
+
+
+def test_a_path_that_is_not_utf8_is_printed_logged_and_written(tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-c", SURROGATES, b"/data/\xff", tmp_path],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},  # as in most locales, though not in C.UTF-8
+    )
+    assert (ended.returncode, ended.stderr) == (2, "error: cannot read /data/\\udcff\n")
+    printed, logged = ended.stdout.splitlines()
+    assert printed == "found /data/\\udcff" and logged.endswith("training on /data/\\udcff")
+    assert (tmp_path / "log.txt").read_text().endswith("training on /data/\\udcff\n")
+    assert "/data/\\udcff" in (tmp_path / "environment.txt").read_text()
+
+
+def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path) -> None:
+    lines = [
+        b'{"iteration": 1, "loss": 2.0}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"iteration": "a"}',
+        b"[]",
+        b'{"iteration": 2}',
+    ]
+    (tmp_path / "metrics.json").write_bytes(b"\n".join(lines) + b'\n{"iterat')
+    drop_metrics(tmp_path, 2)
+    assert (tmp_path / "metrics.json").read_text() == '{"iteration": 1, "loss": 2.0}\n'

@@ -1,0 +1,46 @@
+"""The torchvision engine's loaders, without Detectron2."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer.torchvision_engine import data as data
+from transfer.torchvision_engine import loader as loader
+
+
+def mapper(**keys) -> data.Mapper:
+    given = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
+    return data.Mapper(**{**given, **keys})
+
+
+def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
+    records, _ = data.load_coco(tiny_coco.write(tmp_path))
+    dataset = loader.Records(records, mapper(sizes=[64, 70, 90], flip=True, masks="polygon"), seed=3)
+    first, other, again = dataset[(17, 2)], dataset[(18, 2)], dataset[(17, 2)]
+    assert torch.equal(first["image"], again["image"])
+    assert torch.equal(first["target"]["boxes"], again["target"]["boxes"])
+    pictures = {
+        tuple(dataset[(p, 2)]["image"].shape) + (dataset[(p, 2)]["image"][0, 9, :9].sum().item(),) for p in range(40)
+    }
+    assert len(pictures) == 6  # three sizes, flipped or not
+    assert other["file_name"] == first["file_name"]
+    assert "target" not in loader.Records(records, mapper(), None)[0]
+
+
+def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):
+    name = tiny_coco.write(tmp_path)
+    cfg = tiny_coco.config(tmp_path / "out", name, SOLVER__IMS_PER_BATCH=3)
+    records, info = data.training_records(cfg)
+    with pytest.raises(UserError, match=r"IMS_PER_BATCH is 3; it must be a multiple of the 2 processes"):
+        loader.training_loader(cfg, records, info, seed=0, rank=0, world=2, start=0, workers=0)
+
+
+def test_shares_of_the_test_images_are_disjoint_and_complete(tmp_path):
+    name = tiny_coco.write(tmp_path)
+    cfg, (records, _) = tiny_coco.config(tmp_path / "out", name), data.load_coco(name)
+    for world in (1, 4, 8):
+        shares = [[b[0]["image_id"] for b in loader.evaluation_loader(cfg, records, r, world)] for r in range(world)]
+        assert [i for share in shares for i in share] == [1, 2, 3, 4, 5, 6]

@@ -1,0 +1,121 @@
+"""SGD groups, the learning rate's course, clipping and scaling to the number of processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.common.errors import UserError
+from transfer.config import load_config
+from transfer.torchvision_engine.solver import (
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    scale_to_world,
+    set_learning_rate,
+)
+
+
+def solver(**keys):
+    return load_config(None, [f"SOLVER.{k}={v}" for k, v in keys.items()]).SOLVER
+
+
+SCHEDULES = [
+    {"MAX_ITER": 90, "STEPS": "(60,80)", "WARMUP_ITERS": 10, "BASE_LR": 0.02},
+    {"MAX_ITER": 20, "STEPS": "(5,12)", "WARMUP_ITERS": 8, "WARMUP_METHOD": "constant"},
+    {"MAX_ITER": 5, "STEPS": "(3,50)", "WARMUP_ITERS": 100},
+    {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 4, "BASE_LR_END": 0.0001},
+    {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 4, "RESCALE_INTERVAL": True},
+    {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupStepWithFixedGammaLR", "WARMUP_ITERS": 4, "GAMMA": 0.5},
+]
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize("keys", SCHEDULES, ids=range(len(SCHEDULES)))
+def test_every_iterations_rate_is_detectron2s(keys):
+    from detectron2.config import get_cfg
+    from detectron2.solver import build_lr_scheduler
+
+    ours, theirs = solver(**keys), get_cfg()
+    theirs.SOLVER.merge_from_other_cfg(ours)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=ours.BASE_LR)
+    scheduler, rate = build_lr_scheduler(theirs, optimizer), learning_rate(ours)
+    for iteration in range(ours.MAX_ITER):
+        assert rate(iteration) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), iteration
+        optimizer.step()
+        if iteration + 1 < ours.MAX_ITER:  # Detectron2 itself fails after the last step of one of the schedules
+            scheduler.step()
+
+
+def test_warm_up_then_steps_by_hand():
+    rate = learning_rate(solver(MAX_ITER=100, STEPS="(60,80)", WARMUP_ITERS=10, BASE_LR=1.0, WARMUP_FACTOR=0.1))
+    assert [rate(i) for i in (0, 5, 10, 59, 60, 79, 80, 99)] == pytest.approx([0.1, 0.55, 1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def network() -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 2))
+    net[2].weight.requires_grad_(False)
+    return net
+
+
+def test_norms_and_biases_have_their_own_decay_and_rate():
+    net = network()
+    optimizer = build_optimizer(solver(WEIGHT_DECAY=0.1, WEIGHT_DECAY_NORM=0.0, BIAS_LR_FACTOR=2.0), net)
+    set_learning_rate(optimizer, 0.5)
+    of = {id(p): (g["weight_decay"], g["lr"]) for g in optimizer.param_groups for p in g["params"]}
+    assert of[id(net[0].weight)] == (0.1, 0.5)
+    assert of[id(net[0].bias)] == (0.1, 1.0)
+    assert of[id(net[1].weight)] == (0.0, 0.5)
+    assert of[id(net[1].bias)] == (0.0, 1.0)
+    assert id(net[2].weight) not in of
+    optimizer = build_optimizer(solver(WEIGHT_DECAY=0.1, WEIGHT_DECAY_BIAS=0.3), net)
+    of = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert (of[id(net[1].weight)], of[id(net[1].bias)], of[id(net[0].bias)]) == (0.0, 0.3, 0.3)
+
+
+@pytest.mark.detectron2
+def test_a_step_equals_detectron2s():
+    from detectron2.config import get_cfg
+    from detectron2.solver import build_optimizer as build_theirs
+
+    keys = {"WEIGHT_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0, "BASE_LR": 0.3, "NESTEROV": True, "WEIGHT_DECAY_BIAS": 0.2}
+    ours, theirs, a, b = solver(**keys), get_cfg(), network(), network()
+    theirs.SOLVER.merge_from_other_cfg(ours)
+    b.load_state_dict(a.state_dict())
+    mine, other = build_optimizer(ours, a), build_theirs(theirs, b)
+    for _ in range(3):
+        for net, optimizer in ((a, mine), (b, other)):
+            optimizer.zero_grad()
+            net[1](net[0](torch.ones(2, 3, 2, 2))).square().sum().backward()
+            set_learning_rate(mine, 0.3)
+            optimizer.step()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6)
+
+
+def test_clipping_by_value_and_by_each_parameters_norm():
+    def gradients(**keys):
+        parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        parameters[0].grad, parameters[1].grad = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.4])
+        clip_gradients(solver(**{f"CLIP_GRADIENTS.{k}": v for k, v in keys.items()}).CLIP_GRADIENTS, parameters)
+        return [p.grad.tolist() for p in parameters]
+
+    assert gradients() == [[3.0, -4.0], pytest.approx([0.3, 0.4])]
+    assert gradients(ENABLED=True) == [[1.0, -1.0], pytest.approx([0.3, 0.4])]
+    norm = gradients(ENABLED=True, CLIP_TYPE="norm", CLIP_VALUE=1.0)
+    assert norm == [pytest.approx([0.6, -0.8], abs=1e-5), pytest.approx([0.3, 0.4])]
+
+
+def test_scaling_to_the_number_of_processes():
+    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
+    cfg = load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
+    cfg.freeze()
+    scaled = scale_to_world(cfg, 2)
+    assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)
+    assert (scaled.SOLVER.STEPS, scaled.TEST.EVAL_PERIOD) == ((240000, 320000), 40000)
+    assert scale_to_world(cfg, 8) == cfg
+    cfg.defrost()
+    cfg.SOLVER.IMS_PER_BATCH = 12
+    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is no multiple"):
+        scale_to_world(cfg, 4)

@@ -1,0 +1,204 @@
+"""Training iterations, paired.
+
+`benchmark.py detection`: model and optimiser of the torchvision engine against Detectron2's, equal weights, noise.
+`benchmark.py trainer`: this project's Detectron2 engine against stock Detectron2's trainer, data and hooks included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pretrain.common.errors import UserError
+from transfer.config import check_supported, load_config
+from transfer.torchvision_engine.model import build_model, detectron2_state
+from transfer.torchvision_engine.solver import build_optimizer
+
+
+def add_detection(commands: Any) -> None:
+    """Adds the subcommand to benchmark.py's parser."""
+    command = commands.add_parser("detection", help="an iteration of both detection engines, paired, time and memory")
+    command.add_argument("--config-file", required=True, help="as in configs/coco_mask_R50_FPN_1x_random.yaml")
+    command.add_argument("--images", type=int, default=2, help="a step, on one device")
+    command.add_argument("--side", type=int, default=256, help="of the square images, pixels")
+    command.add_argument("--rounds", type=int, default=7, help="timed rounds; each runs both engines, in turns first")
+    command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
+    command.set_defaults(run=detection)
+    command = commands.add_parser(
+        "trainer", help="an iteration of the Detectron2 engine and of stock Detectron2, paired"
+    )
+    command.add_argument("--config-file", required=True, help="its DATASETS.TRAIN must be there")
+    command.add_argument("--rounds", type=int, default=20, help="timed rounds; each runs both, in turns first")
+    command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
+    command.set_defaults(run=trainer)
+
+
+def detection(args: argparse.Namespace) -> None:
+    """Prints both engines' median wall and processor seconds, the median of the rounds' ratios, and peak memory.
+
+    Raises:
+        UserError: Detectron2 is not installed, or a key that the torchvision engine cannot honour.
+    """
+    try:
+        from detectron2.config import get_cfg
+        from detectron2.modeling import build_model as build_theirs
+        from detectron2.solver import build_optimizer as build_their_optimizer
+    except ImportError as error:
+        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
+    cfg, theirs = load_config(args.config_file, args.opts), get_cfg()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cfg.MODEL.DEVICE = device.type
+    check_supported(cfg)
+    theirs.merge_from_other_cfg(cfg)
+    torch.manual_seed(0)
+    own, other = build_model(cfg, device), build_theirs(theirs)
+    other.load_state_dict(detectron2_state(own))
+    batch = random_batch(args.images, args.side, cfg)
+    steps = {
+        "torchvision": _step(own.train(), build_optimizer(cfg.SOLVER, own), batch),
+        "detectron2": _step(other.train(), build_their_optimizer(theirs, other), _for_detectron2(batch)),
+    }
+    for step in steps.values():  # caches, and the optimisers' momentum
+        step()
+    print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
+    compare(steps, args.rounds, device)
+
+
+def trainer(args: argparse.Namespace) -> None:
+    """The same figures for whole iterations of a run: reading images, hooks, step.
+
+    Raises:
+        UserError: Detectron2 is not installed, or the data is not there.
+    """
+    try:
+        from detectron2.engine import DefaultTrainer
+        from detectron2.utils.events import EventStorage
+
+        from transfer.detectron2_engine import train as detectron2_engine
+    except ImportError as error:
+        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
+    cfg = detectron2_engine.load_config(args.config_file, args.opts)
+    cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+    cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
+    cfg.SOLVER.MAX_ITER += args.rounds + 4  # no round is the last iteration, which would evaluate
+    for name in cfg.DATASETS.TRAIN:
+        detectron2_engine.register(name)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = {}
+        for name, kind in {"this project": detectron2_engine.Trainer, "detectron2": DefaultTrainer}.items():
+            own = cfg.clone()
+            own.OUTPUT_DIR = str(Path(folder) / name)
+            Path(own.OUTPUT_DIR).mkdir()
+            steps[name] = _iteration(kind(own), EventStorage(0))
+        for step in steps.values():
+            step()
+        print(f"{args.config_file}: {cfg.SOLVER.IMS_PER_BATCH} images a step, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
+        compare(steps, args.rounds, torch.device(cfg.MODEL.DEVICE))
+
+
+def _iteration(trainer: Any, storage: Any) -> Callable[[], None]:
+    """One iteration of a trainer, as its `train` runs it."""
+    trainer.iter, trainer.storage = 0, storage
+    storage.__enter__()
+    trainer.before_train()
+    storage.__exit__(None, None, None)
+
+    def step() -> None:
+        with storage:
+            trainer.before_step()
+            trainer.run_step()
+            trainer.after_step()
+            trainer.iter += 1
+
+    return step
+
+
+def compare(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> None:
+    """Prints the medians of each form, and the median of the rounds' ratios of the first to the second."""
+    from tools.benchmark import peak_mib
+
+    seconds = _rounds(steps, rounds)
+    print(f"{'':14}{'wall s':>9}{'CPU s':>9}{'peak MiB':>10}")
+    peaks = {}
+    for name, step in steps.items():
+        gc.collect()
+        peaks[name] = peak_mib(step, device)
+        wall, cpu = (statistics.median(column) for column in zip(*seconds[name], strict=True))
+        print(f"{name:14}{wall:9.3f}{cpu:9.3f}{peaks[name]:10.0f}")
+    first, second = steps
+    ratios = [(a[0] / b[0], a[1] / b[1]) for a, b in zip(seconds[first], seconds[second], strict=True)]
+    wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
+    print(f"{'ratio':14}{wall:9.3f}{cpu:9.3f}{peaks[first] / peaks[second]:10.3f}")
+
+
+def random_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
+    """Noise with ten boxes an image, their diamonds as masks, keypoints inside; classes at random."""
+    rng = np.random.default_rng(0)
+    batch = []
+    for _ in range(images):
+        corner, size = rng.uniform(0, side / 2, (10, 2)), rng.uniform(side / 8, side / 2, (10, 2))
+        x, y, w, h = *corner.T, *size.T
+        diamonds = np.stack([x, y + h / 2, x + w / 2, y, x + w, y + h / 2, x + w / 2, y + h], 1)
+        points = np.concatenate([corner[:, None] + size[:, None] * rng.random((10, 17, 2)), np.full((10, 17, 1), 2)], 2)
+        target = {
+            "boxes": torch.tensor(np.stack([x, y, x + w, y + h], 1), dtype=torch.float32),
+            "labels": torch.tensor(rng.integers(0, cfg.MODEL.ROI_HEADS.NUM_CLASSES, 10)),
+            "masks": [[polygon] for polygon in diamonds],
+            "keypoints": torch.tensor(points, dtype=torch.float32),
+        }
+        image = torch.tensor(rng.integers(0, 256, (3, side, side)), dtype=torch.uint8)
+        batch.append({"image": image, "height": side, "width": side, "target": target})
+    return batch
+
+
+def _for_detectron2(batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from detectron2.structures import Boxes, Instances, Keypoints, PolygonMasks
+
+    out = []
+    for record in batch:
+        target = record["target"]
+        instances = Instances(record["image"].shape[-2:], gt_boxes=Boxes(target["boxes"]), gt_classes=target["labels"])
+        instances.gt_masks = PolygonMasks(copy.deepcopy(target["masks"]))
+        instances.gt_keypoints = Keypoints(target["keypoints"])
+        out.append({**record, "instances": instances})
+    return out
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list[dict[str, Any]]) -> Callable[[], None]:
+    from detectron2.utils.events import EventStorage
+
+    def step() -> None:
+        torch.manual_seed(0)
+        with EventStorage():
+            losses = model(batch)
+        optimizer.zero_grad()
+        values = torch.stack(list(losses.values()))
+        values.sum().backward()
+        values.tolist()  # a training loop reads them
+        optimizer.step()
+
+    return step
+
+
+def _rounds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """(wall, processor) seconds of every round; the engines take turns at going first."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for number in range(rounds):
+        order = list(steps) if number % 2 else list(steps)[::-1]
+        for name in order:
+            wall, cpu = time.perf_counter(), time.process_time()
+            steps[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return seconds

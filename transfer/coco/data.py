@@ -1,0 +1,215 @@
+"""Data sets in COCO's format: standard names, or any other by two paths; checked before a run starts.
+
+A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
+``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records of the latter end the run before it starts;
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` leaves them out and says how many.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.errors import UserError, nearest
+from pretrain.common.run_folder import atomic_write, read_json
+
+from .check import SECTIONS, Problem, check, leave_out, unreadable
+
+_SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
+    f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
+    for prefix, kind in (("", "instances"), ("keypoints_", "person_keypoints"))
+    for year in ("2014", "2017")
+    for split in ("train", "val")
+}
+
+
+@dataclass(frozen=True)
+class CocoSet:
+    """Where a data set stands, and what to do with its bad records (COCO's own releases are not checked)."""
+
+    annotations: Path
+    images: Path
+    standard: bool
+    skip_bad: bool = False
+
+
+def find(name: str) -> CocoSet:
+    """The data set of a name in DATASETS.TRAIN or DATASETS.TEST.
+
+    Raises:
+        UserError: unknown name, or files that are not where they are expected.
+    """
+    if name.startswith("coco:"):
+        words = name.split(":")
+        if len(words) not in (3, 4) or not all(words) or words[3:] not in ([], ["skip_bad"]):
+            raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
+        found = CocoSet(Path(words[1]), Path(words[2]), standard=False, skip_bad=len(words) == 4)
+        hint = ""
+    elif name in _SPLITS:
+        root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
+        images, annotations = _SPLITS[name]
+        found = CocoSet(root / "coco" / annotations, root / "coco" / images, standard=True)
+        hint = f" of {name}; COCO's annotations/ and {images}/ belong into {root / 'coco'}; or set DETECTRON2_DATASETS"
+    else:
+        known = ", ".join(_SPLITS)
+        raise UserError(
+            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {known}{nearest(name, _SPLITS)}"
+        )
+    if not os.path.isfile(found.annotations):
+        raise UserError(f"no annotation file at {found.annotations}{hint}")
+    if not os.path.isdir(found.images):
+        raise UserError(f"no image folder at {found.images}{hint}")
+    return found
+
+
+def resolve(name: str) -> tuple[Path, Path]:
+    """The annotation file and the image folder of a name in DATASETS.TRAIN or DATASETS.TEST (see `find`)."""
+    found = find(name)
+    return found.annotations, found.images
+
+
+def folder_name(name: str) -> str:
+    """A short name for files about a data set, its own: two annotation files may have the same base name."""
+    if not name.startswith("coco:"):
+        return name
+    annotations, images = resolve(name)
+    paths = f"{os.path.abspath(annotations)}:{os.path.abspath(images)}"
+    return f"{annotations.stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
+    """Finds and checks every data set of a config before the first iteration.
+
+    Returns:
+        ``cfg``; where records were left out, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
+
+    Raises:
+        UserError: no such data set, bad records (unless they may be left out), another number of categories, other
+            categories than another data set's.
+    """
+    cfg = cfg.clone()
+    cfg.defrost()
+    done: dict[str, str] = {}
+    categories: dict[str, list[str]] = {}
+    for name in dict.fromkeys((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
+        done[name], names = _prepare_one(name, cfg, log)
+        categories |= {name: names} if names else {}
+    standard = next((name for name in done if name not in categories), "")
+    if standard and categories:  # COCO's own sets have the same categories: reading one of the large files is enough
+        categories[standard] = category_names(read(find(standard).annotations))
+    check_same_categories(categories)
+    cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
+    cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
+    cfg.freeze()
+    return cfg
+
+
+def category_names(content: Mapping[str, Any]) -> list[str]:
+    """The categories' names in the order of their ids, which is the order of the detector's labels."""
+    return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
+
+
+def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
+    """Data set -> its `category_names`: a label means the same in all of them.
+
+    Raises:
+        UserError: two data sets differ; labels would be matched by their order alone.
+    """
+    first, *others = names.items() or [("", ())]
+    for name, given in others:
+        for label, (a, b) in enumerate(zip_longest(first[1], given)):
+            if a != b:
+                raise UserError(
+                    f"category {label + 1} in the order of ids is {a!r} in {first[0]}, but {b!r} in {name}; "
+                    "give the data sets of DATASETS.TRAIN and DATASETS.TEST the same categories in the same order"
+                )
+
+
+def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[str, list[str]]:
+    """The name to use instead, and the categories' names (none for COCO's own, whose large files are not read)."""
+    found = find(name)
+    classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    if found.standard:
+        _check_count(1 if name.startswith("keypoints_") else 80, classes, name)
+        return name, []
+    content = _parse(found.annotations)
+    _check_kinds(content, cfg, found.annotations)
+    keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
+    problems = list(check(content, found.images, masks=cfg.MODEL.MASK_ON, keypoints=keypoints))
+    if problems and not found.skip_bad:
+        shown = "; ".join(problem.text for problem in problems[:5])
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise UserError(f"{found.annotations}: {shown}{more}; mend them, or add :skip_bad to leave these records out")
+    if problems:
+        target = Path(cfg.OUTPUT_DIR) / "datasets" / f"{folder_name(name)}_checked.json"
+        if ":" in str(target):
+            raise UserError(f"OUTPUT_DIR {cfg.OUTPUT_DIR} has a colon, which :skip_bad cannot use; name another folder")
+        content = leave_out(content, problems) | {"left_out": _left_out(found, target, problems)}
+        atomic_write(target, json.dumps(content))
+        log(content["left_out"]["summary"])
+        for problem in problems[:20]:
+            log(f"  {problem.text}")
+        name = f"coco:{target}:{found.images}"
+    _check_count(len(content["categories"]), classes, str(found.annotations))
+    return name, category_names(content)
+
+
+def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
+    """Data without a single mask (or keypoints) were made for another detector: leaving all out would help nobody."""
+    for key, field in (("MASK_ON", "segmentation"), ("KEYPOINT_ON", "keypoints")):
+        records = content["annotations"]
+        if cfg.MODEL[key] and records and not any(isinstance(r, dict) and r.get(field) for r in records):
+            raise UserError(f"{where}: none of its {len(records)} objects has {field}; set MODEL.{key} False")
+
+
+def _left_out(found: CocoSet, target: Path, problems: Sequence[Problem]) -> dict[str, Any]:
+    """What a cleaned copy tells about itself; the engines put the summary into the run's log."""
+    counts = Counter(problem.section for problem in problems)
+    numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
+    summary = f"{found.annotations}: left out bad records: {numbers}; {target} lists them under left_out"
+    return {"summary": summary, "records": [problem.text for problem in problems]}
+
+
+@functools.cache
+def say_once(say: Callable[[str], None], text: str) -> None:
+    """Says ``text`` once a process: the engines read a test set before every evaluation."""
+    say(text)
+
+
+def read(annotations: str | Path) -> dict[str, Any]:
+    """The content of a COCO annotation file (of a cleaned copy: with ``left_out``, see `prepare`).
+
+    Raises:
+        UserError: missing, not JSON, without images, annotations and categories, or with a record that would crash a
+            reader or pycocotools.
+    """
+    content = _parse(annotations)
+    if text := unreadable(content):
+        raise UserError(f"{annotations}: {text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad")
+    return content
+
+
+def _parse(annotations: str | Path) -> dict[str, Any]:
+    """`read` for `check`, which names every bad record itself."""
+    content = read_json(annotations)
+    for section in SECTIONS:
+        if not isinstance(content.get(section), list):
+            raise UserError(f"{annotations} has no list of {section}; COCO's format has {', '.join(SECTIONS)}")
+    return content
+
+
+def _check_count(categories: int, num_classes: int, where: str) -> None:
+    if categories != num_classes:
+        raise UserError(
+            f"{where} has {categories} categories; set MODEL.ROI_HEADS.NUM_CLASSES {categories}, not {num_classes}"
+        )

@@ -1,0 +1,205 @@
+"""COCO metrics of either engine through pycocotools, in one schema (Detectron2's names, 0 to 100, null for none)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from pretrain.common.config_io import dump
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import atomic_write, json_text, write_json
+
+from . import data as coco_data
+
+TASKS = ("bbox", "segm", "keypoints")
+_BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "ARs": 9, "ARm": 10, "ARl": 11}
+_STATS = {  # name: position in COCOeval.stats
+    "bbox": _BOX,
+    "segm": _BOX,
+    "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9},
+}
+Metrics = dict[str, dict[str, float | None]]
+
+
+def tasks_of(cfg: CfgNode) -> list[str]:
+    """What the detector of ``cfg`` is scored on."""
+    return ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+
+
+def evaluate(
+    annotations: str | Path | Mapping[str, Any],
+    predictions: Sequence[Mapping[str, Any]],
+    tasks: Sequence[str],
+    oks_sigmas: Sequence[float] = (),
+) -> Metrics:
+    """COCO's metrics.
+
+    Args:
+        annotations: file in COCO's format, or its content.
+        predictions: COCO's result format: image_id, category_id (the file's), bbox [x, y, w, h], score and, where the
+            task needs it, segmentation (RLE) or keypoints. May be empty: every metric is then 0.
+        tasks: of bbox, segm, keypoints.
+        oks_sigmas: one a keypoint, for other than COCO's 17.
+
+    Returns:
+        {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}}, 0 to 100 (no APs and ARs for
+        keypoints); None where the ground truth has no such object.
+    """
+    content = annotations if isinstance(annotations, Mapping) else coco_data.read(annotations)
+    truth = _index(content, content["annotations"])
+    results: Metrics = {}
+    for task in tasks:
+        judge = COCOeval(truth, _index(content, predictions, task), cast(Any, task))
+        if task == "keypoints":
+            judge.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, judge.params.kpt_oks_sigmas)
+        with contextlib.redirect_stdout(io.StringIO()):
+            judge.evaluate()
+            judge.accumulate()
+            judge.summarize()
+        results[task] = {name: _percent(judge.stats[i]) for name, i in _STATS[task].items()}
+        precision = judge.eval["precision"]  # IoU thresholds x recalls x categories x areas x detections
+        for k, category_id in enumerate(judge.params.catIds):
+            values = precision[:, :, k, 0, -1]
+            values = values[values > -1]
+            name = truth.cats[category_id]["name"]
+            results[task][f"AP-{name}"] = _percent(values.mean() if values.size else -1)
+    return results
+
+
+def flat(metrics: Metrics) -> dict[str, float]:
+    """``{"bbox/AP": 38.1, ...}`` without the empty ones: what metrics.json takes."""
+    return {
+        f"{task}/{name}": value for task, row in metrics.items() for name, value in row.items() if value is not None
+    }
+
+
+def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
+    """`flat` of each data set's metrics; where there are several, the set's name stands before: Detectron2's names."""
+    if len(results) == 1:
+        return flat(next(iter(results.values())))
+    return {f"{name}/{key}": value for name, metrics in results.items() for key, value in flat(metrics).items()}
+
+
+def table(metrics: Metrics) -> str:
+    """The metrics of every task, a line each, for a log."""
+    show = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    lines = ["task       " + "".join(f"{name:>8}" for name in show)]
+    for task, row in metrics.items():
+        cells = ("" if name not in row else "-" if row[name] is None else f"{row[name]:.2f}" for name in show)
+        lines.append(f"{task:<11}" + "".join(f"{cell:>8}" for cell in cells))
+    return "\n".join(lines)
+
+
+def write_predictions(folder: str | Path, predictions: Sequence[Mapping[str, Any]]) -> Path:
+    """Keeps the predictions in COCO's result format: `coco_instances_results.json` in ``folder``."""
+    path = Path(folder) / "coco_instances_results.json"
+    atomic_write(path, json_text(list(predictions)))
+    return path
+
+
+def write_results(
+    path: str | Path,
+    *,
+    engine: str,
+    engine_version: str,
+    cfg: CfgNode,
+    metrics: Mapping[str, Metrics],
+    weights: Mapping[str, Any],
+    iteration: int | None,
+) -> dict[str, Any]:
+    """Writes the results.json of a transfer run to ``path`` and returns its content.
+
+    Args:
+        engine: detectron2 | torchvision; versions tell two runs apart.
+        metrics: data set name -> what `evaluate` returned.
+        weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
+        iteration: optimiser steps done; None for an evaluation only.
+    """
+    box, depth = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.RESNETS.DEPTH
+    first = next(iter(metrics.values()), {})
+    content = {
+        "stage": "transfer",
+        "engine": {"name": engine, "version": engine_version},
+        "metrics": first,
+        "datasets": dict(metrics),
+        "iteration": iteration,
+        "protocol": {
+            "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
+            "backbone": f"R{depth}-FPN",
+            "norm": cfg.MODEL.RESNETS.NORM,
+            "heads": f"{box.NUM_CONV}conv{box.NUM_FC}fc" + (f" {box.NORM}" if box.NORM else ""),
+            "freeze_at": cfg.MODEL.BACKBONE.FREEZE_AT,
+            "precise_bn": cfg.TEST.PRECISE_BN.ENABLED,
+            "train": list(cfg.DATASETS.TRAIN),
+            "test": list(cfg.DATASETS.TEST),
+        },
+        "schedule": {
+            "iterations": cfg.SOLVER.MAX_ITER,
+            "steps": list(cfg.SOLVER.STEPS),
+            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH,
+            "base_lr": cfg.SOLVER.BASE_LR,
+            "name": _schedule_name(cfg),
+        },
+        "weights": dict(weights),
+        "config": dump(cfg),
+    }
+    write_json(path, content)
+    return content
+
+
+def _schedule_name(cfg: CfgNode) -> str:
+    """1x is 90,000 iterations of 16 images."""
+    times = cfg.SOLVER.MAX_ITER * cfg.SOLVER.IMS_PER_BATCH / (90_000 * 16)
+    return f"{times:g}x" if times * 100 == round(times * 100) else f"{cfg.SOLVER.MAX_ITER} iterations"
+
+
+def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
+    """Ground truth (no task) or predictions for COCOeval; ids count from 1, as it takes id 0 for none."""
+    coco = COCO()
+    kept: list[dict[str, Any]] = []
+    for number, record in enumerate(records, start=1):
+        new = {**record, "id": number, "iscrowd": record.get("iscrowd", 0)}
+        if task:
+            _complete(new, task)
+        else:
+            new.setdefault("area", new["bbox"][2] * new["bbox"][3])
+            if new.get("keypoints") is not None:  # null is as good as none
+                new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
+        kept.append(new)
+    coco.dataset = cast(Any, {"images": content["images"], "categories": content["categories"], "annotations": kept})
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+    return coco
+
+
+def _complete(prediction: dict[str, Any], task: str) -> None:
+    """The area that sorts a prediction into small, medium, large: its mask's for masks, its box's otherwise."""
+    if task == "segm":
+        from pycocotools import mask
+
+        prediction["area"] = float(mask.area(prediction["segmentation"]))
+    else:
+        prediction["area"] = prediction["bbox"][2] * prediction["bbox"][3]
+
+
+def _sigmas(content: Mapping[str, Any], given: Sequence[float], default: np.ndarray) -> np.ndarray:
+    counts = {len(record["keypoints"]) // 3 for record in content["annotations"] if record.get("keypoints")}
+    sigmas = np.array(given) if len(given) else default
+    if counts - {len(sigmas)}:
+        raise UserError(
+            f"objects have {max(counts)} keypoints, but there are {len(sigmas)} sigmas: set TEST.KEYPOINT_OKS_SIGMAS"
+        )
+    return sigmas
+
+
+def _percent(value: float) -> float | None:
+    """From 0 to 1, -1 for none -> from 0 to 100, None for none."""
+    return float(value) * 100 if value > -1 else None

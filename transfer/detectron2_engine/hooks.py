@@ -1,0 +1,138 @@
+"""What the Detectron2 engine does around an iteration: random state, precise BN, checkpoints, evaluation, stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.engine import HookBase, hooks
+from detectron2.utils import comm
+from fvcore.nn.precise_bn import get_bn_modules
+
+from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.run_folder import atomic_write
+
+from .. import checkpoints
+from ..distributed import pool_batch_norm, until_stopped
+from ..stream import mix
+from .data import TrainingBatches
+
+if TYPE_CHECKING:
+    from .train import Trainer
+
+_STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
+
+
+class SeedIteration(HookBase):
+    """Before each iteration: the sampling of anchors and proposals depends on (seed, iteration, rank) only."""
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def before_step(self) -> None:
+        torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
+
+
+class PreciseBatchNorm(hooks.PreciseBN):
+    """Detectron2's, from images that depend on (seed, iteration) only, its statistics pooled over ranks.
+
+    Stock leaves each rank the statistics of its own images.
+    """
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def update_stats(self) -> None:
+        seed = self.trainer.seed
+        torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
+        if isinstance(self._data_loader, TrainingBatches):
+            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
+        self._data_iter = until_stopped(self._data_loader)
+        super().update_stats()
+        if comm.get_world_size() > 1:
+            pool_batch_norm(get_bn_modules(self._model))
+
+
+class SaveBeforeEvaluation(HookBase):
+    """Keeps the iterations done in a checkpoint while precise BN and evaluation last, which may be stopped."""
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def after_step(self) -> None:
+        if _evaluation_is_due(self.trainer) and comm.is_main_process():
+            self.trainer.save(Path(checkpoints.EVALUATING).stem)
+
+
+class Evaluation(hooks.EvalHook):
+    """Detectron2's, but not after a failure in the last iteration, and first of all what a stop left undone."""
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def before_train(self) -> None:
+        trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
+        if trainer.pending or complete:  # the metrics belong to the iteration done before
+            trainer.iter = trainer.storage.iter = trainer.start_iter - 1
+        if trainer.pending:
+            if trainer.precise_bn:
+                trainer.precise_bn.update_stats()
+            if complete and comm.is_main_process():
+                trainer.save("model_final")
+            if not complete:
+                self._do_eval()
+            self._forget_checkpoint()
+
+    def after_step(self) -> None:
+        super().after_step()
+        if _evaluation_is_due(self.trainer):  # after the last iteration the final checkpoint is written already
+            self._forget_checkpoint()
+
+    def after_train(self) -> None:
+        if self.trainer.iter >= self.trainer.max_iter:
+            self._do_eval()
+        del self._func  # as stock does
+
+    def _forget_checkpoint(self) -> None:
+        if comm.is_main_process():
+            (Path(self.trainer.cfg.OUTPUT_DIR) / checkpoints.EVALUATING).unlink(missing_ok=True)
+
+
+def _evaluation_is_due(trainer: Trainer) -> bool:
+    period, done = trainer.cfg.TEST.EVAL_PERIOD, trainer.iter + 1
+    return done == trainer.max_iter or (period > 0 and done % period == 0)
+
+
+class StopOnRequest(HookBase):
+    """Ends the run after the current step, its checkpoint on disk, when a stop was requested on any rank."""
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def after_step(self) -> None:
+        reason, done = stop_requested(), self.trainer.iter + 1
+        if done == self.trainer.max_iter:
+            return  # the last checkpoint and the evaluation come next
+        if comm.get_world_size() > 1:
+            if done % _STOP_PERIOD:
+                return
+            reason = next((said for said in comm.all_gather(reason) if said), "")
+        if reason:
+            if comm.is_main_process():
+                self.trainer.save(f"model_{self.trainer.iter:07d}")
+            comm.synchronize()
+            raise Stopped(reason)
+
+
+class Checkpointer(DetectionCheckpointer):
+    """Detectron2's, but a file is written whole or not at all, and never with weights that are not finite."""
+
+    def save(self, name: str, **kwargs: Any) -> None:
+        if not self.save_dir or not self.save_to_disk:
+            return
+        parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
+        path = Path(self.save_dir) / f"{name}.pth"
+        checkpoints.save(path, {"model": self.model.state_dict(), **parts, **kwargs})
+        self.logger.info(f"saved {path}")
+        if path.name != checkpoints.EVALUATING:  # which does not stay
+            self.tag_last_checkpoint(path.name)
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        atomic_write(Path(self.save_dir) / "last_checkpoint", last_filename_basename)

@@ -143,7 +143,9 @@ import json, sys
 from pathlib import Path
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer import coco_data, coco_results, visualize
+from transfer.coco import data as coco_data
+from transfer.coco import pictures as visualize
+from transfer.coco import results as coco_results
 from transfer.torchvision_engine.data import load_coco
 
 folder = Path(sys.argv[1])
@@ -181,7 +183,7 @@ import numpy as np
 from pathlib import Path
 from pycocotools import mask as coco_mask
 from tests.transfer import tiny_coco
-from transfer import coco_data
+from transfer.coco import data as coco_data
 from transfer.torchvision_engine.roi_heads import rasterise
 
 tiny_coco.write(Path(sys.argv[1]))

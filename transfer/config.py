@@ -138,10 +138,16 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some valu
 }
 
 
-# A resumed training may have other values of these: they decide where and how long it runs, and on what it is tested.
+# Prefixes of keys that never change a detector's result: where and how fast it runs, and how often it writes and tests.
+FREE_ANYWHERE = (
+    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
+    "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
+)  # fmt: skip
+
+# A resumed training may have other values of these, too: how long it runs, what it is tested on, and what it read at
+# its start and reads no more.
 FREE_ON_RESUME = (
-    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS", "DATASETS.TEST",
-    "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
+    *FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ the uninterrupted one. An iteration is stock Detectron2's.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import data_parallel
 from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
 
 from . import checkpoints, coco_data, coco_results
@@ -151,7 +151,7 @@ class Trainer(DefaultTrainer):
         ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
         ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
         with (
-            mock.patch.object(defaults, "create_ddp_model", ddp),
+            mock.patch.object(defaults, "create_ddp_model", lambda model, **_: data_parallel(model, model.device)),
             mock.patch.object(defaults, "DetectionCheckpointer", Checkpointer),
         ):
             super().__init__(cfg)

@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
-from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.common.process_group import on_first_rank
+from pretrain.common.process_group import data_parallel, on_first_rank
 from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
 
 from . import checkpoints, coco_results
@@ -135,10 +134,8 @@ class _Training:
         self.records, self.info = training_records(cfg)
         self.optimizer = build_optimizer(cfg.SOLVER, model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
-        self.wrapped: torch.nn.Module = model
-        if world > 1:
-            ids = [device.index] if device.type == "cuda" else None
-            self.wrapped = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        self.wrapped = data_parallel(model, device)
+        self.skipped = SkippedSteps()
         self.rate = learning_rate(cfg.SOLVER)
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's

@@ -289,8 +289,8 @@ def check_training(cfg: CfgNode) -> None:
     """Checks what only a training reads, in the config that `check_ranges` has passed.
 
     Raises:
-        UserError: an empty list, learning-rate steps that are out of order or past the end, numbers of keypoints that
-            do not fit.
+        UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
+            of keypoints that do not fit.
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
@@ -310,3 +310,5 @@ def check_training(cfg: CfgNode) -> None:
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
         if not value:
             raise UserError(f"{key} is empty; give at least one")
+    if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
+        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")

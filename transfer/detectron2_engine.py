@@ -34,7 +34,7 @@ from pretrain.common.run_folder import drop_metrics, make_folder, write_environm
 
 from . import checkpoints, coco_data, coco_results
 from . import visualize as drawing
-from .detectron2_data import TrainingBatches, register, test_batches, training_batches
+from .detectron2_data import TrainingBatches, register, test_batches
 from .detectron2_hooks import (
     Checkpointer,
     Evaluation,
@@ -165,14 +165,11 @@ class Trainer(DefaultTrainer):
             self.start_iter, self.pending = state["iteration"] + 1, pending
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
-        if isinstance(self._trainer.data_loader, TrainingBatches):
-            self._trainer.data_loader.start = self.start_iter
+        data: Any = self._trainer.data_loader
+        data.start = self.start_iter
 
     def build_train_loader(self, cfg: CfgNode) -> Any:  # type: ignore[override]  # stock's is a class's method
-        loader, exact = training_batches(cfg, self.seed)
-        if not exact:
-            log.warning(f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN}: a resumed run sees other images")
-        return loader
+        return TrainingBatches(cfg, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seed": self.seed}

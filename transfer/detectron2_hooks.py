@@ -15,7 +15,6 @@ from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.run_folder import atomic_write
 
 from . import checkpoints
-from .detectron2_data import TrainingBatches
 from .distributed import pool_batch_norm, until_stopped
 from .stream import mix
 
@@ -45,8 +44,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
     def update_stats(self) -> None:
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
-        if isinstance(self._data_loader, TrainingBatches):
-            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
+        self._data_loader.seed = mix(seed, self.trainer.iter, 0)
         self._data_iter = until_stopped(self._data_loader)
         super().update_stats()
         if comm.get_world_size() > 1:

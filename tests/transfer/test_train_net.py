@@ -63,6 +63,12 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SEED": 2**40}, r"SEED is 1099511627776; it must be at least -1 and at most 2147483647"),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
+        ({"SOLVER__BASE_LR": 3.5e38}, r"SOLVER\.BASE_LR is 3\.5e\+38; it must be at least 0 and at most 3\.4e\+38"),
+        ({"SOLVER__WEIGHT_DECAY": 1e39}, r"SOLVER\.WEIGHT_DECAY is 1e\+39; it must be at least 0 and at most"),
+        (
+            {"DATALOADER__SAMPLER_TRAIN": "RandomSubsetTrainingSampler"},
+            "is RandomSubsetTrainingSampler; choose TrainingSampler or RepeatFactorTrainingSampler",
+        ),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
         ({"MODEL__DEVICE": "gpu"}, r"MODEL\.DEVICE is gpu; choose cpu or cuda"),
     ],

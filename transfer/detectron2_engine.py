@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
-from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
+from detectron2.engine import AMPTrainer, DefaultTrainer, HookBase, default_setup, defaults, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model
@@ -37,6 +37,7 @@ from . import visualize as drawing
 from .detectron2_data import TrainingBatches, register, test_batches
 from .detectron2_hooks import (
     Checkpointer,
+    CountSkippedSteps,
     Evaluation,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
@@ -178,6 +179,8 @@ class Trainer(DefaultTrainer):
         """Rank 0 writes a checkpoint."""
         self.checkpointer.save(name, iteration=self.iter)
 
+        if isinstance(self._trainer, AMPTrainer):
+            built.append(CountSkippedSteps(self._trainer.grad_scaler))
     def build_hooks(self) -> list[HookBase]:
         built: list[HookBase] = [SeedIteration()]
         for hook in super().build_hooks():

@@ -38,6 +38,7 @@ from .distributed import (
     settle_seed,
     until_stopped,
 )
+from .skipped_steps import SkippedSteps
 from .stream import mix
 from .torchvision_data import training_records
 from .torchvision_evaluation import evaluate
@@ -177,6 +178,8 @@ class _Training:
                 if self.reason:
                     raise Stopped(self.reason)
         if self.writer:
+        if skipped := self.skipped.up_to(self.scaler.get_scale()):
+            self.logger.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
             self.writer.close()
         return results
 
@@ -210,7 +213,7 @@ class _Training:
 
     def _write(self, iteration: int, values: dict[str, float]) -> None:
         if self.writer and values:
-            self.writer.write(iteration, values)
+            self.writer.write(iteration, values | (self.skipped.values() if self.scaler.is_enabled() else {}))
 
     def _step(self, iteration: int, batches: Iterator[list[Any]]) -> dict[str, float]:
         """One optimiser step; the mean over processes of its losses, and its times in seconds."""
@@ -224,11 +227,13 @@ class _Training:
             total = torch.stack(list(losses.values())).sum()
         self.optimizer.zero_grad()
         self.scaler.scale(total).backward()
-        values = self._agree(torch.stack([loss.detach().float() for loss in losses.values()]))
+        scale = self.scaler.scale(torch.ones_like(total, dtype=torch.float32))
+        *values, scale = self._agree(torch.stack([*(loss.detach().float() for loss in losses.values()), scale]))
         if not all(map(math.isfinite, values)):
             shown = ", ".join(f"{k} {v:.3g}" for k, v in zip(losses, values, strict=True))
             self._not_finite(iteration, shown, batch)
         if self.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
+        self.skipped.see(scale, iteration)
             self.scaler.unscale_(self.optimizer)
             clip_gradients(self.cfg.SOLVER.CLIP_GRADIENTS, (p for p in self.model.parameters() if p.grad is not None))
         self.scaler.step(self.optimizer)
@@ -250,13 +255,17 @@ class _Training:
             "SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
         )
 
-    def _agree(self, losses: torch.Tensor) -> list[float]:
-        """The losses' mean over processes; all processes learn of a request to stop in the same iteration."""
+    def _agree(self, shared: torch.Tensor) -> list[float]:
+        """The mean over processes; all processes learn of a request to stop in the same iteration.
+
+        Args:
+            shared: the losses, and the loss scale.
+        """
         reason = stop_requested()
         if self.world == 1:
             self.reason = reason
-            return losses.tolist()
-        both = torch.cat([losses, losses.new_tensor([float(bool(reason))])])
+            return shared.tolist()
+        both = torch.cat([shared, shared.new_tensor([float(bool(reason))])])
         dist.all_reduce(both)
         *sums, stopping = both.tolist()
         self.reason = (reason or "another process was asked to stop") if stopping else ""
@@ -327,6 +336,7 @@ class _Training:
                 "seed": self.seed,
                 "window": list(self.window),
                 "engine": "torchvision",
+                "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
                 "config": dump(self.cfg),
             }
             checkpoints.save(out / name, content)
@@ -342,3 +352,4 @@ class _Training:
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
         return state["iteration"] + 1
+        self.skipped.total = state.get("skipped_steps", 0)

@@ -149,8 +149,6 @@ class Trainer(DefaultTrainer):
         self.pending = False  # precise BN and the evaluation before the first iteration were not finished
         self.seed: int = cfg.SEED
         # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
-        ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
-        ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
         with (
             mock.patch.object(defaults, "create_ddp_model", lambda model, **_: data_parallel(model, model.device)),
             mock.patch.object(defaults, "DetectionCheckpointer", Checkpointer),
@@ -179,10 +177,10 @@ class Trainer(DefaultTrainer):
         """Rank 0 writes a checkpoint."""
         self.checkpointer.save(name, iteration=self.iter)
 
-        if isinstance(self._trainer, AMPTrainer):
-            built.append(CountSkippedSteps(self._trainer.grad_scaler))
     def build_hooks(self) -> list[HookBase]:
         built: list[HookBase] = [SeedIteration()]
+        if isinstance(self._trainer, AMPTrainer):
+            built.append(CountSkippedSteps(self._trainer.grad_scaler))
         for hook in super().build_hooks():
             if isinstance(hook, hooks.EvalHook):
                 hook = Evaluation(self.cfg.TEST.EVAL_PERIOD, self._evaluate)

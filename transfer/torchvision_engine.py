@@ -152,10 +152,11 @@ class _Training:
         complete = start >= solver.MAX_ITER
         if self.rank == 0:  # an evaluation that is repeated replaces its line
             self.writer = MetricsWriter(self.cfg.OUTPUT_DIR, start - 1 if pending or complete else start)
-        self.logger.info(
-            f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
-            f"process(es), {solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
-        )
+        if not complete:
+            self.logger.info(
+                f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
+                f"process(es), {solver.IMS_PER_BATCH} images per step, {self.device}, seed {self.seed}"
+            )
         batches = self._batches(start, self.seed, self.cfg.DATALOADER.NUM_WORKERS)
         self.model.train()
         results: dict[str, Any] = {}
@@ -177,9 +178,9 @@ class _Training:
                     self._write(iteration, self._summary(iteration))
                 if self.reason:
                     raise Stopped(self.reason)
-        if self.writer:
         if skipped := self.skipped.up_to(self.scaler.get_scale()):
             self.logger.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
+        if self.writer:
             self.writer.close()
         return results
 
@@ -232,8 +233,8 @@ class _Training:
         if not all(map(math.isfinite, values)):
             shown = ", ".join(f"{k} {v:.3g}" for k, v in zip(losses, values, strict=True))
             self._not_finite(iteration, shown, batch)
-        if self.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         self.skipped.see(scale, iteration)
+        if self.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
             self.scaler.unscale_(self.optimizer)
             clip_gradients(self.cfg.SOLVER.CLIP_GRADIENTS, (p for p in self.model.parameters() if p.grad is not None))
         self.scaler.step(self.optimizer)
@@ -335,8 +336,8 @@ class _Training:
                 "iteration": iteration,
                 "seed": self.seed,
                 "window": list(self.window),
-                "engine": "torchvision",
                 "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
+                "engine": "torchvision",
                 "config": dump(self.cfg),
             }
             checkpoints.save(out / name, content)
@@ -351,5 +352,5 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
-        return state["iteration"] + 1
         self.skipped.total = state.get("skipped_steps", 0)
+        return state["iteration"] + 1

@@ -87,7 +87,7 @@ def test_starts_from_the_weights_and_evaluates_what_it_trained(tmp_path: Path, w
     assert again["metrics"] == first["metrics"] and again["iteration"] is None
     with pytest.raises(UserError, match=r"holds a backbone only, no detector"):
         go(tmp_path, name, "--eval-only", MODEL__WEIGHTS=str(weights))
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty"):
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
         go(tmp_path, name, "--eval-only")
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == first
     back = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)  # a fine-tuned detector's backbone

@@ -153,6 +153,7 @@ def test_a_finished_run_evaluates_again_and_trains_no_more(tmp_path):
     first = engine.run(tiny_coco.config(tmp_path / "out", name))
     written = (tmp_path / "out" / "model_final.pth").stat().st_mtime_ns
     assert engine.run(tiny_coco.config(tmp_path / "out", name), resume=True) == first
+    assert (tmp_path / "out" / "log.txt").read_text().count("training on 5 images") == 1
     assert (tmp_path / "out" / "model_final.pth").stat().st_mtime_ns == written
 
 

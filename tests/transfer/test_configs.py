@@ -75,8 +75,8 @@ QUICK = {
     ("torchvision", "coco_keypoint_R50_FPN_1x_random.yaml"),
 }
 MARK = {"detectron2": [pytest.mark.detectron2], "torchvision": []}
-# One per engine in the ordinary suite, because each engine's own tests cover all three detectors. What a smoke form keeps
-# of a recipe depends on the detector alone, so one recipe per detector suffices.
+# One per engine in the ordinary suite, because each engine has its own tests of all three detectors. What a smoke form
+# keeps of a recipe depends on the detector alone, so one recipe per detector suffices.
 FORMS = [
     pytest.param(recipe, engine, marks=[*MARK[engine], *([] if (engine, recipe) in QUICK else [pytest.mark.slow])])
     for engine in MARK

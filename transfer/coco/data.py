@@ -23,7 +23,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError, nearest
 from pretrain.common.run_folder import atomic_write, read_json
 
-from .check import SECTIONS, Problem, check, leave_out, unreadable
+from .check import SECTIONS, Problem, check, leave_out
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -194,8 +194,10 @@ def read(annotations: str | Path) -> dict[str, Any]:
             reader or pycocotools.
     """
     content = _parse(annotations)
-    if text := unreadable(content):
-        raise UserError(f"{annotations}: {text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad")
+    if problem := next(check(content), None):
+        raise UserError(
+            f"{annotations}: {problem.text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad"
+        )
     return content
 
 

@@ -74,8 +74,8 @@ BAD = {
     ),
     "list as image id": (lambda c: c["images"][5].update(id=[6]), "the id is neither a number nor a text"),
     "list as id": (object_with(id=[1]), "the id is neither a number nor a text"),
-    "list as image": (object_with(image_id=[1]), "of image [1]: unknown image"),
-    "list as category": (object_with(category_id=[7]), "unknown category [7]"),
+    "list as image": (object_with(image_id=[1]), "of image [1]: image_id [1] is neither a number nor a text"),
+    "list as category": (object_with(category_id=[7]), "category_id [7] is neither a number nor a text"),
     "file name": (lambda c: c["images"][5].update(file_name=7), "file_name 7 is not a text"),
     "file name's length": (lambda c: c["images"][5].update(file_name="a" * 999), "missing image"),
     "category's keypoints": (
@@ -165,7 +165,7 @@ for mask in (far, [[0, 0, float("nan"), 0, 9, 9]], short, short | {"counts": [5,
             reader()
             print("accepted")
         except UserError as error:
-            print("refused" if "annotation 1: " in str(error) else error)
+            print("refused" if "annotation 1 of image 1: " in str(error) else error)
 """
 
 

@@ -49,5 +49,5 @@ def test_a_mask_that_would_crash_pycocotools_is_refused(tmp_path: Path, monkeypa
     path.write_text(json.dumps(content))
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     for name in ("coco_2017_val", f"coco:{path}:{tmp_path / 'coco' / 'val2017'}"):  # the first is Detectron2's own
-        with pytest.raises(UserError, match=r"annotation 1: polygon reaches from 0 to 1e\+09"):
+        with pytest.raises(UserError, match=r"annotation 1 of image 1: polygon reaches from 0 to 1e\+09"):
             detectron2_data.register(name)

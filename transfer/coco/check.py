@@ -150,7 +150,7 @@ def _file_problem(image: Mapping[str, Any], folder: str | Path | None) -> str:
 def _category_problem(category: Mapping[str, Any]) -> str:
     if not isinstance(category.get("name"), str) or not category["name"]:
         return "no name"
-    points = category.get("keypoints")  # null is as good as none
+    points = category.get("keypoints")  # null means none
     if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
         return f"keypoints {_short(points)} is not a list of names"
     bones = category.get("skeleton")
@@ -167,7 +167,7 @@ def _annotation_problem(record: Mapping[str, Any]) -> str:
     for key in ("image_id", "category_id"):
         if not _is_id(record.get(key)):
             return f"{key} {_short(record.get(key))} is neither a number nor a text"
-    box = record.get("bbox")
+    box: Any = record.get("bbox")
     return "" if _numbers(box) and len(box) == 4 else f"box {_short(box)} is not [x, y, width, height]"
 
 

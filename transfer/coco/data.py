@@ -2,7 +2,7 @@
 
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records of the latter end the run before it starts;
-`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` leaves them out and says how many.
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
     """Finds and checks every data set of a config before the first iteration.
 
     Returns:
-        ``cfg``; where records were left out, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
+        ``cfg``; where records were skipped, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
 
     Raises:
-        UserError: no such data set, bad records (unless they may be left out), another number of categories, other
+        UserError: no such data set, bad records (unless they may be skipped), another number of categories, other
             categories than another data set's.
     """
     cfg = cfg.clone()
@@ -149,7 +149,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     if problems and not found.skip_bad:
         shown = "; ".join(problem.text for problem in problems[:5])
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"{found.annotations}: {shown}{more}; mend them, or add :skip_bad to leave these records out")
+        raise UserError(f"{found.annotations}: {shown}{more}; fix them, or add :skip_bad to skip these records")
     if problems:
         target = Path(cfg.OUTPUT_DIR) / "datasets" / f"{folder_name(name)}_checked.json"
         if ":" in str(target):
@@ -165,7 +165,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
 
 
 def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
-    """Data without a single mask (or keypoints) were made for another detector: leaving all out would help nobody."""
+    """Data without a single mask (or keypoints) were made for another detector: skipping all would help nobody."""
     for key, field in (("MASK_ON", "segmentation"), ("KEYPOINT_ON", "keypoints")):
         records = content["annotations"]
         if cfg.MODEL[key] and records and not any(isinstance(r, dict) and r.get(field) for r in records):
@@ -176,7 +176,7 @@ def _left_out(found: CocoSet, target: Path, problems: Sequence[Problem]) -> dict
     """What a cleaned copy tells about itself; the engines put the summary into the run's log."""
     counts = Counter(problem.section for problem in problems)
     numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-    summary = f"{found.annotations}: left out bad records: {numbers}; {target} lists them under left_out"
+    summary = f"{found.annotations}: skipped bad records: {numbers}; {target} lists them under left_out"
     return {"summary": summary, "records": [problem.text for problem in problems]}
 
 

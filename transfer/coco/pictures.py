@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fvcore.common.config import CfgNode
 from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
 from torchvision.transforms.v2 import functional as F
@@ -23,7 +22,7 @@ from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmenta
 from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write
 
-from .data import folder_name, read
+from .data import read
 
 SKELETON = (  # COCO's person, keypoints counted from 1
     (16, 14), (14, 12), (17, 15), (15, 13), (12, 13), (6, 12), (7, 13), (6, 7), (6, 8), (7, 9), (8, 10), (9, 11),
@@ -31,12 +30,6 @@ SKELETON = (  # COCO's person, keypoints counted from 1
 )  # fmt: skip
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _TITLE = 28  # height of the strip above a panel
-
-
-def folder_of(cfg: CfgNode, name: str) -> Path:
-    """Where the pictures of a test set go: OUTPUT_DIR/visualizations, or one folder per set below it."""
-    folder = Path(cfg.OUTPUT_DIR) / "visualizations"
-    return folder / folder_name(name) if len(cfg.DATASETS.TEST) > 1 else folder
 
 
 def draw(

@@ -33,9 +33,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
 
 from .. import checkpoints
-from ..coco import data as coco_data
-from ..coco import pictures as drawing
-from ..coco import results as coco_results
+from ..coco.results import Metrics, score
 from ..distributed import check_not_beyond, check_same_start, join, raise_if_stopped, settle_seed
 from ..weights import Weights, check_config, load_weights, read_weights
 from .data import TrainingBatches, register, test_batches, training_batches
@@ -131,7 +129,7 @@ class Trainer(DefaultTrainer):
     """DefaultTrainer with strict weights and this project's evaluation; ``results`` is the last evaluation's."""
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
-        self.results: dict[str, coco_results.Metrics] = {}
+        self.results: dict[str, Metrics] = {}
         self._visualize = visualize
         self.precise_bn: PreciseBatchNorm | None = None
         self.pending = False  # precise BN and the evaluation before the first iteration were not finished
@@ -214,9 +212,9 @@ class CocoPredictions(DatasetEvaluator):
         return {"predictions": [record for part in gathered for record in part]}
 
 
-def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, coco_results.Metrics]:
+def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
     """Data set -> its metrics, on rank 0; {} elsewhere. Predictions are kept in OUTPUT_DIR/inference/<data set>."""
-    results: dict[str, coco_results.Metrics] = {}
+    results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         loader: Any = test_batches(cfg, name)  # reads the file, which gives the metadata its ids
         ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
@@ -224,15 +222,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
         raise_if_stopped()
         if not comm.is_main_process():
             continue
-        annotations, images = coco_data.resolve(name)
-        predictions = found["predictions"]
-        coco_results.write_predictions(Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name), predictions)
-        tasks = coco_results.tasks_of(cfg)
-        results[name] = coco_results.evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
-        log.info(f"{name}: {len(predictions)} predictions\n{coco_results.table(results[name])}")
-        if pictures:
-            folder = drawing.folder_of(cfg, name)
-            drawing.draw(annotations, images, predictions, folder, count=pictures)
+        results[name] = score(cfg, name, found["predictions"], log.info, pictures)
     return results
 
 

@@ -1,7 +1,8 @@
-"""What the Detectron2 engine does around an iteration: random state, precise BN, checkpoints, evaluation, stops."""
+"""What the Detectron2 engine does around an iteration: precise BN, checkpoints, evaluation, skipped steps, stops."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,33 +12,56 @@ from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 
-from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.copies import AsyncHostCopy
+from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
 
 from .. import checkpoints
 from ..distributed import pool_batch_norm, until_stopped
+from ..skipped_steps import SkippedSteps
 from ..stream import mix
-from .data import TrainingBatches
 
 if TYPE_CHECKING:
     from .train import Trainer
 
-_STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
+log = logging.getLogger("detectron2.transfer")
 
 
-class SeedIteration(HookBase):
-    """Before each iteration: the sampling of anchors and proposals depends on (seed, iteration, rank) only."""
+class CountSkippedSteps(HookBase):
+    """Counts the steps that fp16 skips, for metrics.json and the log, and ends a run that skips all of them."""
 
     trainer: Trainer  # type: ignore[assignment]
 
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler, self._skipped = scaler, SkippedSteps()
+
     def before_step(self) -> None:
-        torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
+        device = next(self.trainer._trainer.model.parameters()).device
+        self._scale = AsyncHostCopy(self._scaler.scale(torch.ones((), device=device)))
+
+    def after_step(self) -> None:
+        # The copy has arrived: the losses, which were read after it, had to wait for it.
+        self._skipped.see(self._scale.read().item(), self.trainer.iter)
+        self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
+
+    def after_train(self) -> None:
+        if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
+            return
+        if skipped := self._skipped.up_to(self._scaler.get_scale()):
+            log.info(f"fp16: {skipped} of {self.trainer.iter} steps were skipped, as their gradients overflowed")
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._skipped.total = state["skipped_steps"]
 
 
 class PreciseBatchNorm(hooks.PreciseBN):
-    """Detectron2's, from images that depend on (seed, iteration) only, its statistics pooled over ranks.
+    """Detectron2's hook, with images that are a function of (seed, iteration), and its statistics pooled over ranks.
 
-    Stock leaves each rank the statistics of its own images.
+    Detectron2 leaves each rank with the statistics of its own images.
     """
 
     trainer: Trainer  # type: ignore[assignment]
@@ -45,8 +69,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
     def update_stats(self) -> None:
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
-        if isinstance(self._data_loader, TrainingBatches):
-            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
+        self._data_loader.seed = mix(seed, self.trainer.iter, 0)
         self._data_iter = until_stopped(self._data_loader)
         super().update_stats()
         if comm.get_world_size() > 1:
@@ -54,7 +77,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
 
 
 class SaveBeforeEvaluation(HookBase):
-    """Keeps the iterations done in a checkpoint while precise BN and evaluation last, which may be stopped."""
+    """Keeps the finished iterations in a checkpoint during precise BN and evaluation, which may be stopped."""
 
     trainer: Trainer  # type: ignore[assignment]
 
@@ -64,13 +87,16 @@ class SaveBeforeEvaluation(HookBase):
 
 
 class Evaluation(hooks.EvalHook):
-    """Detectron2's, but not after a failure in the last iteration, and first of all what a stop left undone."""
+    """Detectron2's hook, which also begins with what a stop left undone, and evaluates no run that has failed.
+
+    Detectron2's evaluates after a failure in the last iteration, too.
+    """
 
     trainer: Trainer  # type: ignore[assignment]
 
     def before_train(self) -> None:
         trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
-        if trainer.pending or complete:  # the metrics belong to the iteration done before
+        if trainer.pending or complete:  # the metrics belong to the iteration before
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
         if trainer.pending:
             if trainer.precise_bn:
@@ -89,7 +115,7 @@ class Evaluation(hooks.EvalHook):
     def after_train(self) -> None:
         if self.trainer.iter >= self.trainer.max_iter:
             self._do_eval()
-        del self._func  # as stock does
+        del self._func  # it holds the trainer, which holds this hook
 
     def _forget_checkpoint(self) -> None:
         if comm.is_main_process():
@@ -102,19 +128,17 @@ def _evaluation_is_due(trainer: Trainer) -> bool:
 
 
 class StopOnRequest(HookBase):
-    """Ends the run after the current step, its checkpoint on disk, when a stop was requested on any rank."""
+    """Ends the run after the current step, with a checkpoint, when a stop was requested on any rank."""
 
     trainer: Trainer  # type: ignore[assignment]
 
+    def __init__(self, device: torch.device) -> None:
+        self._stop = AgreedStop(device)
+
     def after_step(self) -> None:
-        reason, done = stop_requested(), self.trainer.iter + 1
-        if done == self.trainer.max_iter:
+        if self.trainer.iter + 1 == self.trainer.max_iter:
             return  # the last checkpoint and the evaluation come next
-        if comm.get_world_size() > 1:
-            if done % _STOP_PERIOD:
-                return
-            reason = next((said for said in comm.all_gather(reason) if said), "")
-        if reason:
+        if reason := self._stop.poll():
             if comm.is_main_process():
                 self.trainer.save(f"model_{self.trainer.iter:07d}")
             comm.synchronize()
@@ -122,7 +146,7 @@ class StopOnRequest(HookBase):
 
 
 class Checkpointer(DetectionCheckpointer):
-    """Detectron2's, but a file is written whole or not at all, and never with weights that are not finite."""
+    """Detectron2's, but a file is complete, with weights that are finite, or it is not written."""
 
     def save(self, name: str, **kwargs: Any) -> None:
         if not self.save_dir or not self.save_to_disk:

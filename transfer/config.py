@@ -155,11 +155,13 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     """Refuses to resume a training under another config: its result would be neither's, and filed under the wrong one.
 
     Args:
-        kept: the config.yaml of the run.
+        kept: the config.yaml of the run, if it has one yet.
 
     Raises:
         UserError: keys have other values, each of which is named, or the file is damaged.
     """
+    if not kept.is_file():
+        return
     try:
         earlier = dict(flatten(yaml.safe_load(_one_name(kept.read_text()))))
         # A cleaned copy of a data set lies in the run folder, which may have been moved.
@@ -270,6 +272,35 @@ def check_supported(cfg: CfgNode) -> None:
         raise UserError(
             f"the torchvision engine cannot honour {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
         )
+
+
+def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
+    """The config for ``world`` processes, where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
+
+    Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
+
+    Raises:
+        UserError: the batch is no multiple of the reference.
+    """
+    cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if reference in (0, world):
+        return cfg
+    cfg.defrost()
+    solver = cfg.SOLVER
+    if solver.IMS_PER_BATCH % reference:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is no multiple of REFERENCE_WORLD_SIZE {reference}"
+        )
+    scale = world / reference
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR *= scale
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
+    for key in ("MAX_ITER", "CHECKPOINT_PERIOD"):
+        solver[key] = max(1, round(solver[key] / scale))
+    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
+    cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
+    solver.REFERENCE_WORLD_SIZE = world
+    return cfg
 
 
 def check_ranges(cfg: CfgNode) -> None:

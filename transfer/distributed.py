@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,39 +40,7 @@ def join(device_name: str) -> torch.device:
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
 
 
-@contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
-
-    The first rank to exit ends the others, which may be about to write. After an error the group is left as late as
-    at exit: the other ranks wait for this one, and would report a lost connection before the error is reported here.
-    """
-    try:
-        yield
-    except Stopped:
-        _leave()
-        raise
-    except BaseException:
-        atexit.register(_abandon)
-        raise
-    _leave()
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def _abandon() -> None:
-    if dist.is_initialized():
-        if dist.get_backend() == "nccl":  # to destroy it would wait for the other ranks
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
-
-
-def check_unused(out: Path, resume: bool) -> None:
+def refuse_used_output_dir(out: Path, resume: bool) -> None:
     """Refuses to start anew in a folder that holds a run, and to leave another run's results beside a new start.
 
     Raises:

@@ -91,3 +91,17 @@ def test_channels_that_do_not_fit_the_depth_are_refused(tmp_path):
     cfg = tiny_coco.config(tmp_path, "x", MODEL__RESNETS__RES2_OUT_CHANNELS=256)
     with pytest.raises(UserError, match="ResNet-18 has 64"):
         config.check_supported(cfg)
+
+
+def test_scaling_to_the_number_of_processes():
+    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
+    cfg = config.load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
+    cfg.freeze()
+    scaled = config.scale_to_world(cfg, 2)
+    assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)
+    assert (scaled.SOLVER.STEPS, scaled.TEST.EVAL_PERIOD) == ((240000, 320000), 40000)
+    assert config.scale_to_world(cfg, 8) == cfg
+    cfg.defrost()
+    cfg.SOLVER.IMS_PER_BATCH = 12
+    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is no multiple"):
+        config.scale_to_world(cfg, 4)

@@ -147,7 +147,7 @@ def test_asking_for_detectron2_where_it_is_not(
     monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="make detectron2"):
         train_net.pick_engine("detectron2")
-    assert train_net.pick_engine("auto")[0] == "torchvision"
+    assert train_net.pick_engine("auto") == "torchvision"
     for engine, lines in (("auto", 1), ("torchvision", 0)):
         with pytest.raises(UserError, match="no config file"):
             train_net.main(["--config-file", "nowhere.yaml", "--engine", engine])

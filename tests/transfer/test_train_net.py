@@ -26,7 +26,7 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_convert import resnet_state
 from transfer import train_net
 from transfer.convert import convert
-from transfer.distributed import check_unused
+from transfer.distributed import refuse_used_output_dir
 from transfer.weights import check_same_weights
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
     with claim(out, "fine-tuning"):  # while a training runs
         evaluated = work(tmp_path, engine, "--eval-only", **final)
-        with pytest.raises(UserError, match=r"out is in use: fine-tuning on .*process \d+"):
+        with pytest.raises(UserError, match=r"out is in use: the transfer stage on .*process \d+"):
             work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
     assert evaluated["metrics"] == trained["metrics"] and (out / "eval_only" / "results.json").is_file()
     assert {path: path.read_bytes() for path in kept} == kept
@@ -211,16 +211,16 @@ def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
-    check_unused(tmp_path / "nowhere", resume=False)
+    refuse_used_output_dir(tmp_path / "nowhere", resume=False)
     (tmp_path / "metrics.json").write_text("")  # it failed before its first line
-    check_unused(tmp_path, resume=False)
+    refuse_used_output_dir(tmp_path, resume=False)
     (tmp_path / "metrics.json").write_text("{}\n")
     with pytest.raises(UserError, match="holds an earlier run; add --resume"):
-        check_unused(tmp_path, resume=False)
-    check_unused(tmp_path, resume=True)
+        refuse_used_output_dir(tmp_path, resume=False)
+    refuse_used_output_dir(tmp_path, resume=True)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds the results of an earlier run, but no checkpoint .*results\.json"):
-        check_unused(tmp_path, resume=True)
+        refuse_used_output_dir(tmp_path, resume=True)
 
 
 PLACES = {  # the functions that last long, where each engine looks them up

@@ -71,12 +71,10 @@ class Mapper(DatasetMapper):
         except (OSError, detection_utils.SizeMismatchError) as error:
             return UserError(f"{path} cannot be read: {error}")
         transforms = self.augmentations(augmented)
-        image = augmented.image
+        image: Any = augmented.image
         record["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
         if self.proposal_topk is not None:
-            detection_utils.transform_proposals(
-                record, image.shape[:2], transforms, proposal_topk=self.proposal_topk
-            )
+            detection_utils.transform_proposals(record, image.shape[:2], transforms, proposal_topk=self.proposal_topk)
         if not self.is_train:
             record.pop("annotations", None)
         elif "annotations" in record:
@@ -161,9 +159,7 @@ class _Mapped(Dataset):
 
 def _load(dataset: _Mapped, batches: Iterable[list[tuple[int, int]]], workers: int) -> Iterator[list[dict[str, Any]]]:
     """The batches; raises the UserError of a record that cannot be made."""
-    loader = ShieldedDataLoader(
-        dataset, batch_sampler=batches, num_workers=workers, collate_fn=list
-    )
+    loader = ShieldedDataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=list)
     for batch in loader:
         for record in batch:
             if isinstance(record, UserError):

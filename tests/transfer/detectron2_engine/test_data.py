@@ -32,7 +32,7 @@ def test_test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, **keys))
     detectron2_data.register(name)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    batches = detectron2_data.test_batches(cfg, name)
+    batches = detectron2_data.TestBatches(cfg, name)
     assert len(batches) == 6
     images = [batch[0]["image"] for batch in batches]
     assert len(images) == 6 and images[0].unique().tolist() == [100]
@@ -54,7 +54,7 @@ def one_worker(tmp_path: Path) -> Any:
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=1))
     detectron2_data.register(name)
-    return detectron2_data.test_batches(cfg, name)
+    return detectron2_data.TestBatches(cfg, name)
 
 
 def test_a_signal_to_the_job_does_not_end_an_evaluations_workers(one_worker: Any) -> None:

@@ -19,7 +19,7 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_convert import resnet_state
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX
-from transfer.train_net import argument_parser, main, spawn, work
+from transfer.train_net import argument_parser, launch, main, work
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -141,14 +141,12 @@ def test_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_a_stopped_run_resumes_to_the_bit_equal_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, keys: dict[str, Any]
 ) -> None:
-    from transfer.detectron2_engine import hooks as detectron2_hooks
-
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     keys = {"SOLVER__MAX_ITER": 5, **{k.replace(".", "__"): v for k, v in KINDS[kind].items()}, **keys}
     expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
     asked = iter(["", "", "SIGUSR2"])
     with monkeypatch.context() as patch:
-        patch.setattr(detectron2_hooks, "stop_requested", lambda: next(asked))
+        patch.setattr(interrupt, "stop_requested", lambda: next(asked))
         with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
             go(tmp_path, name, **keys)
     torch.rand(5)
@@ -173,7 +171,7 @@ def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, SEED=5))
     detectron2_data.register(name)
-    own = detectron2_data.TrainingBatches(cfg, 5)
+    own = detectron2_data.TrainingBatches(cfg, 5, workers=0)
     ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
     stock = itertools.islice(build_detection_train_loader(cfg), 9)
     assert ids == [[record["image_id"] for record in batch] for batch in stock]
@@ -264,4 +262,4 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="holds an earlier run"):  # a rank's mistake is one line here, too
-        spawn(argument_parser().parse_args(words))
+        launch(argument_parser().parse_args(words))

@@ -31,7 +31,8 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
-from transfer.config import check_ranges, check_same_training, check_training, load_config, scale_to_world
+from transfer.config import check_same_training, load_config, scale_to_world
+from transfer.config_ranges import check_ranges, check_training
 
 if TYPE_CHECKING:
     from transfer.weights import Weights

@@ -14,8 +14,9 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer import config
 
-FOLDER = Path(config.__file__).parent / "torchvision_engine"
-SOURCES = "\n".join([*(path.read_text() for path in FOLDER.glob("*.py")), inspect.getsource(config.scale_to_world)])
+FOLDER = Path(config.__file__).parent
+READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
+SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
 REFUSED = config.keys(config.REFUSED)
 IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
 

@@ -102,7 +102,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "DATASETS__TRAIN": ("coco:not.json:there",)}
     with claim(out, "fine-tuning"):  # while a training runs
         evaluated = work(tmp_path, engine, "--eval-only", **final)
-        with pytest.raises(UserError, match=r"out is in use: the transfer stage on .*process \d+"):
+        with pytest.raises(UserError, match=r"out is in use: fine-tuning on .*process \d+"):
             work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
     assert evaluated["metrics"] == trained["metrics"] and (out / "eval_only" / "results.json").is_file()
     assert {path: path.read_bytes() for path in kept} == kept

@@ -45,11 +45,19 @@ LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those a lin
 _TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # of a checkpoint
 
 
-def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualize: int = 0) -> dict[str, Any]:
+def run(
+    cfg: CfgNode,
+    *,
+    weights: Weights | None = None,
+    resume: bool = False,
+    eval_only: bool = False,
+    visualize: int = 0,
+) -> dict[str, Any]:
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
 
     Args:
         cfg: of config.load_config, written for this number of processes; its SEED is set to the one that is used.
+        weights: what MODEL.WEIGHTS holds, where it has been read already.
         resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
         visualize: draw the predictions on that many test images.
 
@@ -94,7 +102,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     if found and state:
         source = Weights(str(found[0]), "", state["model"], {})
     else:
-        source = read_weights(cfg.MODEL.WEIGHTS)
+        source = weights or read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
     load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
     del source  # weights are in the model now; they would stay in memory to the end

@@ -38,7 +38,7 @@ from ..weights import Weights, check_config, load_weights, read_weights
 from .data import training_records
 from .evaluation import evaluate
 from .loader import training_loader
-from .model import Detector, build_model, detectron2_state
+from .model import Detector, build_model
 from .solver import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those a line's medians are taken over
@@ -96,9 +96,9 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     else:
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
-    load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
+    load_weights(model.state_dict, source, whole=eval_only or state is not None, log=logger.info)
     del source  # weights are in the model now; they would stay in memory to the end
-    check_same_start(state["iteration"] + 1 if state else 0, detectron2_state(model))
+    check_same_start(state["iteration"] + 1 if state else 0, model.state_dict())
     if eval_only:
         metrics = evaluate(cfg, model, rank, world, visualize)
     else:
@@ -317,7 +317,7 @@ class _Training:
 
         def write() -> None:
             content = {
-                "model": detectron2_state(self.model),
+                "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "iteration": iteration,

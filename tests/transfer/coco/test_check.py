@@ -184,7 +184,7 @@ from pathlib import Path
 from pycocotools import mask as coco_mask
 from tests.transfer import tiny_coco
 from transfer.coco import data as coco_data
-from transfer.torchvision_engine.roi_heads import rasterise
+from transfer.torchvision_engine.mask_head import rasterize
 
 tiny_coco.write(Path(sys.argv[1]))
 path = Path(sys.argv[1]) / "annotations.json"
@@ -200,7 +200,7 @@ for side, box, polygon in (
     (outline,) = coco_data.read(path)["annotations"][0]["segmentation"]
     coco_mask.area(coco_mask.merge(coco_mask.frPyObjects([outline], side, side)))
     x, y, w, h = box
-    rasterise([np.array(outline, np.float64)], np.array([x, y, x + w, y + h], np.float32), 28)
+    rasterize([np.array(outline, np.float64)], np.array([x, y, x + w, y + h], np.float32), 28)
     print("survived")
 """
 

@@ -19,7 +19,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
 from transfer.torchvision_engine import train as engine
-from transfer.torchvision_engine.model import ProcessSyncBatchNorm
+from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
 
 @pytest.fixture(autouse=True)

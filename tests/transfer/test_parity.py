@@ -10,9 +10,10 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import stream
-from transfer.torchvision_engine import data as data
+from transfer.torchvision_engine import data
 from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.evaluation import to_coco
+from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
 
 detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
@@ -80,7 +81,7 @@ def batch_of(ours, theirs, indices, seed=3):
     from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 
     records, info = data.training_records(ours)
-    mapper = data.mapper(ours, True, info.flip)
+    mapper = build_mapper(ours, True, info.flip)
     mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
     other = []
     for record in mine:
@@ -132,7 +133,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     own.eval()
     other.eval()
     records, info = data.load_coco(ours.DATASETS.TEST[0])
-    mapper = data.mapper(ours, False, info.flip)
+    mapper = build_mapper(ours, False, info.flip)
     for record in [mapper(r, None) for r in records[:3]]:
         with torch.no_grad():
             mine = to_coco(own([record])[0], record, list(range(len(info.category_ids))))
@@ -210,7 +211,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     records, info = data.training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
-        mapper = data.Mapper([size], "choice", 128, flip, "BGR", masks, info.flip if kind == "keypoint" else ())
+        mapper = Mapper([size], "choice", 128, flip, "BGR", masks, info.flip if kind == "keypoint" else ())
         augmentations = [T.ResizeShortestEdge([size], 128, "choice"), T.RandomFlip(1.0 if flip else 0.0)]
         settings = {k: v for k, v in DatasetMapper.from_config(theirs, True).items() if k != "augmentations"}
         reference = DatasetMapper(**settings, augmentations=augmentations)

@@ -18,7 +18,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.workers import ShieldedDataLoader
 
 from ..stream import Batches, repeat_factors
-from .data import CocoInfo, Mapper, mapper
+from .data import CocoInfo
+from .mapper import Mapper, build_mapper
 
 
 class Records(Dataset):
@@ -79,7 +80,7 @@ def training_loader(
         weights = repeat_factors(records, loader.REPEAT_THRESHOLD, loader.REPEAT_SQRT)
     wide = [r["width"] > r["height"] for r in records] if loader.ASPECT_RATIO_GROUPING else None
     batches = Batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
-    return _loader(cfg, Records(records, mapper(cfg, True, info.flip), seed), workers, batch_sampler=batches)
+    return _loader(cfg, Records(records, build_mapper(cfg, True, info.flip), seed), workers, batch_sampler=batches)
 
 
 def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, world: int) -> DataLoader:
@@ -88,7 +89,9 @@ def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, wo
     if not share:
         return DataLoader([])  # type: ignore[arg-type]
     batches = [[i] for i in range(len(share))]
-    return _loader(cfg, Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_sampler=batches)
+    return _loader(
+        cfg, Records(share, build_mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_sampler=batches
+    )
 
 
 def _loader(cfg: CfgNode, dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:

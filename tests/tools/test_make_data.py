@@ -80,7 +80,8 @@ def test_an_empty_folder_is_filled(tmp_path: Path):
 
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     script = (
-        "import os, sys; from tools import make_data; from tools.data import coco_writer; write = coco_writer.CocoWriter.write\n"
+        "import os, sys; from tools import make_data; from tools.data import coco_writer;"
+        " write = coco_writer.CocoWriter.write\n"
         "coco_writer.CocoWriter.write = lambda *a: (write(*a), os.kill(os.getpid(), 9))\n"
         f"make_data.main(['digits', sys.argv[1], *{DIGITS!r}])"
     )
@@ -96,7 +97,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(make_data, "write_digits", full)
-    with pytest.raises(UserError, match="No space left on device; free space or name another folder"):
+    with pytest.raises(UserError, match="No space left on device; free space or choose another folder"):
         make_data.main(["digits", str(tmp_path / "d"), *DIGITS])
     assert os.listdir(tmp_path) == []
 

@@ -64,20 +64,14 @@ def newest(
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-    found = all_in(output_dir, evaluating=evaluating)
-    for path in found:
-        try:
-            state = checkpoint.read(path, unsafe_pickle)
-            if name := _not_finite(state.get("model")):
-                raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
-            return path, state
-        except checkpoint.Damaged as error:
-            warn(f"{error}; trying the checkpoint before it")
-    if found:
-        raise UserError(
-            f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
-        )
-    return None
+
+    def read_finite(path: Path) -> dict[str, Any]:
+        state = checkpoint.read(path, unsafe_pickle)
+        if name := _not_finite(state.get("model")):
+            raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
+        return state
+
+    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, warn, read_finite)
 
 
 def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:

@@ -17,21 +17,42 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.common.backbone_file import DEPTHS
+from pretrain.common.backbone_file import DEPTHS, BackboneFile
 from pretrain.common.errors import UserError
+from pretrain.common.weights_file import read_weights_file
 
-from .resnet_names import PREFIX, is_bottleneck
+from .resnet_names import PREFIX, is_bottleneck, to_detectron2
 
 STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
-def has_detectron2() -> bool:
-    return importlib.util.find_spec("detectron2") is not None
+def prove(path: Path, backbone: BackboneFile, back: bool) -> tuple[dict[str, float], str]:
+    """Compares the features of ``backbone`` with those of the file at ``path`` to which it was written.
+
+    Args:
+        back: the file has torchvision's names.
+
+    Returns:
+        The largest relative difference per stage, and who computed the target.
+
+    Raises:
+        UserError: a stage differs.
+    """
+    image, arch = _test_image(), backbone.arch
+    written = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights_file(path).tensors.items()}
+    if back:
+        source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image)
+        return compare(source, torchvision_stages(written, arch, image)), "torchvision's ResNet"
+    source = torchvision_stages(backbone.state_dict, arch, image)
+    errors = compare(source, plain_stages(written, arch, image))
+    if importlib.util.find_spec("detectron2") is None or path.suffix == ".safetensors":  # which it cannot read
+        return errors, "a plain forward pass under Detectron2's names"
+    return compare(source, _detectron2_stages(path, arch, image)), "Detectron2's ResNet"
 
 
-def test_image() -> Tensor:
-    """(1, 3, 96, 128): a normalised image of smooth shapes and noise, always the same."""
+def _test_image() -> Tensor:
+    """(1, 3, 96, 128): a normalized image of smooth shapes and noise, always the same."""
     noise = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
     rows, columns = torch.meshgrid(torch.linspace(-3, 3, 96), torch.linspace(-4, 4, 128), indexing="ij")
     waves = torch.stack([torch.sin(rows + columns), torch.cos(2 * rows), torch.sin(3 * columns)])
@@ -43,6 +64,8 @@ def torchvision_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) ->
     """res2..res5 of torchvision's ResNet with the weights ``state`` (torchvision's names)."""
     resnet = getattr(torchvision.models, arch)(weights=None)
     resnet.fc = nn.Identity()
+    kernel = state["conv1.weight"].shape[-1]  # 3 in the CIFAR stem
+    resnet.conv1 = nn.Conv2d(3, 64, kernel, 2, kernel // 2, bias=False)
     resnet.load_state_dict(dict(state))
     resnet.eval()
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(image))))
@@ -82,7 +105,7 @@ def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[
 
 
 @torch.no_grad()
-def detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, Tensor]:
+def _detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, Tensor]:
     """res2..res5 of Detectron2's ResNet after Detectron2's checkpointer has read ``path`` (`.pth` or `.pkl`).
 
     Raises:
@@ -115,8 +138,8 @@ def detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, T
     return resnet.eval()(image)
 
 
-def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor], what: str) -> dict[str, float]:
-    """Largest difference a stage, relative to the stage's largest absolute value in the source.
+def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest difference per stage, relative to the stage's largest absolute value in the source.
 
     Raises:
         UserError: a stage differs by more than TOLERANCE, or is not finite.
@@ -127,11 +150,7 @@ def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor], what: st
         errors[stage] = float((source[stage] - target[stage]).abs().max() / scale)
         if not errors[stage] <= TOLERANCE:  # NaN fails, too
             raise UserError(
-                f"{what}: {stage} differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; not written"
+                f"{stage} of the converted weights differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; "
+                "nothing was written"
             )
     return errors
-
-
-def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detectron2's names without `backbone.bottom_up.`"""
-    return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}

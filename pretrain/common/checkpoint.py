@@ -7,26 +7,19 @@ beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 
 from __future__ import annotations
 
-import errno
 import os
-import pickle
-import re
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .errors import UserError, nearest
-from .files import empty_or_text, existing_file
+from .errors import UserError
+from .files import existing_file
 from .run_folder import replacing
+from .weights_file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
-
-
-class Damaged(UserError):
-    """What a file holds cannot be read as a checkpoint, now or ever; an earlier one may do instead."""
 
 
 def path_of_step(output_dir: str | Path, step: int) -> Path:
@@ -55,51 +48,6 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
-    """Reads a checkpoint (zip or old tar format) to the CPU.
-
-    Args:
-        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
-
-    Raises:
-        Damaged: not a whole checkpoint (the message says what it is).
-        UserError: missing, not plain tensors and types, or the disk or the memory failed while reading.
-    """
-    path = Path(path)
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*.p*")] if path.parent.is_dir() else []
-        raise UserError(f"no checkpoint at {path}{nearest(path.name, siblings)}")
-    try:
-        if what := empty_or_text(path):
-            raise ValueError(what)
-        if zipfile.is_zipfile(path):  # torch does not look at the checksums it wrote
-            with zipfile.ZipFile(path) as archive:
-                bad = archive.testzip()
-            if bad:
-                raise ValueError(f"checksum of {bad} is wrong")
-        state = torch.load(path, map_location="cpu", weights_only=not unsafe_pickle)
-    except Exception as error:
-        if isinstance(error, pickle.UnpicklingError) and re.search("GLOBAL|Unsupported class", str(error)):
-            raise UserError(f"{path} holds more than tensors and plain types; {unsafe_remedy(path)}") from error
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to where nothing can be
-            raise UserError(f"cannot read {path}: {error.strerror or error}; make it readable and run again") from error
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            size = path.stat().st_size / 2**20
-            raise UserError(f"not enough memory to read {path} ({size:.0f} MiB); free memory and run again") from error
-        raise Damaged(f"{path} is damaged or not a checkpoint: {_first_line(error)}") from error
-    if not isinstance(state, dict):
-        raise Damaged(f"{path} holds a {type(state).__name__}, not a dictionary of tensors")
-    return state
-
-
-def unsafe_remedy(path: str | Path) -> str:
-    """What helps where a file needs an unsafe unpickler: only the conversion has one, and leaves plain tensors."""
-    return (
-        f"if you trust its source, convert it first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle "
-        "(with --to-torchvision for pretraining and probes)"
-    )
-
-
 def all_in(output_dir: str | Path) -> list[Path]:
     """The checkpoints of a run folder, newest first."""
     folder = Path(output_dir)
@@ -107,22 +55,29 @@ def all_in(output_dir: str | Path) -> list[Path]:
     return [folder / FINAL, *numbered] if (folder / FINAL).is_file() else numbered
 
 
-def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that reads whole; a damaged one is passed over with a warning. None: there is none.
+def first_readable(
+    paths: Sequence[Path], output_dir: str | Path, warn: Callable[[str], None], read: Callable[[Path], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]] | None:
+    """The first of a run folder's ``paths`` that ``read`` does not find damaged, and its content; None: no paths.
 
     Raises:
-        UserError: every one is damaged, or the newest cannot be read for another reason than damage.
+        UserError: every one is damaged, or one cannot be read for another reason than damage.
     """
-    damaged = 0
-    for path in all_in(output_dir):
+    for path in paths:
         try:
             return path, read(path)
         except Damaged as error:
-            damaged += 1
-            warn(f"{error}; falling back to the checkpoint before it")
-    if damaged:
-        raise UserError(f"every checkpoint in {output_dir} is damaged; start again in another OUTPUT_DIR")
+            warn(f"{error}; trying the checkpoint before it")
+    if paths:
+        raise UserError(
+            f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
+        )
     return None
+
+
+def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint of pretraining that is not damaged, and its content (see `first_readable`)."""
+    return first_readable(all_in(output_dir), output_dir, warn, read)
 
 
 def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
@@ -149,7 +104,3 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
     kept = [path for path in numbered if path.name <= saved.name][:keep]
     for path in set(numbered) - set(kept):
         path.unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

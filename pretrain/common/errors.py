@@ -32,6 +32,16 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its type where it has none: torch's errors go on for many."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def shortlist(names: Sequence[str]) -> str:
+    """The first five of ``names``, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 

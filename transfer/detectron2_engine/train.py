@@ -105,7 +105,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         register(name)
     if eval_only:
         model = build_model(own)
-        load_weights(model.state_dict, weights, whole=True, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return _named(evaluate(own, model, visualize))
     start = state["iteration"] + 1 if state else 0
     if comm.is_main_process():
@@ -148,7 +148,7 @@ class Trainer(DefaultTrainer):
     def begin(self, weights: Weights, state: Mapping[str, Any] | None, *, pending: bool = False) -> None:
         """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, goes on from there."""
         model = self.checkpointer.model
-        load_weights(model.state_dict, weights, whole=state is not None, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
         if state:
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending

@@ -96,7 +96,7 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     else:
         source = read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, logger.info)
-    load_weights(lambda: detectron2_state(model), source, whole=eval_only or state is not None, log=logger.info)
+    load_weights(lambda: detectron2_state(model), source, require_heads=eval_only or state is not None, log=logger.info)
     del source  # weights are in the model now; they would stay in memory to the end
     check_same_start(state["iteration"] + 1 if state else 0, detectron2_state(model))
     if eval_only:

@@ -26,7 +26,7 @@ from pretrain.common.backbone_file import BackboneFile, load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import cannot_write, replacing, stage_of, write_json
-from pretrain.common.weights_file import sha256
+from pretrain.common.weights_file import read_weights_file
 
 from . import checkpoints, proof
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
@@ -44,12 +44,11 @@ INPUT = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done: the file, its provenance, the largest relative difference per stage, who computed the target."""
+    """What was done: the file, its provenance, the largest relative difference per stage."""
 
     output: Path
     provenance: dict[str, Any]
     errors: dict[str, float]
-    judge: str
 
     def summary(self) -> str:
         stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.errors.items())
@@ -58,7 +57,7 @@ class Conversion:
         epoch = f", epoch {p['epoch']}" if "epoch" in p else ""
         return (
             f"{p['source']} ({origin}{epoch}) -> {self.output}\n"
-            f"one image through both ({self.judge}): largest relative difference {stages}"
+            f"one image through both: largest relative difference {stages}"
         )
 
 
@@ -109,12 +108,13 @@ def convert(
             with replacing(output) as file:
                 file.write(data)
                 file.flush()
-                errors, judge = proof.prove(Path(file.name), backbone, back)
+                written = read_weights_file(file.name)
+                errors = proof.prove(written.tensors, backbone, back)
                 record.unlink(missing_ok=True)  # it is about the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
-        write_json(record, {**provenance, "file_sha256": sha256(output)})
-    return Conversion(output, provenance, errors, judge)
+        write_json(record, {**provenance, "file_sha256": written.sha256})
+    return Conversion(output, provenance, errors)
 
 
 def _is_checkpoint_of_run(path: Path) -> bool:

@@ -1,16 +1,11 @@
-"""Proof of a conversion: one image through the source's ResNet and the target's; their stages must agree.
+"""Proof of a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
 
-The source is computed by torchvision's ResNet, the target by Detectron2's own ResNet and its own checkpointer where
-Detectron2 is installed and reads the format, and by the plain forward pass below otherwise.
+Detectron2's is computed here from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torchvision
@@ -19,7 +14,6 @@ from torch.nn import functional as F
 
 from pretrain.common.backbone_file import DEPTHS, BackboneFile
 from pretrain.common.errors import UserError
-from pretrain.common.weights_file import read_weights_file
 
 from .resnet_names import PREFIX, is_bottleneck, to_detectron2
 
@@ -27,31 +21,24 @@ STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
-def prove(path: Path, backbone: BackboneFile, back: bool) -> tuple[dict[str, float], str]:
-    """Compares the features of ``backbone`` with those of the file at ``path`` to which it was written.
+def prove(written: Mapping[str, Tensor], backbone: BackboneFile, back: bool) -> dict[str, float]:
+    """The largest relative difference per stage between ``backbone`` and the tensors of the file it was written to.
 
     Args:
         back: the file has torchvision's names.
 
-    Returns:
-        The largest relative difference per stage, and who computed the target.
-
     Raises:
         UserError: a stage differs.
     """
-    image, arch = _test_image(), backbone.arch
-    written = {name.removeprefix(PREFIX): tensor for name, tensor in read_weights_file(path).tensors.items()}
+    image, arch = sample_image(), backbone.arch
     if back:
         source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image)
-        return compare(source, torchvision_stages(written, arch, image)), "torchvision's ResNet"
-    source = torchvision_stages(backbone.state_dict, arch, image)
-    errors = compare(source, plain_stages(written, arch, image))
-    if importlib.util.find_spec("detectron2") is None or path.suffix == ".safetensors":  # which it cannot read
-        return errors, "a plain forward pass under Detectron2's names"
-    return compare(source, _detectron2_stages(path, arch, image)), "Detectron2's ResNet"
+        return compare(source, torchvision_stages(written, arch, image))
+    target = plain_stages({name.removeprefix(PREFIX): tensor for name, tensor in written.items()}, arch, image)
+    return compare(torchvision_stages(backbone.state_dict, arch, image), target)
 
 
-def _test_image() -> Tensor:
+def sample_image() -> Tensor:
     """(1, 3, 96, 128): a normalized image of smooth shapes and noise, always the same."""
     noise = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
     rows, columns = torch.meshgrid(torch.linspace(-3, 3, 96), torch.linspace(-4, 4, 128), indexing="ij")
@@ -102,40 +89,6 @@ def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[
             x = F.relu(x + identity)
         stages[stage] = x
     return stages
-
-
-@torch.no_grad()
-def _detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, Tensor]:
-    """res2..res5 of Detectron2's ResNet after Detectron2's checkpointer has read ``path`` (`.pth` or `.pkl`).
-
-    Raises:
-        UserError: the checkpointer left a tensor of the backbone as it was.
-    """
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
-
-    depth = int(arch.removeprefix("resnet"))
-    extra: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
-    blocks = ResNet.make_default_stages(depth, norm="BN", **extra)
-    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(STAGES))
-    holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
-    holder.backbone = nn.Module()
-    cast(nn.Module, holder.backbone).bottom_up = resnet
-    unset = torch.full((), float("nan"))
-    for tensor in resnet.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(unset.expand_as(tensor))
-    logger = logging.getLogger("fvcore.common.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns about a good file, too
-    try:
-        DetectionCheckpointer(holder).load(str(path))
-    finally:
-        logger.setLevel(level)
-    left = [name for name, tensor in holder.state_dict().items() if not torch.isfinite(tensor).all()]
-    if left:
-        raise UserError(f"Detectron2 did not load {', '.join(left[:5])} from {path}")
-    return resnet.eval()(image)
 
 
 def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, float]:

@@ -119,7 +119,7 @@ def test_stock_detectron2_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from detectron2.data.datasets import register_coco_instances
     from detectron2.engine import DefaultTrainer
 
-    from tests.transfer.test_convert import resnet_state
+    from tests.resnets import resnet_state
     from transfer.convert import convert
 
     torch.save(resnet_state(head=False), tmp_path / "s.pth")

@@ -21,8 +21,8 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
+from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import resnet_state
 from transfer import train_net
 from transfer.convert import convert
 from transfer.distributed import check_unused

@@ -109,26 +109,6 @@ def test_joined_sources_follow_each_other(tmp_path):
     assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": True}])
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
-def test_a_jpeg_without_its_end_is_corrupt_for_an_opencv_that_would_fill_it(
-    monkeypatch: pytest.MonkeyPatch, options: dict, share: float
-):
-    """OpenCV before 4.12 returned the rest in gray."""
-    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: np.full((40, 56, 3), 128, np.uint8))
-    data = encoded(
-        Image.fromarray(picture(0, 200, 280)), "JPEG", **({"exif": with_thumbnail()} if "exif" in options else options)
-    )
-    assert (decode(data, "x") == 128).all() and (decode(data + bytes(9), "x") == 128).all()
-    with pytest.raises(CorruptImage, match="cannot decode image x: image file is truncated"):
-        decode(data[: int(len(data) * share)], "x")
-
-
-def with_thumbnail() -> bytes:
-    """EXIF data that hold a whole JPEG of their own, with a scan and an end."""
-    return b"Exif\0\0" + encoded(PIL_RGB.resize((16, 16)), "JPEG")
-
-
 def flat_png(width: int, height: int) -> bytes:
     """A valid PNG of one colour, one bit per pixel."""
     row = zlib.compressobj()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ from torch import Tensor
 from pretrain.common.backbone_file import DEPTHS, infer_arch
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.run_folder import read_json
-from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
+from pretrain.common.weights_file import COUNTER, check_values, read_weights_file, sha256
 
 from .resnet_names import PREFIX, to_torchvision
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in the published MSRA files
+_NAME_A_DETECTOR = "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
 _CONVERT = "convert it first: python tools/convert_to_d2.py CHECKPOINT OUTPUT"
 
 
@@ -146,6 +148,28 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
             raise UserError(f"{key} is {node}, but {weights.path} was pretrained with {wanted}; set {key} to {wanted}")
 
 
+def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:
+    """Refuses to resume a run under other weights than it began with, which it would neither read nor record.
+
+    The file's content counts, because run and weights may have been moved. A file that is gone is not needed.
+
+    Args:
+        path: MODEL.WEIGHTS; empty: whatever the run began with.
+        began: `Weights.summary` of what the run began with.
+
+    Raises:
+        UserError: ``path`` is another file, or the run began with random values.
+    """
+    recorded = began.get("sha256")  # empty: it began with random values
+    if not path or (recorded and (not os.path.isfile(path) or sha256(path) == recorded)):
+        return
+    start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"
+    raise UserError(
+        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and a resumed run reads none; keep that, or "
+        "choose another OUTPUT_DIR"
+    )
+
+
 def load_weights(
     own_state: Callable[[], Mapping[str, Tensor]],
     weights: Weights,
@@ -170,7 +194,7 @@ def load_weights(
     own = own_state()
     if not weights.path:
         if require_heads:
-            raise UserError("MODEL.WEIGHTS is empty; to evaluate, name a fine-tuned detector")
+            raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_A_DETECTOR}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
         return [name for name in own if not name.endswith(COUNTER)]
     state, path = weights.state, weights.path
@@ -180,9 +204,7 @@ def load_weights(
     ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
     missing = [n for n in own if n not in state and n.startswith(required) and not n.endswith(ignored)]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
-        raise UserError(
-            f"{path} holds a backbone only, no detector; name a fine-tuned detector (OUTPUT_DIR/model_final.pth)"
-        )
+        raise UserError(f"{path} holds a backbone only, no detector; {_NAME_A_DETECTOR}")
     if missing:
         raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
     if extra := [n for n in state if n not in own and n.startswith(required) and not n.endswith(ignored)]:

@@ -157,6 +157,9 @@ def test_a_run_folder_falls_back_to_a_checkpoint_that_is_whole(
     (run / "last_checkpoint").write_text("model_final.pth")
     with pytest.raises(UserError, match=r"run holds no checkpoint"):
         convert(run, tmp_path / "out.pth")
+    begin(run, "transfer")
+    with pytest.raises(UserError, match=r"run is a detector's run folder, but holds no checkpoint \(model_\*\.pth\)"):
+        convert(run, tmp_path / "out.pth")
     (run / "model_final.pth").write_bytes(b"half")
     with pytest.raises(UserError, match=r"every checkpoint in .*run is damaged"):
         convert(run, tmp_path / "out.pth")

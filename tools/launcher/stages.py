@@ -162,7 +162,7 @@ def refuse_missing_data(spec: StageSpec) -> None:
     from pretrain import datasets
     from pretrain.common.config_io import flatten
     from pretrain.config import from_yaml_text
-    from transfer import coco_data
+    from transfer.coco import data as coco_data
 
     if spec.stage == "transfer":
         changed = dict(flatten(yaml.safe_load(spec.config) or {}))

@@ -19,8 +19,8 @@ from . import datasets, distributed, schedule, views
 from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump, flatten
 from .common.errors import UserError
+from .common.metrics import MetricsWriter
 from .common.run_folder import (
-    MetricsWriter,
     atomic_write,
     read_json,
     setup_logging,

@@ -4,7 +4,7 @@
     .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics"; names without prefix
     .safetensors  tensors under full names; provenance in the metadata
 
-Beside each stands OUTPUT.json: the provenance with the file's own SHA-256.
+Beside each lies OUTPUT.json: the provenance and the file's own SHA-256, against which every later reader verifies it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .weights import detector_provenance
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
-# What the pretraining of every supported source feeds its network: RGB, ImageNet's mean and standard deviation, 0-255.
+# What every supported source was pretrained on: RGB, ImageNet's mean and standard deviation, 0-255.
 INPUT = {
     "INPUT.FORMAT": "RGB",
     "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
@@ -110,7 +110,7 @@ def convert(
                 file.flush()
                 written = read_weights_file(file.name)
                 errors = proof.prove(written.tensors, backbone, back)
-                record.unlink(missing_ok=True)  # it is about the earlier output
+                record.unlink(missing_ok=True)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
@@ -125,7 +125,7 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
 
     Raises:
-        UserError: nothing there, or no checkpoint that reads whole.
+        UserError: nothing is there, or no good checkpoint.
     """
     source = Path(source)
     if os.path.isdir(source):

@@ -21,14 +21,17 @@ from torch import Tensor
 
 from pretrain.common.backbone_file import DEPTHS, infer_arch
 from pretrain.common.errors import UserError, shortlist
+from pretrain.common.files import sha256
 from pretrain.common.run_folder import read_json
-from pretrain.common.weights_file import COUNTER, check_values, read_weights_file, sha256
+from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
 
 from .resnet_names import PREFIX, to_torchvision
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in the published MSRA files
-_NAME_A_DETECTOR = "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
+_TO_EVALUATE = (
+    "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
+)
 _CONVERT = "convert it first: python tools/convert_to_d2.py CHECKPOINT OUTPUT"
 
 
@@ -194,7 +197,7 @@ def load_weights(
     own = own_state()
     if not weights.path:
         if require_heads:
-            raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_A_DETECTOR}")
+            raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
         return [name for name in own if not name.endswith(COUNTER)]
     state, path = weights.state, weights.path
@@ -204,7 +207,7 @@ def load_weights(
     ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
     missing = [n for n in own if n not in state and n.startswith(required) and not n.endswith(ignored)]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
-        raise UserError(f"{path} holds a backbone only, no detector; {_NAME_A_DETECTOR}")
+        raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
     if missing:
         raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
     if extra := [n for n in state if n not in own and n.startswith(required) and not n.endswith(ignored)]:

@@ -1,4 +1,4 @@
-"""Reads a ResNet backbone out of any file it may stand in, under torchvision's names, or says what is wrong with it.
+"""Reads a ResNet backbone, under torchvision's names, out of any file that may hold one, or says what is wrong.
 
 MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, detectors of torchvision; `.pth` in
 the old and the zip format, `.pkl` and `.safetensors`. Another family's names (Detectron2's) come in through ``rename``.
@@ -26,7 +26,7 @@ _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
 _ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
 _PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; dropped knowingly
+_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; which are dropped on purpose
 _OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
     *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
     *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
@@ -83,7 +83,7 @@ def load_backbone(
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
-    """The ResNet whose number of blocks and kind of block the names tell.
+    """The ResNet that has the blocks in ``state``, by their number and kind.
 
     Raises:
         UserError: no ResNet-18/34/50/101 has these blocks.
@@ -150,9 +150,9 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
     prefix = _ENCODERS[encoder] + "."
     pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
     if not pair and encoder != "query":  # query is the default
-        raise UserError(f"{path} holds one encoder, not a query and a key; leave the choice of {encoder} out")
+        raise UserError(f"{path} holds one encoder, not a query and a key; do not choose {encoder}")
     if pair and encoder not in pair:
-        raise UserError(f"{path} holds no {encoder} encoder; it has the {pair[0]} encoder only")
+        raise UserError(f"{path} holds no {encoder} encoder; it has only the {pair[0]} encoder")
     within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
     root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
     if root is None:
@@ -181,7 +181,7 @@ def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[s
     method: Any = content.get("method")
     if isinstance(config, str):
         found["config"] = config
-        # Another project's config, or no config at all: kept as it is.
+        # It may be another project's config, or no config at all; then it is kept as it is.
         with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError):
             method = yaml.safe_load(config)["METHOD"]["NAME"]
     if isinstance(method, str):

@@ -1,8 +1,8 @@
-"""Checkpoints in MoCo's format: atomic save, strict read, the newest good one of a run folder.
+"""Checkpoints in MoCo's format: atomic save, strict read, and the newest good one in a run folder.
 
 A file holds only tensors and plain types, so ``torch.load(weights_only=True)`` reads it: ``epoch``, ``arch``,
 ``state_dict`` (``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``), ``optimizer``;
-beside these ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``method`` and ``config`` (YAML text).
+in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``method`` and ``config`` (YAML text).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FINAL = "checkpoint_final.pth"
 
 
 def path_of_step(output_dir: str | Path, step: int) -> Path:
-    """Where the checkpoint after ``step`` optimiser steps stands."""
+    """The path of the checkpoint after ``step`` optimizer steps."""
     return Path(output_dir) / f"checkpoint_{step:08d}.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint whole or not at all: temporary file beside it, synced, renamed.
+    """Writes a checkpoint completely or not at all (see `run_folder.replacing`).
 
     Raises:
         UserError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
@@ -41,7 +41,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         failed: BaseException | None = error  # torch raises a RuntimeError in the context of a write that failed
         while failed is not None and not isinstance(failed, OSError):
             failed = failed.__cause__ or failed.__context__
-        if failed is None:  # the device failed, or memory was short: nothing that a free disk would cure
+        if failed is None:  # a failed device or a lack of memory, for which freeing the disk is no remedy
             raise
         raise cannot_write(path, failed, resume=True) from error
 
@@ -82,7 +82,7 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
     """A run folder's newest good checkpoint, or a file itself.
 
     Raises:
-        UserError: nothing there, or a folder without a checkpoint.
+        UserError: nothing is there, or the folder has no checkpoint.
     """
     path = Path(path)
     if not os.path.isdir(path):
@@ -94,9 +94,9 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
 
 
 def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
-    """Removes all numbered checkpoints but the ``keep`` newest up to the one just ``saved``.
+    """Removes all numbered checkpoints except the ``keep`` newest up to the one just ``saved``.
 
-    Newer ones are damaged: the run fell back to an earlier one, which ``saved`` continues.
+    Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes.
     """
     numbered = sorted(Path(output_dir).glob("checkpoint_[0-9]*.pth"), reverse=True)
     kept = [path for path in numbered if path.name <= saved.name][:keep]

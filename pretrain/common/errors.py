@@ -45,8 +45,8 @@ def shortlist(names: Sequence[str]) -> str:
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
-    Every other exception is ours and keeps its traceback (exit status 1). What standard output cannot encode (a path
-    that is not UTF-8, an ASCII locale) is escaped, as Python does on standard error.
+    Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot encode (a path
+    that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
     """
     escape_unprintable()
     try:
@@ -63,7 +63,7 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     except KeyboardInterrupt:
         print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader (head, less) went away: not an error of ours
+    except BrokenPipeError:  # the reader (head, less) has ended, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(status or 0)

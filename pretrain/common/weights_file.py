@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import UserError, first_line, one_line
-from .files import empty_or_text, existing_file
+from .files import empty_or_text, existing_file, sha256
 from .run_folder import read_json
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
@@ -97,12 +97,6 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Damaged(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
     return content
-
-
-def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensor_digest(*tensors: Tensor) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pretrain.common.errors import UserError
+from pretrain.common.files import sha256
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
-from pretrain.common.weights_file import sha256
 from tests.resnets import moco, resnet_state
 from tools import convert_to_d2
 from transfer.convert import convert
@@ -30,10 +30,9 @@ def r18() -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of pretraining whose query and key encoders differ."""
+    """A checkpoint of pretraining, without a key encoder."""
     path = tmp_path_factory.mktemp("source") / "run.pth"
-    content = moco(resnet_state(head=False), resnet_state(seed=2, head=False))
-    torch.save({**content, "step": 1000, "config": "METHOD:\n  NAME: jcl\n"}, path)
+    torch.save({**moco(resnet_state(head=False), {}), "step": 1000, "config": "METHOD:\n  NAME: jcl\n"}, path)
     return path
 
 
@@ -94,15 +93,16 @@ def test_damage_leaves_nothing_behind(tmp_path: Path, r18: dict[str, Tensor]) ->
 
 
 def test_existing_output(tmp_path: Path, source: Path) -> None:
+    torch.save(resnet_state(seed=9), tmp_path / "other.pth")
     convert(source, tmp_path / "w.pth")
     before = (tmp_path / "w.pth").read_bytes()
     convert(source, tmp_path / "w.pth")  # equal content is no conflict
     with pytest.raises(UserError, match="--overwrite"):
-        convert(source, tmp_path / "w.pth", encoder="key")
+        convert(tmp_path / "other.pth", tmp_path / "w.pth")
     assert (tmp_path / "w.pth").read_bytes() == before
-    convert(source, tmp_path / "w.pth", encoder="key", overwrite=True)
+    convert(tmp_path / "other.pth", tmp_path / "w.pth", overwrite=True)
     assert (tmp_path / "w.pth").read_bytes() != before
-    assert read_weights(tmp_path / "w.pth").provenance["encoder"] == "key"  # the SHA-256 beside it is the new one
+    assert read_weights(tmp_path / "w.pth").provenance["source"] == "other.pth"  # the SHA-256 beside it is the new one
     with pytest.raises(UserError, match=r"must end in \.pth"):
         convert(source, tmp_path / "w.onnx")
 
@@ -134,8 +134,8 @@ def test_detector_trained_with_stride_in_1x1_does_not_become_torchvisions(tmp_pa
 
 
 def test_command_line(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture) -> None:
-    convert_to_d2.main([str(source), str(tmp_path / "w" / "out.pkl"), "--encoder", "key"])
-    assert "run.pth (jcl resnet18 key, epoch 200)" in capsys.readouterr().out
+    convert_to_d2.main([str(source), str(tmp_path / "w" / "out.pkl"), "--encoder", "query"])
+    assert "run.pth (jcl resnet18 query, epoch 200)" in capsys.readouterr().out
     content = pickle.loads((tmp_path / "w" / "out.pkl").read_bytes())
     assert content["__author__"] == "pretrain-to-transfer" and content["matching_heuristics"] is True
     assert isinstance(content["model"]["res5.1.conv2.norm.running_mean"], np.ndarray)
@@ -176,10 +176,8 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, source: Pa
         convert(source, tmp_path / place)
 
 
-@pytest.mark.parametrize("name", ["w.pth", "w.pkl", "w.safetensors"])
-def test_a_full_disk_leaves_the_earlier_output(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "w.pth"
     (tmp_path / name).write_text("earlier")
 
     def full(_: int) -> None:
@@ -203,8 +201,8 @@ def test_two_conversions_to_one_output_are_refused(tmp_path: Path, source: Path)
 @pytest.mark.parametrize("name", ["checkpoint_final.pth", "checkpoint_00000007.pth", "model_final.pth"])
 def test_a_conversion_never_takes_the_place_of_a_runs_checkpoint(tmp_path: Path, source: Path, name: str) -> None:
     begin(tmp_path, "pretrain")
-    (tmp_path / "checkpoint_final.pth").write_bytes(source.read_bytes())
+    (tmp_path / "checkpoint_final.pth").write_text("of the run")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(UserError, match=r"is a run's checkpoint, which a conversion would destroy; name another file"):
-        convert_to_d2.main([str(tmp_path), str(tmp_path / name), "--overwrite"])
+        convert_to_d2.main([str(source), str(tmp_path / name), "--overwrite"])
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -29,8 +29,9 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
-from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
+from pretrain.common.run_folder import make_folder, write_environment
 
 from .. import checkpoints
 from ..coco import data as coco_data

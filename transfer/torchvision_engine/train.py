@@ -25,8 +25,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import data_parallel, on_first_rank
-from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
+from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
 
 from .. import checkpoints
 from ..coco import results as coco_results

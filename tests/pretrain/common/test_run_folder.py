@@ -17,7 +17,6 @@ from pretrain.common.run_folder import (
     atomic_write,
     begin,
     cannot_write,
-    drop_metrics,
     make_folder,
     read_json,
     replacing,
@@ -173,17 +172,3 @@ def test_a_path_that_is_not_utf8_is_printed_logged_and_written(tmp_path: Path):
     assert printed == "found /data/\\udcff" and logged.endswith("training on /data/\\udcff")
     assert (tmp_path / "log.txt").read_text().endswith("training on /data/\\udcff\n")
     assert "/data/\\udcff" in (tmp_path / "environment.txt").read_text()
-
-
-def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path) -> None:
-    lines = [
-        b'{"iteration": 1, "loss": 2.0}',
-        b"\xff",
-        b"[" * 100_000,
-        b'{"iteration": "a"}',
-        b"[]",
-        b'{"iteration": 2}',
-    ]
-    (tmp_path / "metrics.json").write_bytes(b"\n".join(lines) + b'\n{"iterat')
-    drop_metrics(tmp_path, 2)
-    assert (tmp_path / "metrics.json").read_text() == '{"iteration": 1, "loss": 2.0}\n'

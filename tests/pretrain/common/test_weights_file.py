@@ -16,8 +16,9 @@ from safetensors.torch import save, save_file
 
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.files import sha256
 from pretrain.common.run_folder import write_json
-from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file, sha256, tensor_digest
+from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file, tensor_digest
 from transfer.convert import convert
 from transfer.weights import read_weights
 

@@ -12,7 +12,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 class AsyncHostCopy:
-    """A small tensor that is being copied to the host, to be read later: now, the host would wait for all queued work."""
+    """A small tensor that is being copied to the host, to be read later: reading it now would wait."""
 
     def __init__(self, x: Tensor) -> None:
         self._host = x.to("cpu", non_blocking=True)

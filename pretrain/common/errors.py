@@ -45,8 +45,8 @@ def shortlist(names: Sequence[str]) -> str:
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
-    Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot encode (a path
-    that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
+    Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot
+    encode (a path that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
     """
     escape_unprintable()
     try:

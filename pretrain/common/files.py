@@ -51,7 +51,7 @@ def check_name(path: str, option: str) -> None:
 
 
 def empty_or_text(path: Path) -> str:
-    """Says that a file is empty or holds text, as an error page or a pointer to a large file does; else an empty string."""
+    """What a file is that is empty or holds text, such as an error page or a Git LFS pointer; else an empty string."""
     with open(path, "rb") as file:
         start = file.read(512)
     if not start:

@@ -17,9 +17,8 @@ from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 
-EVALUATING = (
-    "evaluating.pth"  # saved before precise BN and evaluation and removed after them; if it exists, they are still due
-)
+# Saved before precise BN and evaluation and removed after them; if it exists, they are still due.
+EVALUATING = "evaluating.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signa
 def ignore_in_worker(_worker_id: int = 0) -> None:
     """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker.
 
-    SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it, and would wait for one that ignores it forever.
+    SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it and wait until they have ended.
     """
     parent = multiprocessing.parent_process()  # with a fork server, os.getppid() would be that server
     assert parent

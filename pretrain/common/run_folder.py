@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, escape_unprintable, one_line
+from .errors import UserError, escape_unprintable, first_line, one_line
 
 _PACKAGES = (
     "torch",
@@ -90,7 +90,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
         raise UserError(f"{path} is not JSON ({reason}); it is damaged, or another file") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")

@@ -158,7 +158,10 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
         beside = {}
     kept = beside.pop("file_sha256", None)
     if kept and kept != digest:
-        raise UserError(f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); {again}")
+        raise UserError(
+            f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); {again}, or delete "
+            f"{path}.json if you replaced the file on purpose"
+        )
     try:
         found: Any = content.get("provenance") or (beside if kept else {})
         found = json.loads(found) if isinstance(found, str) else found  # safetensors' metadata are text

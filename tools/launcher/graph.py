@@ -219,9 +219,7 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
 
 
 def _refuse(spec: StageSpec) -> None:
-    for path, content in spec.inputs.items():
-        if not content:
-            raise UserError(f"no weights at {path} (it is no file, and no run folder with a checkpoint); name others")
+    spec.refuse_missing_weights()
     spec.refuse_other_work()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pretrain.common import run_folder
 from pretrain.common.errors import UserError
+from pretrain.common.files import check_name, empty_or_text
 
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
@@ -63,11 +64,7 @@ class StageSpec:
     root: str = ""
 
     def __post_init__(self) -> None:
-        if not self.folder.isprintable():  # a line break would become a line of the sbatch script
-            raise UserError(
-                f"the folder {self.folder!r} holds a line break, a control character or bytes that are not UTF-8; "
-                "choose another OUTPUT_DIR"
-            )
+        check_name(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -144,6 +141,18 @@ class StageSpec:
         """True if this very work was finished in the folder before, and its product is still there."""
         found = read_record(self._mark("complete"))
         return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
+
+    def refuse_missing_weights(self) -> None:
+        """Checks that there are weights to read, without reading them as a whole.
+
+        Raises:
+            UserError: nothing there, a folder without a checkpoint, or a text file.
+        """
+        for path, content in self.inputs.items():
+            if not content:
+                raise UserError(f"no weights at {path}: it is no file and no folder with a checkpoint; name others")
+            if Path(path).is_file() and (what := empty_or_text(Path(path))):
+                raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
     def refuse_other_work(self) -> None:
         """A folder must not be continued with other work than it was begun with.

@@ -15,6 +15,7 @@ from pretrain.common import run_folder
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, empty_or_text
 
+ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",

@@ -204,6 +204,22 @@ def test_ctrl_c_before_the_ranks_can_hear_it(tmp_path: Path, capfd: pytest.Captu
     assert "fake         stopped" in shown and "Ctrl-C" in shown and "SIGTERM" not in shown.replace(LOCAL_STOP, "")
 
 
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path):
+    """The job has begun, but the launcher still asks git about the code."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    started = subprocess.Popen(
+        command(tmp_path, 1000), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    wait_for_count(tmp_path)
+    os.killpg(started.pid, signal.SIGINT)  # ends git, too
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130 and "Ctrl-C: counted to" in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+
+
 @pytest.mark.parametrize("now", [False, True])
 @pytest.mark.parametrize("when", ["at work", "at its start"])
 def test_an_attached_command_says_that_its_job_was_cancelled(

@@ -441,6 +441,12 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     assert capsys.readouterr().out == ""
 
 
+def test_runs_may_lie_below_a_folder_named_as_the_launchers(tmp_path: Path):
+    write(tmp_path / "launch/a", detector_named())
+    write(tmp_path / "launch/a/launch/20260101-000000-abcdef/code/b", detector_named())
+    assert report.render([tmp_path / "launch"]).count("| a ") == 1
+
+
 def test_nothing_to_report_is_said(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
         report.render([tmp_path])

@@ -63,6 +63,20 @@ def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
 
 
 @contextlib.contextmanager
+def signals_as_requests() -> Iterator[None]:
+    """A signal while `follow` does not listen (a job is being started, between two stages) must not be lost."""
+    interrupt.clear()
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupt.install_handlers()
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        interrupt.clear()
+
+
+@contextlib.contextmanager
 def _hand_on_signals(folder: Path, process: Any) -> Iterator[list[str]]:
     """The first signal asks the job to stop after its current step; the second ends it at once."""
     told: list[str] = []
@@ -77,8 +91,8 @@ def _hand_on_signals(folder: Path, process: Any) -> Iterator[list[str]]:
             local_job.kill(folder, process.pid)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if interrupt.stop_requested():  # a pipeline was told to stop while it started this job
-        hand_on(signal.SIGTERM, None)
+    if interrupt.stop_requested():  # while this job was being started
+        hand_on(signal.Signals[interrupt.stop_requested()], None)
     try:
         yield told
     finally:

@@ -54,7 +54,8 @@ def find(folders: Sequence[Path]) -> Found:
         folder = Path(os.path.abspath(folder))
         graphs |= dict.fromkeys(sorted(folder.glob("**/launch/pipeline.json")))
         graphs |= dict.fromkeys(sorted(folder.glob("**/launch/sweep.json")))
-        results |= dict.fromkeys(path for path in sorted(folder.glob("**/results.json")) if "launch" not in path.parts)
+        found_here = sorted(folder.glob("**/results.json"))
+        results |= dict.fromkeys(path for path in found_here if "launch" not in path.relative_to(folder).parts)
     for path in graphs:
         try:
             stages = _stages(path)

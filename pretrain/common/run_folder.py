@@ -227,7 +227,7 @@ def write_environment(output_dir: str | Path) -> None:
         *([""] if earlier else []),
         f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(sys.argv)}",
-        f"git: {_git_state()}",
+        f"git: {git_state()}",
         f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
         f"devices: {', '.join(devices) or 'cpu'}",
         f"python: {platform.python_version()}",
@@ -278,7 +278,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _git_state() -> str:
+def git_state() -> str:
+    """The checkout's commit, and whether it was edited since."""
     root = Path(__file__).resolve().parents[2]
     if (root / "GIT_STATE").is_file():  # a queued job's copy of the code says what it is a copy of
         return (root / "GIT_STATE").read_text().strip()

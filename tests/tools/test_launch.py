@@ -13,7 +13,7 @@ import yaml
 
 from pretrain.common.errors import UserError
 from tools import launch
-from tools.launcher import options, stages, submit
+from tools.launcher import options, resolve, stages, submit
 from tools.launcher.graph import Graph, Node, run_here
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
@@ -64,7 +64,7 @@ def test_help_imports_neither_torch_nor_submitit():
         (["pretrain", "--method", "jcl", "--cluster", "local", "--setup", "module load x"], "--setup is for SLURM"),
         (["linear", "nowhere"], "nowhere does not exist"),
         (["status", "nowhere"], "nothing was started in nowhere"),
-        (["pipeline", "none.yaml"], "no file none.yaml"),
+        (["pipeline", "none.yaml"], "no file at none.yaml"),
         (
             ["transfer", "--config-file", f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml", "--engine", "detectron"],
             "engine 'detectron' is not one of auto, detectron2, torchvision; did you mean 'detectron2'",
@@ -145,7 +145,7 @@ def test_missing_data_leave_no_folder(tmp_path: Path, words: list[str], message:
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.options._check_partition", lambda options: None)
+    monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
@@ -190,11 +190,11 @@ def test_times_that_are_none(text: str):
 def test_command_line_wins_over_the_sites_file(tmp_path: Path):
     site = tmp_path / "cluster.yaml"
     site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
-    found = options.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
+    found = resolve.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
     assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ())
     site.write_text("partitoin: gpu\n")
     with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
-        options.resolve({"cluster": "local"}, str(site))
+        resolve.resolve({"cluster": "local"}, str(site))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_command_line_wins_over_the_sites_file(tmp_path: Path):
 )
 def test_values_that_cannot_work(given: dict, message: str):
     with pytest.raises(UserError, match=message):
-        options.resolve({"cluster": "local", **given})
+        resolve.resolve({"cluster": "local", **given})
 
 
 def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):

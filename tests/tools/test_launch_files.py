@@ -115,6 +115,10 @@ def test_sweep_files_that_cannot_work(text: str, message: str, tmp_path: Path):
         sweep.load(str(tmp_path / "s.yaml"))
 
 
+def cells(table: str) -> set[str]:
+    return {" ".join(line.replace("|", " ").split()) for line in table.splitlines()}
+
+
 def test_sweep_grid_table_and_plot(tmp_path: Path):
     file = tmp_path / "s.yaml"
     file.write_text(
@@ -132,7 +136,7 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     Path(graph.nodes[5].spec.folder, "results.json").write_bytes(b"\xff")
     graph.remember(Options(cluster="local"))
     table = sweep.draw(graph.output).read_text()
-    assert "| 2 | 0.5 | 10.50 | ± 6.35 | 2 |" in table and "| 5 | 0.5 | 14.00 | - | 1 |" in table
+    assert {"2 0.5 10.50 ± 6.35 2", "5 0.5 14.00 - 1"} <= cells(table)
     assert re.search(r"not done: num_keys=5_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
     assert table.count("not done: num_keys=5_lambda=4_seed") == 2
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
@@ -148,7 +152,7 @@ def test_a_sweep_over_lists_has_a_table(tmp_path: Path):
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 50.0}}))
     graph.remember(Options(cluster="local"))
-    assert "| [32, 16] | 50.00 | - | 1 |" in sweep.draw(graph.output).read_text()
+    assert "[32, 16] 50.00 - 1" in cells(sweep.draw(graph.output).read_text())
 
 
 def test_interval_is_students():

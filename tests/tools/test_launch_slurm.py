@@ -14,8 +14,9 @@ import pytest
 from tests.slurm_cluster import NODES, SlurmCluster
 from tools.launcher import control, stages
 from tools.launcher.graph import Graph, Node, submit_all
-from tools.launcher.options import Options, resolve
+from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
+from tools.launcher.resolve import resolve
 from tools.launcher.run import run_stage
 from tools.launcher.spec import StageSpec, read_json
 from tools.launcher.submit import submit

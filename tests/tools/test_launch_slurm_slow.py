@@ -20,6 +20,7 @@ from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.test_launch_slurm import last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
 from tools import make_data
 from tools.launcher import control, pipeline, stages, sweep
+from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.run import run_stage
@@ -168,9 +169,9 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "smoke.yaml"
     file.write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
-    assert pipeline.run(pipeline.load(str(file), "whole"), Options(cluster="debug")) == 0
+    assert run(pipeline.load(str(file), "whole"), Options(cluster="debug")) == 0
     graph = pipeline.load(str(file), "cut")
-    assert pipeline.run(graph, options) == 0
+    assert run(graph, options) == 0
     specs = {node.key: node.spec for node in graph.nodes}
     jobs = {key: control_job(spec) for key, spec in specs.items()}
     for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
@@ -294,11 +295,11 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))
     graph = sweep.load("sweep.yaml", "out")
-    assert sweep.run(graph, replace(options, parallel=1)) == 0
+    assert run(graph, replace(options, parallel=1)) == 0
     slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=300)
     table = (tmp_path / "out/sweep.md").read_text()
     assert "| 1 |" in table and "| 4 |" in table and "not done" not in table
     assert (tmp_path / "out/sweep.png").exists()
     capsys.readouterr()
-    assert sweep.run(graph, options) == 0  # again: nothing is submitted, the table is drawn at once
+    assert run(graph, options) == 0  # again: nothing is submitted, the table is drawn at once
     assert "array" not in (shown := capsys.readouterr().out) and "| 1 |" in shown

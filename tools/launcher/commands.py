@@ -13,6 +13,7 @@ from pretrain.common.run_folder import make_folder, read_json
 
 from . import control, stages
 from .graph import Graph, preview, run
+from .logs import print_logs
 from .options import Options
 from .pipeline import load as load_pipeline
 from .resolve import from_arguments, from_record
@@ -74,7 +75,7 @@ def status(args: argparse.Namespace) -> None:
 
 
 def logs(args: argparse.Namespace) -> None:
-    control.print_logs(Path(args.folder), args.rank, args.follow)
+    print_logs(Path(args.folder), args.rank, args.follow)
 
 
 def cancel(args: argparse.Namespace) -> None:

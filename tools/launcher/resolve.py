@@ -124,7 +124,8 @@ def _parsed(loaded: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
 def _check(options: Options) -> None:
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
-    texts = [("setup", line) for line in options.setup] + [("sbatch", text) for text in options.sbatch.values()]
+    texts: list[tuple[str, Any]] = [("setup", line) for line in options.setup]
+    texts += [("sbatch", text) for text in options.sbatch.values()]
     for one in fields(options):
         value, least = getattr(options, one.name), one.metadata.get("least")
         if least is not None and value is not None and (not isinstance(value, int) or value < least):

@@ -22,6 +22,7 @@ from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, preview, run, submit_all
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.submit import Refused
 
 ROOT = Path(__file__).parents[3]
 DEBUG = Options(cluster="debug", gpus=0)
@@ -46,6 +47,7 @@ class FakeJob:
     """A job of a cluster without machines."""
 
     cancelled: list[str]
+    codes: set[Path]
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -58,13 +60,15 @@ class FakeJob:
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """Folder names and dependency of every submission; ids count from 100; the folder ``refused`` is refused."""
     found: list[tuple[list[str], str]] = []
-    FakeJob.cancelled = []
+    FakeJob.cancelled, FakeJob.codes = [], set()
 
-    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "") -> list[Any]:
+    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
         if any(name.endswith("/refused") for name in names):
-            raise UserError("sbatch refused fake-refused: invalid partition")
+            raise Refused("sbatch refused fake-refused: invalid partition")
         found.append((names, dependency))
+        assert (code / "tools/launcher/job.py").is_file()
+        FakeJob.codes.add(code)
         number = 99 + len(found)
         return [FakeJob(f"{number}_{i}" if len(specs) > 1 else str(number)) for i in range(len(specs))]
 
@@ -122,6 +126,10 @@ def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submi
         submit_all(graph_of(tmp_path, *nodes), SLURM)
     assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert FakeJob.cancelled == ["100", "101"] and len(submitted) == 2
+    assert list(tmp_path.glob("launch/*/code/tools")) == [code / "tools" for code in FakeJob.codes]
+    with pytest.raises(UserError, match="invalid partition"):
+        submit_all(graph_of(tmp_path / "x", Node("refused", counting(tmp_path / "x/refused"))), SLURM)
+    assert not list(tmp_path.glob("x/launch/*/code"))  # nothing was queued that would need it
 
 
 def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, submitted: list):
@@ -146,6 +154,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
         (["4/linear"], "afterok:100_2"),
         ([f"{tmp_path.name}/report"], "afterany:42_3:100_0:100_1:100_2:101:102:103"),
     ]
+    assert len(FakeJob.codes) == 1  # all jobs of a submission import the same copy
 
 
 def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: list):

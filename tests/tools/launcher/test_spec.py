@@ -29,7 +29,7 @@ def pretraining(*more: str) -> StageSpec:
 def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str = "torchvision") -> StageSpec:
     Path("base.yaml").write_text(text)
     Path("mask.yaml").write_text("_BASE_: base.yaml\nMODEL: {MASK_ON: true}\n")
-    return stages.transfer("mask.yaml", overrides, "mask", engine=engine)
+    return stages.transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
 def test_other_work_is_refused_and_each_change_named():
@@ -85,7 +85,7 @@ def test_every_shipped_detector_is_resolved_as_its_file_says():
 
 def test_weights_count_by_content_and_not_by_path():
     def probe(weights: str) -> StageSpec:
-        return stages.probe("linear", weights, folder="linear")
+        return stages.probe("linear", weights, "", ["OUTPUT_DIR", "linear"])
 
     Path("a.pth").write_bytes(b"weights")
     before = probe("a.pth").fingerprint()
@@ -109,7 +109,7 @@ def test_weights_count_by_content_and_not_by_path():
 def test_what_only_probes_read_counts_for_probes():
     changed = ("LINEAR.BASE_LR", "7.0")
     assert pretraining(*changed).fingerprint() == pretraining().fingerprint()
-    one, two = (stages.probe("linear", "random", "", more, "linear") for more in ((), changed))
+    one, two = (stages.probe("linear", "random", "", more) for more in ((), changed))
     assert one.fingerprint() != two.fingerprint()
 
 
@@ -120,7 +120,11 @@ def test_a_moved_pipeline_stays_complete():
         backbone = f"{folder}/a/backbone.pth"
         nodes = (
             Node("a/pretrain", trained),
-            Node("a/linear", stages.probe("linear", trained.folder, folder=f"{folder}/a/linear"), ("a/pretrain",)),
+            Node(
+                "a/linear",
+                stages.probe("linear", trained.folder, "", ["OUTPUT_DIR", f"{folder}/a/linear"]),
+                ("a/pretrain",),
+            ),
             Node("a/convert", stages.convert(trained.folder, backbone, f"{folder}/a/convert"), ("a/pretrain",)),
             Node("a/mask", replace(detector("{}", "MODEL.WEIGHTS", backbone), folder=f"{folder}/a/m"), ("a/convert",)),
         )

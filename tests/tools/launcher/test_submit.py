@@ -24,19 +24,19 @@ def stage(folder: Path | str) -> StageSpec:
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs that take the place of SLURM's; the folder in which sbatch leaves its environment and script."""
-    heard = tmp_path / "heard"
+    received = tmp_path / "received"
     (tmp_path / "bin").mkdir()
-    heard.mkdir()
-    script = f"#!/bin/sh\nenv > {heard}/env\ncp $1 {heard}/script\necho Submitted batch job 77\n"
+    received.mkdir()
+    script = f"#!/bin/sh\nenv > {received}/env\ncp $1 {received}/script\necho Submitted batch job 77\n"
     for name in ("sbatch", "srun"):
         (tmp_path / "bin" / name).write_text(script)
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    return heard
+    return received
 
 
-def environment(heard: Path) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in (heard / "env").read_text().splitlines() if "=" in line)
+def environment(received: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (received / "env").read_text().splitlines() if "=" in line)
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -77,9 +77,11 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     submit.submit([stage(tmp_path / "run")], replace(OPTIONS, partition="gpu"))
-    heard = environment(sbatch)
+    received = environment(sbatch)
     kept = ("SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_WCKEY", "SUBMITIT_PREEMPT_SIGNAL", "SLURM_CONF")
-    assert {name: heard.get(name) for name in given} == {name: given[name] if name in kept else None for name in given}
+    assert {name: received.get(name) for name in given} == {
+        name: given[name] if name in kept else None for name in given
+    }
     assert "SBATCH_PARTITION, SBATCH_TIMELIMIT of this shell" in capsys.readouterr().err
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
     assert read_json(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
@@ -89,10 +91,10 @@ def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
     script = submit.preview(stage(tmp_path / "a run's"), replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
-        told = subprocess.run(
+        shown = subprocess.run(
             ["bash", "-c", "\n".join([*setup, 'printf %s "$PYTHONPATH"'])], env={}, capture_output=True, text=True
         )
-        assert told.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
+        assert shown.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
 
 
 def test_any_option_of_sbatch_and_options_of_a_stage(tmp_path: Path):

@@ -87,9 +87,7 @@ class StageSpec:
         leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
         paths of weights (their content counts).
         """
-        from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
-
-        free = FREE_ON_RESUME if self.stage == "pretrain" else FREE_ANYWHERE
+        free = _free(self.stage)
         config = {key: self._placeless(value) for key, value in self._changed_keys() if not key.startswith(free)}
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
         return json.loads(json.dumps(work))
@@ -230,6 +228,17 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _free(stage: str) -> tuple[str, ...]:
+    """Prefixes of the keys that do not change what a stage computes."""
+    if stage == "transfer":
+        from transfer.config import FREE_ANYWHERE
+
+        return FREE_ANYWHERE
+    from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
+
+    return FREE_ON_RESUME if stage == "pretrain" else FREE_ANYWHERE
 
 
 def _defaults(stage: str) -> dict[str, Any]:

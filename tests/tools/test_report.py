@@ -237,7 +237,7 @@ def test_protocols_of_an_earlier_version_are_read_from_the_config(tmp_path: Path
     assert cells(text, "b")[6:] == ["-", "60.0", "70.0", "88.0"]
     (tmp_path / "b/config.yaml").unlink()
     text = render([tmp_path])
-    told = "b/results.json cannot be shown: neither it nor config.yaml tells the protocol of its score"
+    told = "b/results.json cannot be shown: neither it nor config.yaml records the protocol of its score"
     assert told in text and column(text, "a", "kNN top-1") == "60.0"
 
 

@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import TINY
 from tools import launch
 from tools.launcher import commands, stages
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
-
-TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
 
 
 def write_record(folder: str, record: Any, name: str = "launch.json") -> Path:

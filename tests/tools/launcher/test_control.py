@@ -16,6 +16,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
+from tests.tools.launcher.helpers import programs
 from tools import launch
 from tools.launcher import control
 from tools.launcher.ranks import RankRecord
@@ -31,15 +32,6 @@ def started(folder: Path, *jobs: dict[str, Any]) -> Path:
     record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": jobs}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
-
-
-def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, **scripts: str) -> None:
-    """A PATH that holds these programs only."""
-    (folder / "bin").mkdir()
-    for name, script in scripts.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder / "bin"))
 
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"

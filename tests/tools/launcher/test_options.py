@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from tools.launcher import options, resolve
+from tools.launcher import options, resolve, stages
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 
@@ -134,3 +134,59 @@ def test_programs_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.Monk
     assert resolve.resolve({"cluster": "slurm", "partition": "gpu"}).partition == "gpu"
     with pytest.raises(UserError, match="nvidia-smi does not answer"):
         options.visible_gpus()
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("0:30", 1), ("90:30", 91), ("4:00:00", 240), ("1-0", 1440), ("2-03:04:05", 3065), ("1-0:30", 1470)],
+)
+def test_times(text: str, minutes: int):
+    assert options.parse_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "4h", "-5", "0", "1:2:3:4", "0:00:00"])
+def test_times_that_are_none(text: str):
+    with pytest.raises(UserError, match="--time"):
+        options.parse_minutes(text)
+
+
+def test_command_line_wins_over_the_sites_file(tmp_path: Path):
+    site = tmp_path / "cluster.yaml"
+    site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
+    found = resolve.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
+    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ())
+    site.write_text("partitoin: gpu\n")
+    with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
+        resolve.resolve({"cluster": "local"}, str(site))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"gpus": -1}, "--gpus is -1"),
+        ({"comment": "a\nb"}, "--comment holds a line break"),
+        ({"time": "1", "signal_delay": 60}, "--signal-delay 60 s is not shorter"),
+        ({"gpus": 64}, "--gpus 64, but"),
+    ],
+)
+def test_values_that_cannot_work(given: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        resolve.resolve({"cluster": "local", **given})
+
+
+def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab12")
+    assert options.visible_gpus() == ["3", "GPU-ab12"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert options.visible_gpus() == []
+
+
+@pytest.mark.parametrize(("gpus", "kept"), [(4, 1), (1, 1), (0, 0)])
+def test_a_stage_of_one_process_keeps_one_gpu_if_it_has_use_for_it(gpus: int, kept: int):
+    asked = Options(cluster="slurm", nodes=2, gpus=gpus)
+    ours = stages.distributions(["runs/a", "runs/b"])
+    fitting = asked.fitting(ours)
+    assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, kept)
+    assert asked.fitting(stages.convert("runs/a", "a.pth")).gpus_per_node == 0
+    assert asked.fitting(spec("pretrain")) == asked

@@ -105,7 +105,7 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
 
 
 def _stages(path: Path) -> dict[Path, dict[str, Any]]:
-    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them; the whole folder may have been moved.
+    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them, wherever the folder is now.
 
     Raises:
         UserError: the file is damaged.

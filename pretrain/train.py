@@ -27,7 +27,7 @@ from .common.errors import UserError, run_command_line
 from .common.run_folder import MetricsWriter, atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.stage import stage
 from .config import load_config
-from .loader import Loader
+from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
@@ -128,11 +128,10 @@ def _open(
     """
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
-    loader = Loader(
-        data, [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS,
-        cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
-        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
+    recipes = [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    loader = build_loader(
+        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        executor=cfg.VIEWS.EXECUTOR,
     )  # fmt: skip
     all_steps = len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)

@@ -20,6 +20,7 @@ from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
+from ..siamese import autocast
 
 _BATCH = 256  # images
 
@@ -124,12 +125,6 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
 
 
-def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The precision of SOLVER.AMP: none | bf16 | fp16 (which is chosen where a GPU has no bf16)."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
-    return torch.autocast(device.type, dtype, enabled=dtype is not None)
-
-
 @dataclass(frozen=True)
 class FeatureFile:
     """Where a rank keeps the features it has computed, so that a resumed probe does not compute them again.
@@ -199,7 +194,7 @@ def extract(
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True))
-            with autocast(cfg.SOLVER.AMP, device):
+            with autocast(cfg.SOLVER.AMP, device.type):
                 rows.append(pooled_features(backbone, pixels).float())
             positions.append(batch[1])
             done = min(done + _BATCH, len(mine))

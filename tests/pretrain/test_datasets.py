@@ -22,7 +22,8 @@ from PIL import Image
 
 from pretrain import datasets
 from pretrain.common.errors import UserError
-from pretrain.datasets import CorruptImage, load
+from pretrain.common.image_io import CorruptImage
+from pretrain.datasets import load
 from tests.pretrain.images import encoded, picture, write_folder
 
 RNG = np.random.default_rng(0)

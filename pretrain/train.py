@@ -247,10 +247,12 @@ def _state(run: _Run, done: int) -> dict[str, Any]:
 
 def _probe_if_missing(run: _Run, step: int) -> None:
     """kNN of the checkpoint that the run goes on from, if it was stopped between that checkpoint and its kNN."""
-    if run.probe_due(step):
-        missing = run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
-        if distributed.mean_(torch.full((), float(missing), device=run.device)) > 0:
-            _probe(run, step)
+
+    def missing() -> bool:
+        return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
+
+    if run.probe_due(step) and process_group.on_first_rank(missing):
+        _probe(run, step)
 
 
 def _probe(run: _Run, done: int) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pretrain.progress import Progress, duration
+from pretrain.progress import Progress
 
 
 @pytest.fixture
@@ -42,7 +42,3 @@ def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
-
-
-def test_a_duration_of_days_does_not_wrap():
-    assert duration(26 * 3600 + 62) == "1 d 02:01:02" and duration(59) == "00:00:59"

@@ -1,6 +1,5 @@
 """Every recipe learns in its smoke form: the same code path on tiny images, a few steps, and its loss falls."""
 
-import json
 import statistics
 from pathlib import Path
 
@@ -10,13 +9,14 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.train import main
 from tests.pretrain.images import write_folder
+from tests.pretrain.runs import lines
 
 ROOT = Path(__file__).parents[2] / "configs" / "pretrain"
-# One leaf an objective in the ordinary suite, on ImageNet's stem where there is one: it is the faster at 32 pixels.
+# One leaf per objective in the ordinary suite (SupCon and SimCLR are TCL's), on ImageNet's stem where possible: it is
+# faster at 32 pixels.
 ORDINARY = {
-    "mocov1_R50_IN1k_200ep", "mocov2_R18_IN100_100ep", "multikey_R50_IN1k_200ep", "jcl_R18_IN100_100ep",
-    "sce_R50_IN1k_200ep", "ressl_R18_cifar10_200ep", "tcl_R18_imagenet100_400ep",
-    "supcon_R50_imagenet100_100ep", "simclr_R18_imagenet100_400ep",
+    "mocov2_R18_IN100_100ep", "multikey_R50_IN1k_200ep", "jcl_R18_IN100_100ep", "sce_R50_IN1k_200ep",
+    "ressl_R18_cifar10_200ep", "tcl_R18_imagenet100_400ep",
 }  # fmt: skip
 LEAVES = [p for p in sorted(ROOT.rglob("*.yaml")) if not p.name.startswith("Base-") and p.parent.name != "sweeps"]
 BATCH, WINDOW = 8, 5
@@ -24,13 +24,15 @@ IDLE = ["SOLVER.BASE_LR", "0.0"]
 
 
 def test_one_leaf_of_every_objective_is_in_the_ordinary_suite():
-    assert {load_config(p).METHOD.NAME for p in LEAVES if p.stem in ORDINARY} == set(METHODS)
-    assert {p.stem for p in LEAVES} >= ORDINARY
+    assert {load_config(p).METHOD.NAME for p in LEAVES} == set(METHODS)
+    assert {load_config(p).METHOD.NAME for p in LEAVES if p.stem in ORDINARY} == {
+        name for name in METHODS if name not in ("mocov1", "supcon", "simclr")
+    }
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
-    """Different pictures in two classes, one batch of them: else it matters more which meet than what was learnt."""
+    """Different pictures in two classes, one batch of them: which pictures meet matters less than what is learned."""
     names = [f"train/class{i % 2}/{i:02d}.png" for i in range(BATCH)]
     return write_folder(tmp_path_factory.mktemp("images"), names, height=32, width=32)
 
@@ -73,7 +75,7 @@ def _smoke(path: Path, images: Path, output: Path) -> list[str]:
     "path", [pytest.param(p, marks=() if p.stem in ORDINARY else pytest.mark.slow, id=p.stem) for p in LEAVES]
 )
 def test_a_recipe_learns(path, images, tmp_path):
-    """The loss falls, and below that of a run that stands still: the draw of the views moves the loss of both alike."""
+    """The loss falls, and below that of a run with rate 0: the draw of the views moves the loss of both alike."""
     learnt, idle = (_losses(path, images, tmp_path / name, rate) for name, rate in (("learns", []), ("idle", IDLE)))
     assert statistics.mean(learnt[-WINDOW:]) < statistics.mean(learnt[:WINDOW]), learnt
     assert statistics.mean(learnt[-WINDOW:]) < 0.99 * statistics.mean(idle[-WINDOW:]), (learnt, idle)
@@ -81,8 +83,7 @@ def test_a_recipe_learns(path, images, tmp_path):
 
 def _losses(path: Path, images: Path, output: Path, more: list[str]) -> list[float]:
     results = main(load_config(path, [*_smoke(path, images, output), *more]))
-    lines = [json.loads(line) for line in (output / "metrics.json").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
+    losses = [line["loss"] for line in lines(output, "loss")]
     assert results["steps"] == len(losses) == _steps(path)
     # The first step of a queue's method meets random vectors.
     return losses[1:] if METHODS[results["method"]].kind == "queue" else losses

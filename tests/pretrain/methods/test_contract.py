@@ -68,6 +68,15 @@ def test_nothing_is_read_back_from_the_device(name: str):
     assert all(m.is_meta for m in result.metrics.values())
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_gradcheck(name: str):
+    """Of the queries, or of anchors and candidates; keys get a gradient only where no target is made of them."""
+    inputs = inputs_for(name)
+    differentiable = 1 if name in ("sce", "ressl") else 2
+    leaves = tuple(x.detach().requires_grad_() for x in inputs[:differentiable])
+    assert torch.autograd.gradcheck(lambda *xs: call(name, (*xs, *inputs[differentiable:]), ORDINARY).loss, leaves)
+
+
 def extreme_inputs(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Aligned, opposite, identical and random embeddings, so that similarities of 1, -1 and 0 all occur."""
     generator = torch.Generator().manual_seed(0)

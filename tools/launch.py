@@ -154,5 +154,10 @@ def _resource_options() -> argparse.ArgumentParser:
     return parser
 
 
-if __name__ == "__main__":
+def entry_point() -> None:
+    """The installed command `p2t`."""
     run_command_line(main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -20,7 +20,12 @@ from .common.image_io import Array, Chosen, CorruptImage, Files, Joined, Source
 
 __all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
 
-NAMES = ("imagenet", "imagenet100", "cifar10", "cifar100", "fashion_mnist", "stl10", "tiny_imagenet")
+_FOLDERS = {  # where a named data set may lie in DATA.ROOT
+    "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
+    "cifar100": ("cifar-100-python",), "fashion_mnist": ("FashionMNIST",), "stl10": ("stl10_binary",),
+    "tiny_imagenet": ("tiny-imagenet-200",),
+}  # fmt: skip
+NAMES = tuple(_FOLDERS)
 SPLITS = ("train", "val", "unlabelled")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
@@ -91,6 +96,19 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
         with distributed.in_turns():
             return _load(name, split, Path(root), True)
     return _load(name, split, Path(root), False)
+
+
+def refuse_missing(name: str, root: str | Path = "datasets", download: bool = False) -> None:
+    """Checks that a data set may be loaded, by its folder alone: listing the images of a large one takes long.
+
+    Raises:
+        UserError: unknown name, or no such folder.
+    """
+    places = [Path(root) / folder for folder in _FOLDERS.get(name, ())]
+    if name.startswith("folder:"):
+        places, download = [Path(os.path.expanduser(name[len("folder:") :]))], False
+    if not any(map(os.path.isdir, places)) and not (places and download):
+        load(name, "train", root)  # says what it expects
 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +19,6 @@ from torch import Tensor
 from .common import process_group
 from .common.copies import to_device
 from .common.errors import UserError
-from .common.interrupt import Stopped
-from .common.lock import claim
-from .common.run_folder import begin
 
 
 def init(device_name: str = "auto") -> torch.device:
@@ -36,41 +32,6 @@ def init(device_name: str = "auto") -> torch.device:
     device = process_group.join(device_name != "cpu" and torch.cuda.is_available())
     torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change: searching pays
     return device
-
-
-def shutdown() -> None:
-    """Leaves the process group, if any."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def stage(name: str, output_dir: Path, device_name: str) -> Iterator[torch.device]:
-    """What a stage runs in: the process group of the environment, and its run folder, which rank 0 holds for all ranks.
-
-    Yields this rank's device. At the end the folder is released, and the process group is left unless the caller had
-    joined it. After an error it is not left: that would wait for ranks that wait for this one.
-
-    Raises:
-        UserError: a live process holds ``output_dir``, or it belongs to another stage.
-    """
-    leaves = not dist.is_initialized()
-    device = init(device_name)
-    try:
-        with contextlib.ExitStack() as held:
-
-            def take() -> None:
-                held.enter_context(claim(output_dir, f"the {name} stage"))
-                begin(output_dir, name)
-
-            process_group.on_first_rank(take)
-            yield device
-    except Stopped:  # all ranks have agreed on it
-        if leaves:
-            shutdown()
-        raise
-    if leaves:
-        shutdown()
 
 
 def rank() -> int:

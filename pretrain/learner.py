@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from typing import Any, cast
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet
 
 from . import distributed, schedule, views
@@ -74,12 +72,7 @@ class Learner:
         self.amp_dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[cfg.SOLVER.AMP]
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
         self.siamese.train()
-        ids = [device.index] if device.type == "cuda" else None
-        self.query_forward: nn.Module = self.encoder
-        if distributed.world_size() > 1:
-            with warnings.catch_warnings():  # its new name is not in every torch we run on
-                warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-                self.query_forward = DistributedDataParallel(self.encoder, device_ids=ids, broadcast_buffers=False)
+        self.query_forward = process_group.data_parallel(self.encoder, device)
         self._buffers = [b for b in self.siamese.buffers() if b.is_floating_point() and b.ndim == 1]
         self._control: AsyncHostCopy | None = None  # what `_watch` sent of the step before
         self._stop = False  # what all ranks agreed on in the step before the last

@@ -27,6 +27,7 @@ from .common.run_folder import (
     write_environment,
     write_json,
 )
+from .common.stage import stage
 from .config import FREE_ON_RESUME, from_yaml_text
 from .learner import Learner
 from .loader import Loader
@@ -46,7 +47,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
     output_dir = Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
-    with distributed.stage("pretrain", output_dir, cfg.DEVICE) as device:
+    with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
         return _pretrain(cfg, output_dir, device)
 
 

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from pretrain.common.errors import run_command_line
+from pretrain.common.files import check_name
 from transfer.convert import convert
 
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
     args = parser.parse_args(argv)
+    check_name(args.output, "OUTPUT")
     done = convert(
         args.source,
         args.output,

@@ -14,9 +14,12 @@ in this project calls them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +33,7 @@ URL = "https://github.com/facebookresearch/detectron2"
 COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
 # The build imports torch. It therefore runs in this environment and needs these (pkg_resources: setuptools < 82).
 _BUILD_TOOLS = ("setuptools<82", "wheel", "ninja")
+_GIT_MINUTES, _PIP_MINUTES = 10, 60  # at most; a build usually takes some minutes
 
 
 def cached_wheel(compiled: bool) -> Path | None:
@@ -101,7 +105,7 @@ def _copy_checkout(source: Path, target: Path) -> None:
     """Copies the checkout, because a build writes into its tree."""
     if not (source / "setup.py").is_file() or not (source / "detectron2").is_dir():
         raise UserError(f"DETECTRON2={source} is not a checkout of Detectron2 (it has no setup.py beside detectron2/)")
-    head = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+    head = _run(["git", "-C", str(source), "rev-parse", "HEAD"], _GIT_MINUTES)
     commit = head.stdout.strip()
     if head.returncode == 0 and (source / ".git").exists() and commit != COMMIT:
         raise UserError(f"{source} is at commit {commit[:8]}, not {COMMIT[:8]}; run git -C {source} checkout {COMMIT}")
@@ -112,7 +116,7 @@ def _fetch(target: Path) -> None:
     target.mkdir()
     steps = (["init", "-q"], ["fetch", "-q", "--depth", "1", URL, COMMIT], ["checkout", "-q", "FETCH_HEAD"])
     for step in steps:
-        done = subprocess.run(["git", "-C", str(target), *step], capture_output=True, text=True)
+        done = _run(["git", "-C", str(target), *step], _GIT_MINUTES)
         if done.returncode:
             reason = " ".join(done.stderr.split())
             raise UserError(
@@ -122,10 +126,33 @@ def _fetch(target: Path) -> None:
 
 
 def _pip(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", "-q", *words], capture_output=True, text=True)
+    done = _run([sys.executable, "-m", "pip", "-q", *words], _PIP_MINUTES)
     if done.returncode:
         tail = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"error", line, re.IGNORECASE)]
         raise UserError(f"pip {words[0]} failed: " + " | ".join(tail[-3:] or done.stderr.splitlines()[-3:]))
+
+
+def _run(command: list[str], minutes: float) -> subprocess.CompletedProcess[str]:
+    """Runs a command and all that it starts (compilers), for at most so many minutes.
+
+    Raises:
+        UserError: it took longer.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=60 * minutes)
+        except BaseException as error:  # Ctrl-C, too: a session of its own does not hear the terminal's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise UserError(
+                    f"{shlex.join(command)} did not end within {minutes:g} minutes and was stopped; check the network "
+                    "and the load of this machine, then run it again"
+                ) from error
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 if __name__ == "__main__":

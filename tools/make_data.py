@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, whe
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.lock import claim
+from pretrain.common.run_folder import cannot_write
 from tools.data.digits import write_digits
 from tools.data.people import write_people
 
@@ -68,9 +69,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             folder.rename(output)
             _sync_one(output.parent)
         except OSError as error:
-            raise UserError(
-                f"cannot write {output}: {error.strerror or error}; free space or name another folder"
-            ) from error
+            raise cannot_write(output, error) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{output} is made")

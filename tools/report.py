@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
-from pretrain.common.run_folder import atomic_write  # noqa: E402
+from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import papers  # noqa: E402
 from tools.reporting.files import find  # noqa: E402
 from tools.reporting.runs import (  # noqa: E402
@@ -61,11 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
     parser.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
     args = parser.parse_args(argv)
-    text = render(args.folders)
+    if args.output:
+        refuse_unwritable(args.output)
+    text, is_readable = _render(args.folders)
     print(text, end="")
     if args.output:
         atomic_write(args.output, text)
         print(_printable(f"written to {args.output}"))
+    if not is_readable:
+        raise UserError("no result could be read; the lines under 'Not read' say why")
     return 0
 
 
@@ -75,14 +79,21 @@ def render(folders: Sequence[str | Path]) -> str:
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
     """
+    return _render(folders)[0]
+
+
+def _render(folders: Sequence[str | Path]) -> tuple[str, bool]:
+    """The report, and False if there are results of which none could be read."""
     found = find([Path(folder) for folder in folders])
     good: list[Pretraining | Probe | Detection] = []
+    unreadable = 0
     for run in found.runs:
         try:
             good += parse(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
+            unreadable += 1
     if not (found.runs or found.unread or found.not_done):
         raise UserError(_printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
@@ -92,7 +103,7 @@ def render(folders: Sequence[str | Path]) -> str:
     for title, lines in (("Not read", found.unread), ("Not done", found.not_done)):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines) + "\n")
-    return _printable("\n".join(parts))
+    return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread
 
 
 def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path]) -> list[Row]:

@@ -138,10 +138,16 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some valu
 }
 
 
-# A resumed training may have other values of these: they decide where and how long it runs, and on what it is tested.
+# Prefixes of keys that never change a detector's result: where and how fast it runs, and how often it writes and tests.
+FREE_ANYWHERE = (
+    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
+    "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
+)  # fmt: skip
+
+# A resumed training may have other values of these, too: how long it runs, what it is tested on, and what it read at
+# its start and reads no more.
 FREE_ON_RESUME = (
-    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS", "DATASETS.TEST",
-    "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
+    *FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
 )  # fmt: skip
 
 
@@ -156,7 +162,10 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     """
     try:
         earlier = dict(flatten(yaml.safe_load(_one_name(kept.read_text()))))
-    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        # A cleaned copy of a data set lies in the run folder, which may have been moved.
+        then, now = (f"coco:{Path(folder) / 'datasets'}/" for folder in (earlier["OUTPUT_DIR"], cfg.OUTPUT_DIR))
+        earlier["DATASETS.TRAIN"] = [name.replace(then, now) for name in earlier["DATASETS.TRAIN"]]
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, yaml.YAMLError) as error:
         raise UserError(
             f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
         ) from error
@@ -177,24 +186,25 @@ def _one_name(config: str) -> str:
 
 
 _LARGEST = float("inf")
+_LARGEST_FLOAT32 = 3.4e38  # the optimizer's factors become float32, which has none larger
 RANGES: dict[str, tuple[float, float, bool]] = {  # smallest, largest, is the smallest itself allowed; of either engine
     "DATALOADER.NUM_WORKERS": (0, 1024, True),
-    "SOLVER.BASE_LR": (0, _LARGEST, True),
-    "SOLVER.BASE_LR_END": (0, _LARGEST, True),
-    "SOLVER.BIAS_LR_FACTOR": (0, _LARGEST, True),
+    "SOLVER.BASE_LR": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.BASE_LR_END": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.BIAS_LR_FACTOR": (0, _LARGEST_FLOAT32, True),
     "SOLVER.CHECKPOINT_PERIOD": (1, _LARGEST, True),
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": (0, _LARGEST, False),
-    "SOLVER.GAMMA": (0, _LARGEST, True),
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": (0, _LARGEST_FLOAT32, False),
+    "SOLVER.GAMMA": (0, _LARGEST_FLOAT32, True),
     "SOLVER.IMS_PER_BATCH": (1, _LARGEST, True),
     "SOLVER.MAX_ITER": (1, _LARGEST, True),
     "SOLVER.MOMENTUM": (0, 1, True),
     "SOLVER.NUM_DECAYS": (1, _LARGEST, True),
     "SOLVER.REFERENCE_WORLD_SIZE": (0, _LARGEST, True),
-    "SOLVER.WARMUP_FACTOR": (0, _LARGEST, True),
+    "SOLVER.WARMUP_FACTOR": (0, _LARGEST_FLOAT32, True),
     "SOLVER.WARMUP_ITERS": (0, _LARGEST, True),
-    "SOLVER.WEIGHT_DECAY": (0, _LARGEST, True),
-    "SOLVER.WEIGHT_DECAY_BIAS": (0, _LARGEST, True),  # or null
-    "SOLVER.WEIGHT_DECAY_NORM": (0, _LARGEST, True),
+    "SOLVER.WEIGHT_DECAY": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.WEIGHT_DECAY_BIAS": (0, _LARGEST_FLOAT32, True),  # or null
+    "SOLVER.WEIGHT_DECAY_NORM": (0, _LARGEST_FLOAT32, True),
     "TEST.PRECISE_BN.NUM_ITER": (1, _LARGEST, True),
     "SEED": (-1, 2**31 - 1, True),  # -1: random
 }
@@ -283,8 +293,8 @@ def check_training(cfg: CfgNode) -> None:
     """Checks what only a training reads, in the config that `check_ranges` has passed.
 
     Raises:
-        UserError: an empty list, learning-rate steps that are out of order or past the end, numbers of keypoints that
-            do not fit.
+        UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
+            of keypoints that do not fit.
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
@@ -301,6 +311,8 @@ def check_training(cfg: CfgNode) -> None:
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
             "TEST.KEYPOINT_OKS_SIGMAS"
         )
+    if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
+        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
         if not value:
             raise UserError(f"{key} is empty; give at least one")

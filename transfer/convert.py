@@ -123,8 +123,15 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing there, or no checkpoint that reads whole.
     """
     source = Path(source)
-    found = checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle) if os.path.isdir(source) else None
-    return found[0] if found else checkpoint.resolve(source, warn)
+    if os.path.isdir(source):
+        if found := checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle):
+            return found[0]
+        if stage_of(source) == "transfer":
+            raise UserError(
+                f"{source} is a detector's run folder, but holds no checkpoint (model_*.pth); resume its training, or "
+                "name another folder or file"
+            )
+    return checkpoint.resolve(source, warn)
 
 
 def _provenance(backbone: BackboneFile, before: Mapping[str, Any], detector: Mapping[str, Any]) -> dict[str, Any]:

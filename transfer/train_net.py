@@ -35,7 +35,7 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.lock import claim
-from pretrain.common.process_group import on_first_rank
+from pretrain.common.process_group import on_every_rank, on_first_rank
 from pretrain.common.run_folder import begin, read_json, stage_of, write_json
 from transfer import checkpoints
 from transfer.coco import data as coco_data
@@ -43,7 +43,7 @@ from transfer.coco import results as coco_results
 from transfer.config import check_ranges, check_same_training, check_training, load_config
 from transfer.distributed import check_unused, join, leaving
 from transfer.torchvision_engine.solver import scale_to_world
-from transfer.weights import read_weights
+from transfer.weights import check_same_weights, read_weights
 
 _USER_ERROR, _STOPPED = 2, 130  # exit status
 _GRACE_S = 3.0  # for the other ranks, once one has failed: they may wait for it, and hear no SIGTERM
@@ -122,7 +122,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
         if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # what the training left stays as it is
             cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     with _owned(Path(cfg.OUTPUT_DIR), args):
-        cfg = coco_data.prepare(cfg)
+        cfg = on_first_rank(lambda: coco_data.prepare(cfg))
+        on_every_rank(lambda: [coco_data.find(name) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)])
         prepared = cfg.DATASETS.TEST
         kept = Path(cfg.OUTPUT_DIR) / "config.yaml"
         if args.resume and not args.eval_only:
@@ -270,18 +271,16 @@ def _weights_summary(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
     """Where the weights come from that the run began with; kept in OUTPUT_DIR/initial_weights.json.
 
     Raises:
-        UserError: a resumed run is given other weights, which it would not read.
+        UserError: a resumed run is given other weights than it began with.
     """
     path, kept = cfg.MODEL.WEIGHTS, Path(cfg.OUTPUT_DIR) / "initial_weights.json"
     if args.eval_only:
         return read_weights(path).summary()
     if args.resume and any(checkpoints.all_in(cfg.OUTPUT_DIR, evaluating=True)):
-        summary = read_json(kept) if kept.is_file() else {"path": path}  # none: begun by Detectron2's own script
-        if path not in ("", summary.get("path")):
-            raise UserError(
-                f"MODEL.WEIGHTS is {path!r}, but {cfg.OUTPUT_DIR} began with {summary.get('path')!r}, and a resumed "
-                "run reads none; keep that, or choose another OUTPUT_DIR"
-            )
+        if not kept.is_file():  # begun by Detectron2's own script
+            return {"path": path}
+        summary = read_json(kept)
+        check_same_weights(path, summary, cfg.OUTPUT_DIR)
         return summary
     summary = read_weights(path).summary()
     write_json(kept, summary)

@@ -28,6 +28,7 @@ from .resnet_names import PREFIX, to_torchvision
 _COUNTER = ".num_batches_tracked"  # read by no forward pass; frozen norms do not have it
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in the published MSRA files
+_NAME_ONE = "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
 _CONVERT = "convert it first: python tools/convert_to_d2.py CHECKPOINT OUTPUT"
 
 
@@ -153,6 +154,28 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
             raise UserError(f"{key} is {node}, but {weights.path} was pretrained with {wanted}; set {key} to {wanted}")
 
 
+def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:
+    """Refuses to resume a run under other weights than it began with, which it would neither read nor record.
+
+    The file's content counts: run and weights may have been moved. Nothing of a file that is gone by now is needed.
+
+    Args:
+        path: MODEL.WEIGHTS; empty: whatever the run began with.
+        began: `Weights.summary` of what the run began with.
+
+    Raises:
+        UserError: ``path`` is another file, or the run began with random values.
+    """
+    recorded = began.get("sha256")  # empty: it began with random values
+    if not path or (recorded and (not os.path.isfile(path) or sha256(path) == recorded)):
+        return
+    start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"
+    raise UserError(
+        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and a resumed run reads none; keep that, or "
+        "choose another OUTPUT_DIR"
+    )
+
+
 def load_weights(
     own_state: Callable[[], Mapping[str, Tensor]],
     weights: Weights,
@@ -177,7 +200,7 @@ def load_weights(
     own = own_state()
     if not weights.path:
         if whole:
-            raise UserError("MODEL.WEIGHTS is empty; to evaluate, name a fine-tuned detector")
+            raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_ONE}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
         return [name for name in own if not name.endswith(_COUNTER)]
     state, path = weights.state, weights.path
@@ -185,9 +208,7 @@ def load_weights(
     ignored = (_COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
     missing = [name for name in own if name not in state and strict(name) and not name.endswith(ignored)]
     if missing and whole and all(name.startswith(PREFIX) for name in state):
-        raise UserError(
-            f"{path} holds a backbone only, no detector; name a fine-tuned detector (OUTPUT_DIR/model_final.pth)"
-        )
+        raise UserError(f"{path} holds a backbone only, no detector; {_NAME_ONE}")
     if missing:
         raise UserError(f"{path} lacks {_list(missing)} of this detector; {_remedy(whole)}")
     extra = [name for name in state if name not in own and strict(name) and not name.endswith(ignored)]

@@ -20,7 +20,7 @@ import torch
 
 from .errors import UserError, nearest
 from .files import empty_or_text, existing_file
-from .run_folder import replacing
+from .run_folder import cannot_write, replacing
 
 FINAL = "checkpoint_final.pth"
 
@@ -50,9 +50,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             failed = failed.__cause__ or failed.__context__
         if failed is None:  # the device failed, or memory was short: nothing that a free disk would cure
             raise
-        raise UserError(
-            f"cannot write {path}: {failed.strerror or failed}; free space, then run again to resume"
-        ) from error
+        raise cannot_write(path, failed, resume=True) from error
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:

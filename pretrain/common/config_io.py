@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from .errors import UserError, nearest, one_line
-from .files import existing_file
+from .files import check_name, existing_file
 
 # What the merge raises for values of the wrong type, and Python's parser for texts that only look like values.
 _NOT_MERGED = (
@@ -24,6 +27,21 @@ _NOT_MERGED = (
     RecursionError,
     MemoryError,
 )
+
+
+_KINDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", tuple: "a list",
+}  # fmt: skip
+
+
+class _Files(CfgNode):
+    """Opens only what can be read to its end: a pipe, as a config or as its `_BASE_`, would be waited for."""
+
+    @classmethod
+    def _open_cfg(cls, filename: str) -> Any:
+        if os.path.exists(filename) and not os.path.isfile(filename) and not os.path.isdir(filename):
+            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket", filename)
+        return super()._open_cfg(filename)
 
 
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -43,7 +61,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     """
     path = existing_file(path, "config file", "*.yaml")
     try:
-        loaded = CfgNode.load_yaml_with_base(str(path), allow_unsafe=False)
+        loaded = _Files.load_yaml_with_base(str(path), allow_unsafe=False)
         leaves = dict(flatten(loaded)) if isinstance(loaded, dict) else {}
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
@@ -65,6 +83,9 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     try:
         cfg.merge_from_other_cfg(CfgNode(loaded))
     except _NOT_MERGED as error:
+        if mismatch := _mismatch(error, cfg):
+            key, expected = mismatch
+            raise UserError(f"{key} in {path} must be {expected}, not {_shorten(repr(leaves[key]), 60)}") from error
         raise UserError(f"{path}: {_shorten(one_line(error))}") from error
     for key in leaves:  # text in quotes may have become a number
         _check_value(key, _get(cfg, key), f" in {path}")
@@ -93,6 +114,8 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             is_float = isinstance(_get(cfg, key), float) and value.lstrip("+-").isdigit()
             cfg.merge_from_list([key, f"{value}.0" if is_float else value])
         except _NOT_MERGED as error:
+            if mismatch := _mismatch(error, cfg):
+                raise UserError(f"{key} must be {mismatch[1]}, not {_shorten(repr(value), 60)}") from error
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
         _check_value(key, _get(cfg, key))
         if is_float and math.isinf(_get(cfg, key)):  # all digits, and yet infinite
@@ -102,6 +125,12 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
 def dump(cfg: CfgNode) -> str:
     """The resolved config as YAML text, keys sorted."""
     return cfg.dump()
+
+
+def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
+    """The key whose value has another type than its default, and what it must be; None for other errors."""
+    found = re.fullmatch(r"Type mismatch .* for config key: (\S+)", str(error), re.DOTALL)
+    return (found[1], _KINDS[type(_get(cfg, found[1]))]) if found else None
 
 
 def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
@@ -131,10 +160,8 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
             value.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"{key}{where} is {value!r}, which is not UTF-8; rename the file or folder") from error
-    if key == "OUTPUT_DIR" and isinstance(value, str) and not value.isprintable():
-        raise UserError(
-            f"OUTPUT_DIR{where} is {value!r}, with a line break or a control character; choose another name"
-        )
+    if key == "OUTPUT_DIR" and isinstance(value, str):
+        check_name(value, f"OUTPUT_DIR{where}")
 
 
 def _get(cfg: CfgNode, dotted: str) -> Any:

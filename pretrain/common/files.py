@@ -36,6 +36,19 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
     raise UserError(f"no {what} at {path}{reason}")
 
 
+def check_name(path: str, option: str) -> None:
+    """Refuses a path to write to that no log, script or table can show.
+
+    Raises:
+        UserError: it holds a line break, a control character or bytes that are not UTF-8.
+    """
+    if not path.isprintable():
+        raise UserError(
+            f"{option} is {path!r}, with a line break, a control character or bytes that are not UTF-8; choose another "
+            "name"
+        )
+
+
 def empty_or_text(path: Path) -> str:
     """What a file is that holds nothing or text, as an error page or a pointer to a large file does; else nothing."""
     with open(path, "rb") as file:

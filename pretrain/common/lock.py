@@ -55,6 +55,16 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
         owner.release()
 
 
+def remove_dead(folder: str | Path) -> None:
+    """Removes what killed owners of this machine left in ``folder``: other machines would wait for it to get old."""
+    me = _identity()
+    for path in Path(folder).glob(".owner.*.json"):
+        owner = _read(path)
+        if owner.get("place") == me["place"] and _is_dead(owner, me, silent_s=0):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
 class _Owner:
     def __init__(self, folder: Path, work: str, of: str) -> None:
         self._folder, self._prefix = folder, f".{of}.owner" if of else ".owner"

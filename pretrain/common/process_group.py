@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from . import interrupt
 from .copies import AsyncHostCopy
@@ -44,6 +47,17 @@ def join(cuda: bool) -> torch.device:
             "nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30), device_id=device if cuda else None
         )
     return device
+
+
+def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
+    """``module``, its gradients averaged over ranks by its backward pass; buffers stay each rank's own."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return module
+    with warnings.catch_warnings():  # the argument's new name is not in every torch we run on
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        return DistributedDataParallel(
+            module, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
+        )
 
 
 def on_first_rank(function: Callable[[], T]) -> T:

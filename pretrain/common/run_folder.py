@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, escape_unprintable
+from .errors import UserError, escape_unprintable, one_line
 
 _PACKAGES = (
     "torch",
@@ -172,9 +174,7 @@ class MetricsWriter:
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
         except OSError as error:
-            raise UserError(
-                f"cannot write {self._path}: {error.strerror}; free space and run again to resume"
-            ) from error
+            raise cannot_write(self._path, error, resume=True) from error
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self._events.add_scalar(name, value, iteration)
@@ -241,9 +241,34 @@ def write_environment(output_dir: str | Path) -> None:
     atomic_write(path, "\n".join(lines) + "\n")
 
 
-def cannot_write(path: Path, error: OSError) -> UserError:
-    """The one line about a file that could not be written."""
-    return UserError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder")
+def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> UserError:
+    """The one line about a file that could not be written.
+
+    Args:
+        resume: what wrote it has got far and should go on in the same folder, not start in another one.
+    """
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if resume:
+        remedy = f"{'free space' if is_full else 'make the folder writable'} and run again to resume"
+    else:
+        remedy = f"{'free space or ' if is_full else ''}choose another folder"
+    return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """Checks that a file can be made at ``path``, with the folders above it; for a file that is written much later.
+
+    Raises:
+        UserError: it is a folder, or the folder that it would be made in is no folder or cannot be written.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder; name a file in it")
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 def _version(name: str) -> str:

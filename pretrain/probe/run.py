@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 from .. import distributed
 from ..common.config_io import dump
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
+from ..common.stage import stage
 from .features import FeatureFile, protocol
 
 
@@ -60,12 +61,12 @@ class ProbeRun:
 
 
 @contextlib.contextmanager
-def probe_run(cfg: CfgNode, stage: str) -> Iterator[ProbeRun]:
-    """Joins the process group and holds OUTPUT_DIR (default ``runs/<stage>``) until the block ends.
+def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
+    """Joins the process group and holds OUTPUT_DIR (default ``runs/<name>``) until the block ends.
 
     Raises:
         UserError: the folder is in use, or belongs to another stage; nothing in it was changed.
     """
-    folder = Path(cfg.OUTPUT_DIR or f"runs/{stage}")
-    with distributed.stage(stage, folder, cfg.DEVICE) as device:
+    folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
+    with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
         yield ProbeRun(cfg, folder, device, setup_logging(folder, distributed.rank()))

@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pretrain import distributed
+from pretrain.common.stage import leave
 
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
@@ -32,4 +33,4 @@ def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, de
     if device is not None:
         distributed.init(device)
     function(*args)
-    distributed.shutdown()  # after an error it would wait for ranks that wait for this one
+    leave()  # not after an error: the other ranks may never reach it

@@ -51,7 +51,7 @@ def test_overrides_come_last_and_the_text_round_trips():
     "words, says",
     [
         (["SOLVER.BASE_LR"], "has no value"),
-        (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR 'fast'"),
+        (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR must be a number, not 'fast'"),
         (["SOLVER", "3"], "SOLVER is a section"),
         (["METHOD.NAME", "mocov2", "METHOD.NUM_KEYS", "5"], "jcl"),
         (["MODEL.STEM", "cfar"], "choose one of imagenet, cifar"),

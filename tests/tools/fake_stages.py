@@ -10,6 +10,7 @@ from typing import Any
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, write_json
 
 
@@ -62,6 +63,13 @@ def come_back(folder: str, times: int) -> None:
         return
     os.kill(os.getpid(), signal.SIGUSR2)
     raise interrupt.Stopped("SIGUSR2")
+
+
+def own(folder: str) -> None:
+    """Owns the run folder as real stages do, and waits for an hour; deaf to requests to stop."""
+    with claim(folder, "waiting"):
+        atomic_write(Path(folder) / "owned", "")
+        time.sleep(3600)
 
 
 def hang(folder: str) -> None:

@@ -50,7 +50,14 @@ def test_help_imports_neither_torch_nor_submitit():
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain"], "--method or by --config-file"),
+        (["pretrain", "--method", "foo"], "no default recipe for --method foo .*by --config-file FILE"),
+        (["pretrain"], r"no recipe; give --method NAME \(jcl, .*mocov2.*\) or --config-file FILE"),
+        (["pretrain", "--method", "jcl", "--config-file", "x.yaml"], "--method jcl and --config-file x.yaml each name"),
+        (
+            ["pretrain", "--config-file", f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"],
+            "coco_R50_FPN_1x_jcl.yaml is a fine-tuning config; run: python tools/launch.py transfer --config-file /",
+        ),
+        (["linear", "random", "--config-file", f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"], "is a fine-tuning config"),
         (["pretrain", "--method", "jcl", "--gpu-count", "2"], "does not know '--gpu-count'"),
         (["pretrain", "--method", "jcl", "SOLVER.BASELR", "1"], "unknown config key SOLVER.BASELR.*SOLVER.BASE_LR"),
         (["pretrain", "--method", "jcl", "--cluster", "local", "--nodes", "2"], "--nodes 2 needs --cluster slurm"),
@@ -74,10 +81,73 @@ def test_a_users_mistake_is_one_line(words: list[str], message: str):
 
 def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("a file")
-    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "OUTPUT_DIR"]
+    data = f"folder:{tmp_path}"
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", data, "OUTPUT_DIR"]
     for place in ("file", "file/run"):
-        with pytest.raises(UserError, match=r"cannot write .*choose another folder"):
+        with pytest.raises(UserError, match=r"cannot write .*: (File exists|Not a directory); choose another folder$"):
             launch.main([*words, str(tmp_path / place)])
+
+
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+@pytest.mark.parametrize("command", ["linear", "knn", "embedding", "distributions", "convert"])
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("configs", "no weights at .*configs: it is no file and no folder with a checkpoint"),
+        ("notes.pth", "notes.pth holds no weights: it holds text, 'version https://git-lfs"),
+        ("empty.pth", "empty.pth holds no weights: it is empty"),
+    ],
+)
+def test_wrong_weights_leave_no_folder(tmp_path: Path, cluster: str, command: str, weights: str, message: str):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "notes.pth").write_text("version https://git-lfs.github.com/spec/v1")
+    (tmp_path / "empty.pth").touch()
+    before = sorted(tmp_path.rglob("*"))
+    words = ["out.pth"] if command == "convert" else []
+    for more in ([], ["--detach"]):
+        with pytest.raises(UserError, match=message):
+            launch.main([command, weights, *words, "--cluster", cluster, "--gpus", "0", *more])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+COCO = f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pretrain", "--method", "jcl"], "no ImageNet at datasets/imagenet/train"),
+        (["pretrain", "--method", "jcl", "DATA.TRAIN", "cifar10"], "cannot read cifar10: expected datasets/cifar-10"),
+        (["pretrain", "--method", "jcl", "DATA.TRAIN", "folder:gone"], "no image folder at gone"),
+        (["pretrain", "--method", "jcl", "DATA.TRAIN", "cifar1"], "unknown data set 'cifar1'"),
+        (["pretrain", "--method", "jcl", "DATA.TRAIN", "folder:here", "DATA.VAL", "folder:gone"], "folder at gone"),
+        (
+            ["pretrain", "--method", "jcl", "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"],
+            "no file of MODEL.WEIGHTS at gone.pth",
+        ),
+        (["knn", "random"], "no ImageNet at datasets/imagenet/train"),
+        (["linear", "random", "DATA.TRAIN", "folder:here", "DATA.PROBE_TRAIN", "folder:gone"], "folder at gone"),
+        (["transfer", "--config-file", COCO, "--engine", "torchvision"], "no annotation file at datasets/coco/"),
+        (
+            ["transfer", "--config-file", COCO, "--engine", "torchvision", "DATASETS.TRAIN", "('coco:a.json:here',)",
+             "DATASETS.TEST", "('coco:a.json:here',)", "MODEL.WEIGHTS", "gone.pth"],
+            "no file of MODEL.WEIGHTS at gone.pth",
+        ),
+    ],
+)  # fmt: skip
+def test_missing_data_leave_no_folder(tmp_path: Path, words: list[str], message: str):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "a.json").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        launch.main([*words, "--cluster", "local", "--gpus", "0"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tools.launcher.options._check_partition", lambda options: None)
+    monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
+    assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 
 def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixture, tmp_path: Path):

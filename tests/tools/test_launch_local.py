@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.launcher import control
+from tools.launcher.job import LOCAL_STOP
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.run import run_stage
@@ -98,19 +99,27 @@ def test_a_job_comes_back_more_often_than_submitit_would_let_it(tmp_path: Path):
 
 
 def command(folder: Path, count: int, deaf: bool = False) -> list[str]:
+    return command_of(folder, "count", count, 0.1, "", deaf)
+
+
+def command_of(folder: Path, function: str, *args: object) -> list[str]:
     code = (
         "import sys; from tools.launcher.run import run_stage; from tools.launcher.options import Options\n"
         "from tools.launcher.spec import StageSpec\n"
-        f"folder, args = {str(folder)!r}, ({str(folder)!r}, {count}, 0.1, '', {deaf})\n"
-        "spec = StageSpec('fake', folder, 'tests.tools.fake_stages:count', args=args)\n"
+        f"folder, args = {str(folder)!r}, {(str(folder), *args)!r}\n"
+        f"spec = StageSpec('fake', folder, 'tests.tools.fake_stages:{function}', args=args)\n"
         "sys.exit(run_stage(spec, Options(cluster='local', gpus=0)))"
     )
     return [sys.executable, "-c", code]
 
 
 def wait_for_count(folder: Path) -> None:
+    wait_for(folder / "count.0")
+
+
+def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
-    while not (folder / "count.0").exists():
+    while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -157,6 +166,77 @@ def test_a_second_ctrl_c_is_no_lack_of_memory(tmp_path: Path):
     _, shown = started.communicate(timeout=60)
     assert started.returncode == 130
     assert "ended at once by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
+
+
+def test_a_second_ctrl_c_releases_the_folder_and_status_tells_of_it(tmp_path: Path, capfd: pytest.CaptureFixture):
+    started = subprocess.Popen(
+        command_of(tmp_path, "own"), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stderr is not None
+    wait_for(tmp_path / "owned")
+    assert list(tmp_path.glob(".owner.*"))
+    os.killpg(started.pid, signal.SIGINT)
+    while "stopping after the current step" not in started.stderr.readline():
+        pass
+    os.killpg(started.pid, signal.SIGINT)
+    started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert not list(tmp_path.glob(".owner.*"))
+    control.print_status(tmp_path)
+    shown = capfd.readouterr().out
+    assert "fake         stopped" in shown and "it was ended by a second Ctrl-C" in shown
+    assert "running" not in shown and "without saying why" not in shown
+
+
+def test_ctrl_c_before_the_ranks_can_hear_it(tmp_path: Path, capfd: pytest.CaptureFixture):
+    """A rank that is still importing dies by the signal, which is no failure of its own."""
+    started = subprocess.Popen(
+        command(tmp_path, 1000), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stderr is not None
+    wait_for(tmp_path / "launch/launch.json")
+    time.sleep(0.2)  # its handlers are set right after this record
+    os.killpg(started.pid, signal.SIGINT)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130 and "SIGTERM" not in shown and "without saying why" not in shown
+    control.print_status(tmp_path)
+    shown = capfd.readouterr().out
+    assert "fake         stopped" in shown and "Ctrl-C" in shown and "SIGTERM" not in shown.replace(LOCAL_STOP, "")
+
+
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path):
+    """The job has begun, but the launcher still asks git about the code."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    started = subprocess.Popen(
+        command(tmp_path, 1000), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    wait_for_count(tmp_path)
+    os.killpg(started.pid, signal.SIGINT)  # ends git, too
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130 and "Ctrl-C: counted to" in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+
+
+@pytest.mark.parametrize("now", [False, True])
+@pytest.mark.parametrize("when", ["at work", "at its start"])
+def test_an_attached_command_says_that_its_job_was_cancelled(
+    tmp_path: Path, capfd: pytest.CaptureFixture, when: str, now: bool
+):
+    started = subprocess.Popen(
+        command(tmp_path, 1000), cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(tmp_path / ("count.0" if when == "at work" else "launch/launch.json"))
+    control.cancel(tmp_path, now)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130, shown
+    assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
+    assert "to go on: the same command again" in shown
+    control.print_status(tmp_path)
+    shown = capfd.readouterr().out
+    assert "fake         stopped" in shown and "failed" not in shown and "without saying why" not in shown
 
 
 def test_a_second_job_is_refused_and_cancel_ends_the_first(tmp_path: Path, capfd: pytest.CaptureFixture):

@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(make_data, "write_digits", full)
-    with pytest.raises(UserError, match="No space left on device; free space or name another folder"):
+    with pytest.raises(UserError, match="No space left on device; free space or choose another folder"):
         make_data.main(["digits", str(tmp_path / "d"), *DIGITS])
     assert os.listdir(tmp_path) == []
 

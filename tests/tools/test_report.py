@@ -396,6 +396,56 @@ def test_command_line_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (tmp_path / "out.md").read_text() in capsys.readouterr().out
 
 
+def test_a_number_that_is_not_finite_is_named_and_not_shown(tmp_path: Path):
+    config = pretrain(tmp_path / "jcl", *DIGITS)
+    probe(tmp_path / "jcl/linear", config, float("nan"), recipe="SCE_small_100ep")
+    found = detector_named()
+    found["metrics"]["bbox"]["AP"] = float("inf")
+    write(tmp_path / "d", found)
+    text = report.render([tmp_path])
+    assert cells(text, "jcl")[-3:] == ["50.0", "-", "88.0"] and cells(text, "d")[6:8] == ["-", "58.0"]
+    assert f"- {tmp_path}/jcl/linear/results.json: metrics.top1 is not finite; '-' stands for it" in text
+    assert f"- {tmp_path}/d/results.json: metrics.bbox.AP is not finite; '-' stands for it" in text
+    assert "nan" not in text and "inf" not in text.replace("not finite", "")
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"stage": "linear"}'])
+def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pytest.CaptureFixture, content: str):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(UserError, match="no result could be read"):
+        report.main([str(tmp_path)])
+    assert f"- {tmp_path}/results.json " in capsys.readouterr().out
+    pretrain(tmp_path / "jcl")
+    assert report.main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "is a folder; name a file in it"),
+        ("file/report.md", "cannot write file/report.md: Not a directory; choose another folder"),
+        ("loop/report.md", "cannot write loop/report.md: Too many levels of symbolic links"),
+        ("/proc/report.md", "cannot write /proc/report.md: "),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, output: str, message: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    pretrain(tmp_path / "jcl")
+    with pytest.raises(UserError, match=message):
+        report.main([str(tmp_path), "--output", output])
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_may_lie_below_a_folder_named_as_the_launchers(tmp_path: Path):
+    write(tmp_path / "launch/a", detector_named())
+    write(tmp_path / "launch/a/launch/20260101-000000-abcdef/code/b", detector_named())
+    assert report.render([tmp_path / "launch"]).count("| a ") == 1
+
+
 def test_nothing_to_report_is_said(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
         report.render([tmp_path])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import begin
 from pretrain.common.weights_file import check_digests, tensor_digest
 from tests.transfer.test_convert import moco, resnet_state
 from transfer.convert import convert
@@ -107,6 +108,9 @@ def test_a_run_folder_falls_back_to_a_checkpoint_that_reads_whole(
     run.mkdir()
     (run / "last_checkpoint").write_text("model_final.pth")
     with pytest.raises(UserError, match=r"run holds no checkpoint"):
+        convert(run, tmp_path / "out.pth")
+    begin(run, "transfer")
+    with pytest.raises(UserError, match=r"run is a detector's run folder, but holds no checkpoint \(model_\*\.pth\)"):
         convert(run, tmp_path / "out.pth")
     (run / "model_final.pth").write_bytes(b"half")
     with pytest.raises(UserError, match=r"every checkpoint in .*run is damaged"):

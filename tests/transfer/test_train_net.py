@@ -21,11 +21,13 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
+from tests.pretrain.ranks import run_ranks
 from tests.transfer import tiny_coco
 from tests.transfer.test_convert import resnet_state
 from transfer import train_net
 from transfer.convert import convert
 from transfer.distributed import check_unused
+from transfer.weights import check_same_weights
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
@@ -61,6 +63,12 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
         ({"SOLVER__BASE_LR": -1.0}, r"SOLVER\.BASE_LR is -1\.0; it must be at least 0"),
         ({"SOLVER__MOMENTUM": 1.5}, r"SOLVER\.MOMENTUM is 1\.5; it must be at least 0 and at most 1"),
         ({"SEED": 2**40}, r"SEED is 1099511627776; it must be at least -1 and at most 2147483647"),
+        ({"SOLVER__BASE_LR": 3.5e38}, r"SOLVER\.BASE_LR is 3\.5e\+38; it must be at least 0 and at most 3\.4e\+38"),
+        ({"SOLVER__WEIGHT_DECAY": 1e39}, r"SOLVER\.WEIGHT_DECAY is 1e\+39; it must be at least 0 and at most"),
+        (
+            {"DATALOADER__SAMPLER_TRAIN": "RandomSubsetTrainingSampler"},
+            "is RandomSubsetTrainingSampler; choose TrainingSampler or RepeatFactorTrainingSampler",
+        ),
         ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
         ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
         ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
@@ -109,7 +117,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     interrupt.clear()
     assert not caught.value.saved and {path: path.read_bytes() for path in kept} == kept
 
-    with pytest.raises(UserError, match=r"began with '.*a\.pth', and a resumed run reads none"):
+    with pytest.raises(UserError, match=r"began with '.*a\.pth' \(SHA-256 \w{8}\.\.\.\), and a resumed"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=other, SOLVER__MAX_ITER=3)
     with pytest.raises(UserError, match=r"SOLVER\.MAX_ITER is 1, but .*out has done 2 iterations; raise it"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=1)
@@ -129,12 +137,74 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
 
 
+def test_a_moved_run_goes_on_under_its_moved_weights(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    for name in ("a", "b"):
+        torch.save(resnet_state(head=False), before / f"{name}.tar")
+        convert(before / f"{name}.tar", before / f"{name}.pth")
+    data = f"{tiny_coco.write(tmp_path / 'spoiled')}:skip_bad"
+    path = tmp_path / "spoiled" / "annotations.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+    path.write_text(json.dumps(content))
+
+    def train(folder: Path, weights: str, iterations: int, *flags: str) -> dict[str, Any]:
+        keys = {"MODEL__WEIGHTS": weights and str(folder / weights), "OUTPUT_DIR": str(folder / "out")}
+        keys |= {"DATASETS__TRAIN": (data,), "DATASETS__TEST": ()}
+        return work(tmp_path, "torchvision", *flags, SOLVER__MAX_ITER=iterations, **keys)
+
+    began = train(before, "a.pth", 1)
+    before.rename(after)
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is '.*after/b\.pth', but .*after/out began with '.*a\.pth'"):
+        train(after, "b.pth", 2, "--resume")
+    assert train(after, "a.pth", 2, "--resume")["weights"] == began["weights"]
+    (after / "b.pth").replace(after / "a.pth")
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is '.*after/a\.pth', but .*after/out began with"):
+        train(after, "a.pth", 3, "--resume")
+    (after / "a.pth").unlink()
+    assert train(after, "a.pth", 3, "--resume")["iteration"] == 3
+
+
+def test_other_weights_than_random_ones_are_refused(tmp_path: Path) -> None:
+    began = {"path": "", "sha256": "", "provenance": {}}
+    check_same_weights("", began, "out")
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is 'x\.pth', but out began with random values, and"):
+        check_same_weights("x.pth", began, "out")
+
+
+def _data_of_two(folder: Path) -> None:
+    rank, keys = torch.distributed.get_rank(), {"DATASETS.TRAIN": ("coco:annotations.json:.",)}
+    chosen = tiny_coco.words({**tiny_coco.MODEL_KEYS, **keys, "OUTPUT_DIR": str(folder / "out")})
+    args = train_net.argument_parser().parse_args(
+        ["--config-file", str(folder / "empty.yaml"), "--engine", "torchvision", *chosen]
+    )
+    os.chdir(folder / f"rank{rank}")  # each has its own disk
+    annotations = Path("annotations.json")
+    good = annotations.read_text()
+    annotations.write_text("{" if rank == 0 else good)
+    with pytest.raises(UserError, match=r"^annotations\.json is not JSON"):
+        train_net.work(args)
+    annotations.write_text(good)
+    if rank == 1:
+        annotations.unlink()
+    with pytest.raises(UserError, match=r"^rank 1 of 2: no annotation file at annotations\.json; do all machines see"):
+        train_net.work(args)
+
+
+def test_data_that_one_rank_cannot_use_end_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
+    for rank in range(2):
+        tiny_coco.write(tmp_path / f"rank{rank}")
+    run_ranks(_data_of_two, 2, tmp_path)
+
+
 def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
     begin(tmp_path / "out", "pretrain")
     with pytest.raises(UserError, match=r"out is the run folder of pretrain, not of transfer"):
         work(tmp_path, "torchvision")
     work_in_new = words(tmp_path, "torchvision", "--eval-only", OUTPUT_DIR=str(tmp_path / "new"))
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty"):
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
         train_net.work(train_net.argument_parser().parse_args(work_in_new))
     with pytest.raises(UserError, match=r"new is the run folder of evaluation, not of transfer"):
         work(tmp_path, "torchvision", OUTPUT_DIR=str(tmp_path / "new"))

@@ -12,7 +12,8 @@ from typing import Any
 
 from pretrain.common import interrupt
 
-from .control import Tail, kill_job, log_paths, progress, silent_end
+from . import local_job
+from .control import Tail, log_paths, progress, silent_end
 from .job import LOCAL_STOP
 from .ranks import attempts
 
@@ -25,11 +26,12 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
     """Shows a local job until it ends; returns rank 0's last record, with the first failing rank's error if any.
 
     Raises:
-        Interrupted: the job stopped because this process was told to (Ctrl-C, SIGTERM, hang-up).
+        Interrupted: the job stopped because this process was told to (Ctrl-C, SIGTERM, hang-up), or was cancelled.
     """
-    tail = Tail(log_paths({"id": job.job_id, "logs": str(job.paths.folder)}, 0))
+    logs = str(job.paths.folder)
+    tail = Tail(log_paths({"id": job.job_id, "logs": logs}, 0))
     line = _StatusLine(folder)
-    with _hand_on_signals(job._process) as told:
+    with _hand_on_signals(folder, job._process) as told:
         while job._process.poll() is None:
             line.clear()
             tail.copy()
@@ -38,41 +40,59 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
         line.clear()
         tail.copy()
     tries = attempts(folder, job.job_id)
-    last = tries[-1] if tries else {"state": "failed", "reason": silent_end(folder)}
+    last = tries[-1] if tries else {"state": "running"}
+    by = local_job.ended_by(folder, logs)
+    if told and not by:
+        by = f"a second {told[1]}" if len(told) > 1 else told[0]
+        local_job.note_end(folder, logs, by)
+    if by:
+        raise Interrupted(_interruption(folder, last, by))
     if last["state"] == "running":
         killed = "it was ended by SIGKILL" if job._process.returncode == -signal.SIGKILL else silent_end(folder)
         last = {**last, "state": "failed", "reason": killed}
-    if told:
-        raise Interrupted(_interruption(folder, last, told))
     return last
 
 
-def _interruption(folder: Path, last: dict[str, Any], told: list[int]) -> str:
-    names = ["Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name for number in told]
+def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
     if last["state"] == "done":  # it had no step left to stop after; what follows it must not start all the same
         return f"the stage in {folder} was at its end and is complete"
-    if len(told) > 1 and last["state"] != "stopped":
-        return f"the stage in {folder} was ended at once by a second {names[1]}, without a checkpoint"
-    return last.get("reason", "").replace(LOCAL_STOP, names[0]) or f"{names[0]}: the stage in {folder} has ended"
+    if last["state"] == "running":
+        return f"the stage in {folder} was ended at once by {by}, without a checkpoint"
+    failure = last.get("failure", {}).get("error", "")
+    return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
 
 
 @contextlib.contextmanager
-def _hand_on_signals(process: Any) -> Iterator[list[int]]:
+def signals_as_requests() -> Iterator[None]:
+    """A signal while `follow` does not listen (a job is being started, between two stages) must not be lost."""
+    interrupt.clear()
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupt.install_handlers()
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        interrupt.clear()
+
+
+@contextlib.contextmanager
+def _hand_on_signals(folder: Path, process: Any) -> Iterator[list[str]]:
     """The first signal asks the job to stop after its current step; the second ends it at once."""
-    told: list[int] = []
+    told: list[str] = []
 
     def hand_on(number: int, _frame: Any) -> None:
-        told.append(number)
+        told.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
         if len(told) == 1:
             text = "stopping after the current step and its checkpoint (again: at once)"
             print(f"\n{text}", file=sys.stderr, flush=True)
             process.send_signal(signal.SIGTERM)  # the controller hands it on to every rank
         else:
-            kill_job(process.pid)
+            local_job.kill(folder, process.pid)
 
     before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if interrupt.stop_requested():  # a pipeline was told to stop while it started this job
-        hand_on(signal.SIGTERM, None)
+    if interrupt.stop_requested():  # while this job was being started
+        hand_on(signal.Signals[interrupt.stop_requested()], None)
     try:
         yield told
     finally:

@@ -25,8 +25,12 @@ _RESOURCES = (
 
 
 def pretrain(args: argparse.Namespace) -> int:
-    if bool(args.method) == bool(args.config_file):
-        raise UserError("name a recipe by --method or by --config-file, and not by both")
+    if args.method and args.config_file:
+        raise UserError(
+            f"--method {args.method} and --config-file {args.config_file} each name a recipe; give only one"
+        )
+    if not (args.method or args.config_file):
+        raise UserError(f"no recipe; give --method NAME ({', '.join(stages.methods())}) or --config-file FILE")
     config_file = args.config_file or stages.recipe_of(args.method)
     return _start(stages.pretrain(config_file, args.overrides), args)
 
@@ -147,6 +151,9 @@ def _run(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(spec, options)
         return 0
+    spec.refuse_missing_weights()
+    if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
+        stages.refuse_missing_data(spec)
     return _detached(args, Path(spec.folder)) if _wants_detached(args, options) else run_stage(spec, options)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,10 +20,10 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import read_json
 
-from . import slurm
+from . import local_job, slurm
 from .ranks import attempts
 
-_LAUNCH_FILES = "**/launch/launch.json"
+_IN_SNAPSHOT = re.compile(r"(^|/)launch/[^/]+/code/")  # a job's copy of the code, with whatever lay in configs/
 
 
 def launch_files(folder: Path) -> list[Path]:
@@ -31,11 +32,18 @@ def launch_files(folder: Path) -> list[Path]:
     Raises:
         UserError: nothing was started there.
     """
-    own = folder / "launch" / "launch.json"
-    found = [own] if own.is_file() else sorted(folder.glob(_LAUNCH_FILES))
+    found = _launch_files(folder)
     if not found:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return found
+
+
+def _launch_files(folder: Path) -> list[Path]:
+    own = folder / "launch" / "launch.json"
+    if own.is_file():
+        return [own]
+    found = sorted(folder.glob("**/launch/launch.json"))
+    return [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
 
 
 def read_launch(file: Path) -> dict[str, Any]:
@@ -63,7 +71,7 @@ def job_state(job: dict[str, Any]) -> str:
         return slurm.state(job["id"], job["name"])
     if job["host"] != socket.gethostname():
         return "UNKNOWN"
-    return "RUNNING" if _local_controller(job) else "ENDED"
+    return "RUNNING" if local_job.is_running(job) else "ENDED"
 
 
 def is_over(folder: Path, job: dict[str, Any]) -> bool:
@@ -86,8 +94,10 @@ def summary(launch_file: Path) -> dict[str, Any]:
         reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'ask on ' + job['host']}"
     elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own words say more
         state = "done" if complete else last.get("state", state.lower())
-        if state == "running":  # it never said how it ended
-            state, reason = "killed", silent_end(folder)
+        by = job.get("ended_by")
+        if state == "running" or (state == "ended" and by):  # it never said how it ended
+            state, reason = ("stopped", f"it was ended by {by}") if by else ("killed", silent_end(folder))
+            tries[-1:] = [{**last, "state": state}] if last else []
     return {
         "stage": data["spec"].get("stage", "?"), "folder": folder, "job": job, "state": state.lower(),
         "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}), "reason": reason,
@@ -137,7 +147,7 @@ def print_status(folder: Path) -> None:
             started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"]))
             reason = f": {tried['reason']}" if tried.get("reason") else ""
             print(f"    attempt {tried['attempt'] + 1}  {started} on {tried['host']}  {tried['state']}{reason}")
-        if one["reason"] and one["state"] in ("killed", "unknown"):
+        if one["reason"] and one["reason"] not in [tried.get("reason") for tried in one["attempts"]]:
             print(f"    {one['reason']}")
         if one["progress"]:
             print(f"    {one['progress']}")
@@ -211,7 +221,7 @@ def cancel(folder: Path, now: bool = False) -> None:
         UserError: a job cannot be ended from here, or SLURM refuses; the others are ended all the same.
     """
     ended, problems = _end_runner(folder)
-    for file in [] if ended and not any(folder.glob(_LAUNCH_FILES)) else launch_files(folder):
+    for file in _launch_files(folder) if ended else launch_files(folder):
         try:
             jobs = read_launch(file)["jobs"]
         except UserError as error:
@@ -224,7 +234,7 @@ def cancel(folder: Path, now: bool = False) -> None:
             if state not in ("PENDING", "RUNNING"):
                 continue
             try:
-                _end(job, now)
+                _end(file.parents[1], job, now)
             except UserError as error:
                 problems.append(str(error))
                 continue
@@ -270,42 +280,16 @@ def _out_of_reach(folder: Path, job: dict[str, Any]) -> str:
     )
 
 
-def _end(job: dict[str, Any], now: bool) -> None:
+def _end(folder: Path, job: dict[str, Any], now: bool) -> None:
     if job["cluster"] == "slurm":
         slurm.cancel(job["id"], now)
         return
+    local_job.note_end(folder, job["logs"], "launch.py cancel --now" if now else "launch.py cancel")
+    if now:
+        local_job.kill(folder, int(job["id"]))
+        return
     with contextlib.suppress(ProcessLookupError):
-        if now:
-            kill_job(int(job["id"]))
-        else:
-            os.kill(int(job["id"]), signal.SIGTERM)  # the controller hands it on to every rank
-
-
-def kill_job(controller: int) -> None:
-    """Ends a local job at once; the controller first, which would take its ranks for killed by somebody else."""
-    for pid in (controller, *children(controller)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def children(pid: int) -> list[int]:
-    """Processes whose parent is ``pid``."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError):
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def _local_controller(job: dict[str, Any]) -> bool:
-    """Does the process live, and is it still this job's (ids are used again)?"""
-    try:
-        command = Path(f"/proc/{job['id']}/cmdline").read_bytes().decode(errors="replace")
-        state = Path(f"/proc/{job['id']}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return job["logs"] in command and state != "Z"
+        os.kill(int(job["id"]), signal.SIGTERM)  # the controller hands it on to every rank
 
 
 def follow_command(folder: Path) -> str:

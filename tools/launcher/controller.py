@@ -55,6 +55,11 @@ class Controller(local.Controller):
     """Reads its job from the environment that `LocalExecutor` made."""
 
     attempt = -1
+    is_stopping = False
+
+    def _forward_signal(self, signum: signal.Signals, *args: Any) -> None:
+        self.is_stopping |= signum == signal.SIGTERM
+        super()._forward_signal(signum, *args)
 
     def start_tasks(self) -> None:
         self.attempt += 1
@@ -63,6 +68,8 @@ class Controller(local.Controller):
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
+        if self.is_stopping:  # the signal came before all ranks were there to hear it
+            self._forward_signal(signal.SIGTERM)
         started = time.monotonic()
         failed_at, is_told = None, False
         while True:
@@ -72,7 +79,8 @@ class Controller(local.Controller):
                 bad = next((rank for rank, code in enumerate(codes) if code not in _GOOD), None)
                 if bad is not None:
                     failed_at = ran
-                    self._say_of(bad, _words(codes[bad] or 0, self.stderrs[bad].name))
+                    if not self.is_stopping or codes[bad] != -signal.SIGTERM:  # else it had no handler yet
+                        self._say_of(bad, _words(codes[bad] or 0, self.stderrs[bad].name))
             if None not in codes or (failed_at is not None and ran > failed_at + _GRACE_S):
                 return codes
             if ran > self.timeout_s:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import signal
 import socket
 import sys
 import time
@@ -113,7 +111,7 @@ def run_here(graph: Graph, options: Options) -> int:
     missing, _ = _check(graph, options)
     graph.remember(options, running=True)
     try:
-        with _signals_as_requests():
+        with attach.signals_as_requests():
             return _run_in_turn(graph, options, missing)
     except (attach.Interrupted, interrupt.Stopped) as stop:
         print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
@@ -219,9 +217,7 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
 
 
 def _refuse(spec: StageSpec) -> None:
-    for path, content in spec.inputs.items():
-        if not content:
-            raise UserError(f"no weights at {path} (it is no file, and no run folder with a checkpoint); name others")
+    spec.refuse_missing_weights()
     spec.refuse_other_work()
 
 
@@ -254,20 +250,6 @@ def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> in
         print(f"{head}: {time.monotonic() - started:.0f} s", flush=True)
     graph.report.run()
     return status
-
-
-@contextlib.contextmanager
-def _signals_as_requests() -> Iterator[None]:
-    """A signal between two stages, when `attach.follow` does not listen, must not be lost."""
-    interrupt.clear()
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    interrupt.install_handlers()
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-        interrupt.clear()
 
 
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:

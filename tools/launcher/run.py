@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
@@ -27,8 +28,10 @@ class StageFailed(Exception):
 
 def run_stage(spec: StageSpec, options: Options) -> int:
     """Runs a stage as a command line does; returns the exit status."""
+    is_attached = options.cluster == "local"
     try:
-        execute(spec, options)
+        with attach.signals_as_requests() if is_attached else contextlib.nullcontext():
+            execute(spec, options)
     except StageFailed as failure:
         print(str(failure), file=sys.stderr)
         return failure.status

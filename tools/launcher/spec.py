@@ -13,6 +13,7 @@ from typing import Any
 
 from pretrain.common import run_folder
 from pretrain.common.errors import UserError
+from pretrain.common.files import check_name, empty_or_text
 
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
@@ -63,11 +64,7 @@ class StageSpec:
     root: str = ""
 
     def __post_init__(self) -> None:
-        if not self.folder.isprintable():  # a line break would become a line of the sbatch script
-            raise UserError(
-                f"the folder {self.folder!r} holds a line break, a control character or bytes that are not UTF-8; "
-                "choose another OUTPUT_DIR"
-            )
+        check_name(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -89,9 +86,7 @@ class StageSpec:
         leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
         paths of weights (their content counts).
         """
-        from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
-
-        free = FREE_ON_RESUME if self.stage == "pretrain" else FREE_ANYWHERE
+        free = _free(self.stage)
         config = {key: self._placeless(value) for key, value in self._changed_keys() if not key.startswith(free)}
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
         return json.loads(json.dumps(work))
@@ -144,6 +139,18 @@ class StageSpec:
         """True if this very work was finished in the folder before, and its product is still there."""
         found = read_record(self._mark("complete"))
         return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
+
+    def refuse_missing_weights(self) -> None:
+        """Checks that there are weights to read, without reading them as a whole.
+
+        Raises:
+            UserError: nothing there, a folder without a checkpoint, or a text file.
+        """
+        for path, content in self.inputs.items():
+            if not content:
+                raise UserError(f"no weights at {path}: it is no file and no folder with a checkpoint; name others")
+            if Path(path).is_file() and (what := empty_or_text(Path(path))):
+                raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
     def refuse_other_work(self) -> None:
         """A folder must not be continued with other work than it was begun with.
@@ -220,6 +227,17 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _free(stage: str) -> tuple[str, ...]:
+    """Prefixes of the keys that do not change what a stage computes."""
+    if stage == "transfer":
+        from transfer.config import FREE_ANYWHERE
+
+        return FREE_ANYWHERE
+    from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
+
+    return FREE_ON_RESUME if stage == "pretrain" else FREE_ANYWHERE
 
 
 def _defaults(stage: str) -> dict[str, Any]:

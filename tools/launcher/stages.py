@@ -11,13 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pretrain.common.errors import UserError, nearest
+from pretrain.common.files import existing_file
 
 from .spec import ENTRIES, StageSpec, content_of, read_record
 from .submit import ROOT
 
 # The recipe that stands for a method where none is named: its paper's on ImageNet-1K.
-_RECIPES = ROOT / "configs" / "pretrain"
+_RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
 _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
 
@@ -27,13 +30,18 @@ def recipe_of(method: str) -> Path:
     Raises:
         UserError: no such method.
     """
-    path = _RECIPES / f"{method}_R50_IN1k_200ep.yaml"
+    path = _RECIPES / f"{method}{_RECIPE}"
     if not path.is_file():
-        known = sorted(p.name.split("_")[0] for p in _RECIPES.glob("*_R50_IN1k_200ep.yaml"))
         raise UserError(
-            f"no default recipe for --method {method} (there are {', '.join(known)}){nearest(method, known)}"
+            f"no default recipe for --method {method} (there are {', '.join(methods())}); name a recipe of your own by "
+            f"--config-file FILE{nearest(method, methods())}"
         )
     return path
+
+
+def methods() -> list[str]:
+    """The methods that have a default recipe."""
+    return sorted(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))
 
 
 def pretrain(config_file: str | Path, overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
@@ -68,7 +76,8 @@ def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: st
     if len(names) < len(runs):
         names = {str(run): _absolute(run) for run in runs}
     output = _override(overrides, "OUTPUT_DIR") or folder
-    return dataclasses.replace(_spec("distributions", cfg, output, (names,)), one_process=True)
+    inputs = {path: content_of(path) for path in names.values()}
+    return dataclasses.replace(_spec("distributions", cfg, output, (names,)), one_process=True, inputs=inputs)
 
 
 def convert(source: str, output: str, folder: str = "") -> StageSpec:
@@ -141,8 +150,37 @@ def pretrain_config(run: str) -> str:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {path}: {error}; it is damaged, or another file") from error
-    record = read_record(Path(run) / "launch" / "launch.json")  # submitted, not started yet
-    return StageSpec.from_json(record["spec"]).config if "spec" in record else ""
+    return ""
+
+
+def refuse_missing_data(spec: StageSpec) -> None:
+    """Looks for the folders of the images that a stage reads, and for the weights that it starts from.
+
+    Raises:
+        UserError: one of them is not there.
+    """
+    from pretrain import datasets
+    from pretrain.common.config_io import flatten
+    from pretrain.config import from_yaml_text
+    from transfer.coco import data as coco_data
+
+    if spec.stage == "transfer":
+        changed = dict(flatten(yaml.safe_load(spec.config) or {}))
+        train = () if "--eval-only" in spec.args[0] else changed.get("DATASETS.TRAIN", ())
+        for name in (*train, *changed.get("DATASETS.TEST", ())):
+            coco_data.find(name)
+        weights = changed.get("MODEL.WEIGHTS", "")
+    elif spec.config:
+        cfg = from_yaml_text(spec.config)
+        data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
+        train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
+        for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
+            if name:
+                datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
+    else:
+        return
+    if weights and "://" not in weights:
+        existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
@@ -152,10 +190,27 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
     cfg = from_yaml_text(base).clone() if base else default_config()
     cfg.defrost()
     if config_file:
-        merge_file(cfg, config_file)
+        try:
+            merge_file(cfg, config_file)
+        except UserError:
+            _refuse_fine_tuning(config_file)
+            raise
     merge_overrides(cfg, overrides)
     validate(cfg)
     return cfg
+
+
+def _refuse_fine_tuning(config_file: str | Path) -> None:
+    """Names the command of a config that fits fine-tuning alone."""
+    from transfer.config import load_config
+
+    try:
+        load_config(config_file)
+    except UserError:
+        return
+    raise UserError(
+        f"{config_file} is a fine-tuning config; run: python tools/launch.py transfer --config-file {config_file}"
+    )
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...]) -> StageSpec:
@@ -185,8 +240,6 @@ def _installed_engine() -> str:
 
 def _nested(flat: dict[str, Any]) -> str:
     """YAML text of ``{"MODEL.MASK_ON": True}``."""
-    import yaml
-
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *parts, leaf = key.split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -18,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write, make_folder, write_json
+from pretrain.common.errors import UserError, one_line
+from pretrain.common.run_folder import atomic_write, cannot_write, make_folder, write_json
 
 from . import control
 from .options import Options, visible_gpus
@@ -55,7 +56,7 @@ def submit(
 
     options, name = options.fitting(specs[0]), name or job_name(specs[0])
     for spec in specs:
-        _refuse_name(spec, options)
+        _refuse_for_sbatch(spec, options)
         refuse_if_running(Path(spec.folder))
     if options.cluster == "slurm" and shutil.which("sbatch") is None:
         raise UserError("--cluster slurm, but sbatch is not here; start it from a login node of the cluster")
@@ -64,21 +65,37 @@ def submit(
     log_folder = folder / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
     jobs = [StageJob(spec, patience) for spec in specs]
+    made = [path for path in (log_folder, *log_folder.parents) if not path.exists()]
     make_folder(log_folder)
+    may_run = False
     try:
         code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
         executor = _executor(log_folder, options, code, dependency, name)
         script = preview(specs[0], options, dependency) if options.cluster == "slurm" else ""
-        with _job_environment(options, code, script):
+        with _job_environment(options, code, script), contextlib.redirect_stderr(io.StringIO()):
+            may_run = True  # submitit prints what sbatch says, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError) as error:
-        raise UserError(f"sbatch refused {name}: {' '.join(str(error).split())}") from error
+    except (FailedJobError, subprocess.CalledProcessError) as error:
+        may_run = False
+        raise UserError(f"sbatch refused {name}: {one_line(error)}") from error
+    except FailedSubmissionError as error:
+        raise UserError(f"sbatch did not name the job of {name}: {one_line(error)}; see squeue --me") from error
     except OSError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot write {log_folder}: {reason}; free space or choose another folder") from error
+        raise cannot_write(log_folder, error) from error
+    finally:
+        if not may_run:
+            _remove_made(made)
     for spec, job in zip(specs, submitted, strict=True):
         _remember(spec, options, job.job_id, log_folder, dependency, name)
     return submitted
+
+
+def _remove_made(folders: Sequence[Path]) -> None:
+    """Removes the first of ``folders`` with all in it, and the others, which are above it, where nothing else is."""
+    shutil.rmtree(folders[0], ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for folder in folders[1:]:
+            folder.rmdir()
 
 
 def preview(spec: StageSpec, options: Options, dependency: str = "", array: int = 0) -> str:
@@ -88,7 +105,7 @@ def preview(spec: StageSpec, options: Options, dependency: str = "", array: int 
         UserError: the run folder's name, or a signal in the environment, is of no use to sbatch.
     """
     options = options.fitting(spec)
-    _refuse_name(spec, options)
+    _refuse_for_sbatch(spec, options)
     log_folder = Path(spec.folder) / "launch" / "DRY-RUN"
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(log_folder)])
     if options.cluster == "slurm":
@@ -168,13 +185,8 @@ def refuse_if_running(folder: Path) -> None:
         )
 
 
-def _refuse_name(spec: StageSpec, options: Options) -> None:
-    """A line break in the folder's name would be a line of the sbatch script, and a shell would run it."""
-    if not spec.folder.isprintable():
-        raise UserError(
-            f"OUTPUT_DIR {spec.folder!r} holds a line break or another character that cannot be printed; "
-            "choose another name"
-        )
+def _refuse_for_sbatch(spec: StageSpec, options: Options) -> None:
+    """Refuses what sbatch or submitit would take for something else."""
     if options.cluster == "slurm" and (found := next((c for c in "%\\" if c in spec.folder), "")):
         raise UserError(f"{spec.folder} holds a '{found}', which SLURM takes for a pattern; choose another OUTPUT_DIR")
     if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):

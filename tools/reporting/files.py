@@ -5,16 +5,19 @@ A file that cannot be read is named in one line and never hides the others.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from pretrain.common.run_folder import json_text, read_json
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ def find(folders: Sequence[Path]) -> Found:
         folder = Path(os.path.abspath(folder))
         graphs |= dict.fromkeys(sorted(folder.glob("**/launch/pipeline.json")))
         graphs |= dict.fromkeys(sorted(folder.glob("**/launch/sweep.json")))
-        results |= dict.fromkeys(path for path in sorted(folder.glob("**/results.json")) if "launch" not in path.parts)
+        found_here = sorted(folder.glob("**/results.json"))
+        results |= dict.fromkeys(path for path in found_here if "launch" not in path.relative_to(folder).parts)
     for path in graphs:
         try:
             stages = _stages(path)
@@ -68,6 +72,9 @@ def find(folders: Sequence[Path]) -> Found:
         except UserError as error:
             found.unread.append(str(error))
             continue
+        for name in [name for name, value in flatten(content) if isinstance(value, float) and not isfinite(value)]:
+            found.unread.append(f"{path}: {name} is not finite; '-' stands for it")
+        content = json.loads(json_text(content))  # which has null for what is not finite
         found.runs.append(Run(path.parent, content, _config(path.parent / "config.yaml", found.unread)))
     return found
 

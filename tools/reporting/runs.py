@@ -13,16 +13,14 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten
+from transfer.config import FREE_ANYWHERE
 
 from .files import Run, parse_yaml
 
 Protocol = dict[str, Any]
 _KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
-# Keys of a detector's config that do not change what is measured, or (WEIGHTS, TEST, SEED) have their own place.
-FREE_IN_TRANSFER = (
-    "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "SEED", "MODEL.DEVICE", "MODEL.WEIGHTS",
-    "DATASETS.TEST", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
-)  # fmt: skip
+# Keys of a detector's config that do not change what is measured, or that have their own place in a table.
+FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from detectron2.data import (
     detection_utils,
     get_detection_dataset_dicts,
 )
-from detectron2.data.build import build_detection_train_loader, trivial_batch_collator
+from detectron2.data.build import trivial_batch_collator
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.detection_utils import SizeMismatchError
 from detectron2.data.samplers import RepeatFactorTrainingSampler
@@ -33,7 +33,6 @@ from ..coco import data as coco_data
 from ..stream import Batches
 
 log = logging.getLogger("detectron2.transfer")
-_EXACT = ("TrainingSampler", "RepeatFactorTrainingSampler")
 
 
 def register(name: str) -> None:
@@ -158,20 +157,16 @@ class _Mapped(Dataset):
         return self._mapper(self._records[index])
 
 
-def training_batches(cfg: CfgNode, seed: int) -> tuple[Any, bool]:
-    """A training loader, and whether it can go on exactly where a run stopped.
-
-    False with samplers that draw from a history (RandomSubset..., Weighted...): stock Detectron2's loader stands in.
-    """
-    if cfg.DATALOADER.SAMPLER_TRAIN in _EXACT:
-        return TrainingBatches(cfg, seed), True
-    return build_detection_train_loader(cfg), False  # type: ignore[call-arg, misc]
-
-
 def test_batches(cfg: CfgNode, name: str) -> Any:
-    """Stock's loader of a data set in DATASETS.TEST, but an unreadable image ends it with one line.
+    """Stock's test batches of this rank, one image each; an unreadable image ends them with one line.
 
-    Its batches end early when a stop is requested: what was evaluated is then incomplete.
+    They end early when a stop is requested: what was evaluated is then incomplete.
     """
-    mapper = _OrError(DatasetMapper(cfg, False))  # type: ignore[call-arg]
-    return _TestBatches(build_detection_test_loader(cfg, name, mapper=mapper))  # type: ignore[call-arg, misc]
+    stock: Any = build_detection_test_loader(cfg, name, mapper=dict)  # type: ignore[call-arg, misc]  # its records
+    loader = ShieldedDataLoader(
+        _Mapped(stock.dataset, _OrError(DatasetMapper(cfg, False)), seed=0),  # type: ignore[call-arg]
+        batch_sampler=[[(index, index)] for index in stock.sampler],
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        collate_fn=trivial_batch_collator,
+    )
+    return _TestBatches(loader)

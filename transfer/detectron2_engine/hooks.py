@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,19 @@ from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 
+from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.run_folder import atomic_write
 
 from .. import checkpoints
 from ..distributed import pool_batch_norm, until_stopped
+from ..skipped_steps import SkippedSteps
 from ..stream import mix
-from .data import TrainingBatches
 
 if TYPE_CHECKING:
     from .train import Trainer
 
+log = logging.getLogger("detectron2.transfer")
 _STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
 
 
@@ -32,6 +35,35 @@ class SeedIteration(HookBase):
 
     def before_step(self) -> None:
         torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
+
+
+class CountSkippedSteps(HookBase):
+    """Counts the steps that fp16 skips, for metrics.json and the log, and ends a run that skips all of them."""
+
+    trainer: Trainer  # type: ignore[assignment]
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler, self._skipped = scaler, SkippedSteps()
+
+    def before_step(self) -> None:
+        device = next(self.trainer._trainer.model.parameters()).device
+        self._scale = AsyncHostCopy(self._scaler.scale(torch.ones((), device=device)))
+
+    def after_step(self) -> None:
+        self._skipped.see(self._scale.read().item(), self.trainer.iter)  # it is here: the losses were read after it
+        self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
+
+    def after_train(self) -> None:
+        if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
+            return
+        if skipped := self._skipped.up_to(self._scaler.get_scale()):
+            log.info(f"fp16: {skipped} of {self.trainer.iter} steps were skipped, as their gradients overflowed")
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._skipped.total = state["skipped_steps"]
 
 
 class PreciseBatchNorm(hooks.PreciseBN):
@@ -45,8 +77,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
     def update_stats(self) -> None:
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
-        if isinstance(self._data_loader, TrainingBatches):
-            self._data_loader.seed = mix(seed, self.trainer.iter, 0)
+        self._data_loader.seed = mix(seed, self.trainer.iter, 0)
         self._data_iter = until_stopped(self._data_loader)
         super().update_stats()
         if comm.get_world_size() > 1:

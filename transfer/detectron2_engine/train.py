@@ -9,7 +9,6 @@ the uninterrupted one. An iteration is stock Detectron2's.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from unittest import mock
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
-from detectron2.engine import DefaultTrainer, HookBase, default_setup, defaults, hooks
+from detectron2.engine import AMPTrainer, DefaultTrainer, HookBase, default_setup, defaults, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model
@@ -30,6 +29,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import data_parallel
 from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
 
 from .. import checkpoints
@@ -38,8 +38,16 @@ from ..coco import pictures as drawing
 from ..coco import results as coco_results
 from ..distributed import check_not_beyond, check_same_start, join, raise_if_stopped, settle_seed
 from ..weights import Weights, check_config, load_weights, read_weights
-from .data import TrainingBatches, register, test_batches, training_batches
-from .hooks import Checkpointer, Evaluation, PreciseBatchNorm, SaveBeforeEvaluation, SeedIteration, StopOnRequest
+from .data import TrainingBatches, register, test_batches
+from .hooks import (
+    Checkpointer,
+    CountSkippedSteps,
+    Evaluation,
+    PreciseBatchNorm,
+    SaveBeforeEvaluation,
+    SeedIteration,
+    StopOnRequest,
+)
 
 log = logging.getLogger("detectron2.transfer")
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -137,10 +145,8 @@ class Trainer(DefaultTrainer):
         self.pending = False  # precise BN and the evaluation before the first iteration were not finished
         self.seed: int = cfg.SEED
         # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
-        ids = [torch.cuda.current_device()] if cfg.MODEL.DEVICE.startswith("cuda") else None
-        ddp = functools.partial(defaults.create_ddp_model, device_ids=ids)
         with (
-            mock.patch.object(defaults, "create_ddp_model", ddp),
+            mock.patch.object(defaults, "create_ddp_model", lambda model, **_: data_parallel(model, model.device)),
             mock.patch.object(defaults, "DetectionCheckpointer", Checkpointer),
         ):
             super().__init__(cfg)
@@ -154,14 +160,11 @@ class Trainer(DefaultTrainer):
             self.start_iter, self.pending = state["iteration"] + 1, pending
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
-        if isinstance(self._trainer.data_loader, TrainingBatches):
-            self._trainer.data_loader.start = self.start_iter
+        data: Any = self._trainer.data_loader
+        data.start = self.start_iter
 
     def build_train_loader(self, cfg: CfgNode) -> Any:  # type: ignore[override]  # stock's is a class's method
-        loader, exact = training_batches(cfg, self.seed)
-        if not exact:
-            log.warning(f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN}: a resumed run sees other images")
-        return loader
+        return TrainingBatches(cfg, self.seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seed": self.seed}
@@ -172,6 +175,8 @@ class Trainer(DefaultTrainer):
 
     def build_hooks(self) -> list[HookBase]:
         built: list[HookBase] = [SeedIteration()]
+        if isinstance(self._trainer, AMPTrainer):
+            built.append(CountSkippedSteps(self._trainer.grad_scaler))
         for hook in super().build_hooks():
             if isinstance(hook, hooks.EvalHook):
                 hook = Evaluation(self.cfg.TEST.EVAL_PERIOD, self._evaluate)

@@ -19,20 +19,20 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
-from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.common.process_group import on_first_rank
+from pretrain.common.process_group import data_parallel, on_first_rank
 from pretrain.common.run_folder import MetricsWriter, atomic_write, setup_logging, write_environment
 
 from .. import checkpoints
 from ..coco import results as coco_results
 from ..config import check_supported
 from ..distributed import check_not_beyond, check_same_start, join, pool_batch_norm, settle_seed, until_stopped
+from ..skipped_steps import SkippedSteps
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights, read_weights
 from .data import training_records
@@ -129,10 +129,8 @@ class _Training:
         self.records, self.info = training_records(cfg)
         self.optimizer = build_optimizer(cfg.SOLVER, model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
-        self.wrapped: torch.nn.Module = model
-        if world > 1:
-            ids = [device.index] if device.type == "cuda" else None
-            self.wrapped = DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        self.wrapped = data_parallel(model, device)
+        self.skipped = SkippedSteps()
         self.rate = learning_rate(cfg.SOLVER)
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
@@ -148,10 +146,11 @@ class _Training:
         complete = start >= solver.MAX_ITER
         if self.rank == 0:  # an evaluation that is repeated replaces its line
             self.writer = MetricsWriter(self.cfg.OUTPUT_DIR, start - 1 if pending or complete else start)
-        self.logger.info(
-            f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
-            f"process(es), {solver.IMS_PER_BATCH} images a step, {self.device}, seed {self.seed}"
-        )
+        if not complete:
+            self.logger.info(
+                f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
+                f"process(es), {solver.IMS_PER_BATCH} images per step, {self.device}, seed {self.seed}"
+            )
         batches = self._batches(start, self.seed, self.cfg.DATALOADER.NUM_WORKERS)
         self.model.train()
         results: dict[str, Any] = {}
@@ -173,6 +172,8 @@ class _Training:
                     self._write(iteration, self._summary(iteration))
                 if self.reason:
                     raise Stopped(self.reason)
+        if skipped := self.skipped.up_to(self.scaler.get_scale()):
+            self.logger.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
         if self.writer:
             self.writer.close()
         return results
@@ -207,7 +208,7 @@ class _Training:
 
     def _write(self, iteration: int, values: dict[str, float]) -> None:
         if self.writer and values:
-            self.writer.write(iteration, values)
+            self.writer.write(iteration, values | (self.skipped.values() if self.scaler.is_enabled() else {}))
 
     def _step(self, iteration: int, batches: Iterator[list[Any]]) -> dict[str, float]:
         """One optimiser step; the mean over processes of its losses, and its times in seconds."""
@@ -221,10 +222,12 @@ class _Training:
             total = torch.stack(list(losses.values())).sum()
         self.optimizer.zero_grad()
         self.scaler.scale(total).backward()
-        values = self._agree(torch.stack([loss.detach().float() for loss in losses.values()]))
+        scale = self.scaler.scale(torch.ones_like(total, dtype=torch.float32))
+        *values, scale = self._agree(torch.stack([*(loss.detach().float() for loss in losses.values()), scale]))
         if not all(map(math.isfinite, values)):
             shown = ", ".join(f"{k} {v:.3g}" for k, v in zip(losses, values, strict=True))
             self._not_finite(iteration, shown, batch)
+        self.skipped.see(scale, iteration)
         if self.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
             self.scaler.unscale_(self.optimizer)
             clip_gradients(self.cfg.SOLVER.CLIP_GRADIENTS, (p for p in self.model.parameters() if p.grad is not None))
@@ -247,13 +250,17 @@ class _Training:
             "SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
         )
 
-    def _agree(self, losses: torch.Tensor) -> list[float]:
-        """The losses' mean over processes; all processes learn of a request to stop in the same iteration."""
+    def _agree(self, shared: torch.Tensor) -> list[float]:
+        """The mean over processes; all processes learn of a request to stop in the same iteration.
+
+        Args:
+            shared: the losses, and the loss scale.
+        """
         reason = stop_requested()
         if self.world == 1:
             self.reason = reason
-            return losses.tolist()
-        both = torch.cat([losses, losses.new_tensor([float(bool(reason))])])
+            return shared.tolist()
+        both = torch.cat([shared, shared.new_tensor([float(bool(reason))])])
         dist.all_reduce(both)
         *sums, stopping = both.tolist()
         self.reason = (reason or "another process was asked to stop") if stopping else ""
@@ -323,6 +330,7 @@ class _Training:
                 "iteration": iteration,
                 "seed": self.seed,
                 "window": list(self.window),
+                "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
                 "engine": "torchvision",
                 "config": dump(self.cfg),
             }
@@ -338,4 +346,5 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.window.extend(state["window"])
+        self.skipped.total = state.get("skipped_steps", 0)
         return state["iteration"] + 1

@@ -33,20 +33,29 @@ FILES = {
     "a value that is no value": ('SEED: "{[]: 1}"\n', "unhashable"),
     "half a surrogate pair": ('OUTPUT_DIR: "\\ud800"\n', "OUTPUT_DIR in .* is .*, which is not UTF-8"),
     "not UTF-8": (b"SEED: \xff\n", "is not a YAML config"),
+    "a word for a number": ("SOLVER: {BASE_LR: fast}\n", "SOLVER.BASE_LR in .* must be a number, not 'fast'$"),
+    "a fraction for a whole number": ("SEED: 1.5\n", "SEED in .* must be a whole number, not 1.5$"),
+    "a number for a list": ("LINEAR: {LRS: 3}\n", "LINEAR.LRS in .* must be a list, not 3$"),
+    "a number for a string": ("DATA: {TRAIN: 3}\n", "DATA.TRAIN in .* must be a string, not 3$"),
+    "a number for a switch": ("DATA: {DOWNLOAD: 3}\n", "DATA.DOWNLOAD in .* must be true or false, not 3$"),
+    "base is a pipe": ("_BASE_: pipe\n", "cannot read its _BASE_ .*pipe: it is a device, a pipe or a socket"),
     "a date": ("SEED: 2020-99-99\n", "is not a YAML config: month must be in"),
 }
 
 OVERRIDES = {
     "long whole number": (["SEED", LONG], "SEED has more than 64 bits"),
     "long fraction": (["SOLVER.BASE_LR", LONG], "SOLVER.BASE_LR '999.* is beyond what a floating-point number holds"),
-    "longer than Python reads": (["SEED", LONG * 20], "SEED '999"),
+    "longer than Python reads": (["SEED", LONG * 20], "SEED must be a whole number, not '999"),
     "long number in a list": (["LINEAR.LRS", f"[{LONG}]"], "LINEAR.LRS has more than 64 bits"),
-    "deep": (["SEED", DEEP], r"SEED '\["),
+    "deep": (["SEED", DEEP], r"SEED must be a whole number, not '\["),
     "deep sum": (["SEED", "-" * 100_000 + "1"], "SEED '---"),
     "a value that is no value": (["SEED", "{[]: 1}"], "unhashable"),
+    "a word for a number": (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR must be a number, not 'fast'$"),
+    "a list for a number": (["SEED", "[1]"], r"SEED must be a whole number, not '\[1\]'$"),
+    "a number for a switch": (["DATA.DOWNLOAD", "1"], "DATA.DOWNLOAD must be true or false, not '1'$"),
     "null byte": (["SEED", "\0"], "SEED"),
     "not UTF-8": (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], r"OUTPUT_DIR is 'odd\\udcff', which is not UTF-8"),
-    "a line break": (["OUTPUT_DIR", "a\nb"], r"OUTPUT_DIR is 'a\\nb', with a line break or a control character"),
+    "a line break": (["OUTPUT_DIR", "a\nb"], r"OUTPUT_DIR is 'a\\nb', with a line break, a control character or bytes"),
 }
 
 
@@ -54,6 +63,7 @@ OVERRIDES = {
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "empty.yaml").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 
@@ -82,6 +92,7 @@ def test_an_override_that_is_no_value_is_one_line(kind: str) -> None:
         ("a\0b", "no config file at .*null"),
         ("", "no config file at .*: it is a folder"),
         ("empty.yaml/x", "no config file at .*empty.yaml/x"),
+        ("pipe", r"no config file at .*pipe: it is a device, a pipe or a socket"),
         ("empt.yaml", r"no config file at .*; did you mean 'empty\.yaml'"),
         (os.fsdecode(b"odd\xff"), "no config file at .*odd"),
     ],

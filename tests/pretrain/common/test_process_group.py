@@ -1,5 +1,7 @@
 """Which device a rank gets, and what it says when there are too few."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -117,6 +119,21 @@ def _rank_0_decides() -> None:
 
 def test_rank_0_decides_and_all_ranks_hear_its_error():
     run_ranks(_rank_0_decides, 2)
+
+
+def _gradients_of_two() -> None:
+    module = torch.nn.Linear(1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped = process_group.data_parallel(module, torch.device("cpu"))
+    wrapped(torch.full((1, 1), float(distributed.rank()))).sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.item() == 0.5  # of 0 and 1
+
+
+def test_gradients_are_averaged_over_ranks_without_a_warning():
+    run_ranks(_gradients_of_two, 2)
+    module = torch.nn.Linear(1, 1)
+    assert process_group.data_parallel(module, torch.device("cpu")) is module
 
 
 def test_a_single_process_decides_for_itself():

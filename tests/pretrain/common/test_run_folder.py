@@ -16,6 +16,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import (
     atomic_write,
     begin,
+    cannot_write,
     drop_metrics,
     make_folder,
     read_json,
@@ -30,7 +31,7 @@ from pretrain.common.run_folder import (
 def test_output_dir_that_is_a_file_or_below_one(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("a file")
     for write in (setup_logging, make_folder, lambda folder: atomic_write(folder / "x", "text")):
-        with pytest.raises(UserError, match=r"cannot write .*; free space or choose another folder"):
+        with pytest.raises(UserError, match=r"cannot write .*: (File exists|Not a directory); choose another folder$"):
             write(tmp_path / place)
 
 
@@ -40,10 +41,17 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(os, "replace", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)  # the clean-up fails there, too
-    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system"):
+    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system; choose another folder$"):
         atomic_write(tmp_path / "x", "text")
-    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system"):
+    with pytest.raises(UserError, match=r"cannot write .*x: Read-only file system; make the folder writable and run"):
         checkpoint.save(tmp_path / "x", {})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_alone_is_told_to_be_freed(number: int) -> None:
+    full = OSError(number, os.strerror(number))
+    assert str(cannot_write("x", full)).endswith("; free space or choose another folder")
+    assert str(cannot_write("x", full, resume=True)).endswith("; free space and run again to resume")
 
 
 def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:

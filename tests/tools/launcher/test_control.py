@@ -120,6 +120,15 @@ def test_a_job_that_was_purged_long_ago_refuses_nobody(tmp_path: Path, monkeypat
     refuse_if_running(folder)
 
 
+def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path, capsys: pytest.CaptureFixture):
+    started(tmp_path / "runs/a", LOCAL)
+    started(tmp_path / "runs/a/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
+    started(tmp_path / "runs/b/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
+    assert control.launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
+    with pytest.raises(UserError, match="nothing was started in"):
+        control.print_status(tmp_path / "runs/b")
+
+
 def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", ELSEWHERE)
     record = RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1)

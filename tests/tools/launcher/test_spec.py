@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,40 @@ def test_what_only_probes_read_counts_for_probes():
     assert one.fingerprint() != two.fingerprint()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("CUDNN_BENCHMARK", "True"),
+        ("DATALOADER.NUM_WORKERS", "1"),
+        ("MODEL.DEVICE", "cpu"),
+        ("SOLVER.CHECKPOINT_PERIOD", "7"),
+        ("TEST.EVAL_PERIOD", "7"),
+    ],
+)
+def test_what_does_not_change_a_detectors_result_leaves_it_complete(words: tuple[str, str]):
+    detector().mark("complete")
+    Path("mask/results.json").write_text("{}")
+    assert detector("SOLVER: {MAX_ITER: 3}\n", *words).is_complete()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("MODEL.WEIGHTS", "a.pth"),
+        ("SEED", "7"),
+        ("SOLVER.STEPS", "(2,)"),
+        ("DATASETS.TEST", "('coco_2017_val',)"),
+        ("TEST.DETECTIONS_PER_IMAGE", "7"),
+        ("TEST.PRECISE_BN.ENABLED", "True"),
+        ("FLOAT32_PRECISION", "high"),
+    ],
+)
+def test_what_changes_a_detectors_result_makes_it_other_work(words: tuple[str, str]):
+    detector().mark("begun")
+    with pytest.raises(UserError, match=rf"mask holds other work \({re.escape(words[0])} "):
+        detector("SOLVER: {MAX_ITER: 3}\n", *words).refuse_other_work()
+
+
 def test_a_moved_pipeline_stays_complete():
     def graph(folder: str) -> Graph:
         folder = str(Path(folder).absolute())
@@ -161,7 +196,7 @@ def test_an_evaluation_has_a_folder_of_its_own():
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", b"\xff".decode(errors="surrogateescape")])
 def test_a_folder_that_no_script_can_hold(name: str):
-    with pytest.raises(UserError, match="choose another OUTPUT_DIR") as raised:
+    with pytest.raises(UserError, match=r"^OUTPUT_DIR is .*; choose another name$") as raised:
         stages.convert("a.pth", "b.pth", name)
     assert str(raised.value).isprintable()
 

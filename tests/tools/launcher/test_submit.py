@@ -39,6 +39,33 @@ def environment(heard: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in (heard / "env").read_text().splitlines() if "=" in line)
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
+    sbatch: Path, tmp_path: Path, capfd: pytest.CaptureFixture, exists: bool
+):
+    program = tmp_path / "bin/sbatch"
+    program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\necho 'sbatch: error: no' >&2\nexit 1\n")
+    if exists:
+        (tmp_path / "runs/run").mkdir(parents=True)
+    with pytest.raises(
+        UserError, match=r"^sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no$"
+    ):
+        submit.submit([stage(tmp_path / "runs/run")], OPTIONS)
+    assert capfd.readouterr() == ("", "")
+    assert (
+        [path.name for path in (tmp_path / "runs").rglob("*")] == ["run"]
+        if exists
+        else not (tmp_path / "runs").exists()
+    )
+
+
+def test_a_job_that_may_have_been_submitted_keeps_its_code(sbatch: Path, tmp_path: Path):
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho accepted\n")
+    with pytest.raises(UserError, match=r"sbatch did not name the job of fake-run: .*see squeue"):
+        submit.submit([stage(tmp_path / "run")], OPTIONS)
+    assert list((tmp_path / "run").glob("launch/*/code/pretrain/train.py"))
+
+
 def test_sbatch_hears_the_users_shell_and_no_outer_job(
     sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
@@ -83,7 +110,7 @@ def test_any_option_of_sbatch_and_options_of_a_stage(tmp_path: Path):
 def test_a_line_break_in_a_folders_name_is_refused(sbatch: Path, tmp_path: Path, name: str, cluster: str):
     options = replace(OPTIONS, cluster=cluster)
     for act in (submit.preview, lambda spec, options: submit.submit([spec], options)):
-        with pytest.raises(UserError, match="holds a line break") as raised:
+        with pytest.raises(UserError, match="with a line break") as raised:
             act(stage(f"{tmp_path}/{name}/run"), options)
         assert str(raised.value).isprintable()
     assert not (sbatch / "script").exists()
@@ -122,7 +149,7 @@ def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted
     if at == "snapshot":
         with pytest.raises(UserError, match=r"cannot write .*No space left on device.*; free space"):
             submit.submit([stage(tmp_path / "run")], OPTIONS)
-        assert not (sbatch / "script").exists()
+        assert not (sbatch / "script").exists() and not (tmp_path / "run").exists()
     else:
         (job,) = submit.submit([stage(tmp_path / "run")], OPTIONS)
         assert job.job_id == "77"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,7 +87,7 @@ def test_starts_from_the_weights_and_evaluates_what_it_trained(tmp_path: Path, w
     assert again["metrics"] == first["metrics"] and again["iteration"] is None
     with pytest.raises(UserError, match=r"holds a backbone only, no detector"):
         go(tmp_path, name, "--eval-only", MODEL__WEIGHTS=str(weights))
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty"):
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
         go(tmp_path, name, "--eval-only")
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == first
     back = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)  # a fine-tuned detector's backbone
@@ -171,15 +173,43 @@ def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, SEED=5))
     detectron2_data.register(name)
-    own, exact = detectron2_data.training_batches(cfg, 5)
+    own = detectron2_data.TrainingBatches(cfg, 5)
     ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
     stock = itertools.islice(build_detection_train_loader(cfg), 9)
-    assert exact and ids == [[record["image_id"] for record in batch] for batch in stock]
+    assert ids == [[record["image_id"] for record in batch] for batch in stock]
     own.start = 4
     first = next(iter(own))
     assert [record["image_id"] for record in first] == ids[4]
-    cfg.DATALOADER.SAMPLER_TRAIN, cfg.DATALOADER.RANDOM_SUBSET_RATIO = "RandomSubsetTrainingSampler", 0.6
-    assert not detectron2_data.training_batches(cfg, 5)[1]
+
+
+def test_steps_that_fp16_skips_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    from transfer.detectron2_engine.hooks import CountSkippedSteps
+
+    model = torch.nn.Linear(2, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    said: list[tuple[float, float]] = []
+    storage = SimpleNamespace(put_scalars=lambda **v: said.append((v["loss_scale"], v["skipped_steps"])))
+    trainer = SimpleNamespace(_trainer=SimpleNamespace(model=model), iter=0, max_iter=4, storage=storage)
+
+    def train(hook: CountSkippedSteps, factors: dict[int, float]) -> None:
+        hook.trainer = trainer  # type: ignore[assignment]
+        for trainer.iter, factor in factors.items():
+            hook.before_step()
+            optimizer.zero_grad()
+            scaler.scale(factor * model(torch.ones(2)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            hook.after_step()
+
+    train(first := CountSkippedSteps(scaler), {0: torch.inf, 1: 1.0, 2: torch.inf})
+    assert said == [(4.0, 0), (2.0, 1), (2.0, 1)] and first.state_dict() == {"skipped_steps": 2}
+    resumed = CountSkippedSteps(scaler)
+    resumed.load_state_dict(first.state_dict())
+    train(resumed, {3: torch.inf})
+    trainer.iter = 4
+    with caplog.at_level(logging.INFO):
+        resumed.after_train()
+    assert "fp16: 3 of 4 steps were skipped" in caplog.text
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:

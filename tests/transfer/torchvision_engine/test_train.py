@@ -18,6 +18,7 @@ from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
+from transfer import skipped_steps
 from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.model import ProcessSyncBatchNorm
 
@@ -97,6 +98,41 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(tmp_path, monkeypatch, ke
     assert_equal_states(saved(whole), saved(halves))
 
 
+def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
+    assert skipped_steps.MAX_IN_A_ROW == 50
+    overflow = [0, 2]  # the iterations whose gradients overflow
+    scaler, real = torch.amp.GradScaler, engine._Training._step
+
+    def step(self, iteration, batches):
+        weight = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        hook = weight.register_hook(lambda grad: grad * (torch.inf if iteration in overflow else 1.0))
+        values = real(self, iteration, batches)
+        hook.remove()
+        return values
+
+    monkeypatch.setattr(engine._Training, "_step", step)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device))  # the CPU has no fast fp16
+    name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
+    cfg = tiny_coco.config(out, name, DATASETS__TEST=())
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped, match="SIGTERM"):
+            engine.run(cfg)
+    assert saved(out, "model_0000002")["skipped_steps"] == 2
+    engine.run(cfg, resume=True)
+    assert saved(out)["skipped_steps"] == 2
+    last = json.loads((out / "metrics.json").read_text().splitlines()[-1])
+    assert (last["iteration"], last["loss_scale"], last["skipped_steps"]) == (3, 2.0**14, 2)
+    assert "fp16: 2 of 4 steps were skipped" in (out / "log.txt").read_text()
+
+    overflow[:] = range(100)
+    monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 2)
+    with pytest.raises(
+        UserError, match=r"fp16: the 2 steps up to iteration 1 were all skipped.* loss scale of 3\.28e\+04; set SOLVER"
+    ):
+        engine.run(tiny_coco.config(tmp_path / "all", name))
+
+
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path):
     name = tiny_coco.write(tmp_path / "data")
     whole = tmp_path / "whole"
@@ -117,6 +153,7 @@ def test_a_finished_run_evaluates_again_and_trains_no_more(tmp_path):
     first = engine.run(tiny_coco.config(tmp_path / "out", name))
     written = (tmp_path / "out" / "model_final.pth").stat().st_mtime_ns
     assert engine.run(tiny_coco.config(tmp_path / "out", name), resume=True) == first
+    assert (tmp_path / "out" / "log.txt").read_text().count("training on 5 images") == 1
     assert (tmp_path / "out" / "model_final.pth").stat().st_mtime_ns == written
 
 

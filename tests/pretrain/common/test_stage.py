@@ -1,0 +1,54 @@
+"""The process group is left, and the run folder released, at the right moment."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import join
+from pretrain.common.stage import leaving, stage
+from tests.pretrain.ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def _leave_each_way(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="broken"), leaving():
+        raise RuntimeError("broken")
+    assert dist.is_initialized()  # until exit: the other rank would fail before this one has reported why
+
+    def refuse() -> None:
+        assert dist.get_rank() == 0
+        raise UserError("used already")
+
+    with pytest.raises(UserError, match="used already"), stage("test", folder, CPU, check=refuse):
+        pytest.fail("entered")
+    with stage("test", folder, CPU) as device:
+        assert device == CPU
+    assert dist.is_initialized()  # it was not joined there
+    with pytest.raises(Stopped), leaving():
+        dist.barrier()
+        if dist.get_rank() == 0:  # it is still writing when the other rank is ready to leave
+            time.sleep(0.5)
+            (folder / "written").write_text("whole")
+        raise Stopped("SIGTERM")
+    assert (folder / "written").read_text() == "whole" and not dist.is_initialized()
+
+
+def test_ranks_leave_together(tmp_path: Path) -> None:
+    run_ranks(_leave_each_way, 2, tmp_path)
+
+
+def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
+    with stage("test", tmp_path, lambda: join(cuda=False)) as device:
+        assert device == CPU and (tmp_path / "stage.txt").read_text() == "test\n"
+        with pytest.raises(UserError, match="in use: the test stage"), stage("test", tmp_path, CPU):
+            pytest.fail("entered")
+    with stage("test", tmp_path, CPU):
+        pass

@@ -182,7 +182,7 @@ def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
 
 SCRIPT = """
 import sys
-from pretrain import image_io, views
+from pretrain import views
 from pretrain.common import workers
 from pretrain.common.errors import run_command_line
 from pretrain.datasets import load

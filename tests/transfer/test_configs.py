@@ -130,7 +130,7 @@ def test_detectron2_is_requested_but_not_installed(
     monkeypatch.setattr(train_net.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="make detectron2"):
         train_net.pick_engine("detectron2")
-    assert train_net.pick_engine("auto")[0] == "torchvision"
+    assert train_net.pick_engine("auto") == "torchvision"
     for engine, lines in (("auto", 1), ("torchvision", 0)):
         with pytest.raises(UserError, match="no config file"):
             train_net.main(["--config-file", "nowhere.yaml", "--engine", engine])

@@ -184,7 +184,7 @@ from pathlib import Path
 from pycocotools import mask as coco_mask
 from tests.transfer import tiny_coco
 from transfer.coco import data as coco_data
-from transfer.torchvision_engine.mask_head import rasterize
+from transfer.torchvision_engine.heads import rasterize
 
 tiny_coco.write(Path(sys.argv[1]))
 path = Path(sys.argv[1]) / "annotations.json"

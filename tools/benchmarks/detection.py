@@ -87,7 +87,8 @@ def trainer(args: argparse.Namespace) -> None:
         from transfer.detectron2_engine import train as detectron2_engine
     except ImportError as error:
         raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
-    cfg = detectron2_engine.load_config(args.config_file, args.opts)
+    cfg = detectron2_engine.detectron2_config(load_config(args.config_file, args.opts), print)
+    cfg.defrost()
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
     cfg.SOLVER.MAX_ITER += args.rounds + 4  # no round is the last iteration, which would evaluate

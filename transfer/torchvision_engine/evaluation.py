@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from pretrain.common.interrupt import stop_requested
 
-from ..coco import data as coco_data
-from ..coco import pictures as visualize
-from ..coco import results as coco_results
+from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped
 from .data import load_coco
 from .loader import evaluation_batches
@@ -28,9 +25,7 @@ from .model import Detector
 log = logging.getLogger("transfer")
 
 
-def evaluate(
-    cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0
-) -> dict[str, coco_results.Metrics]:
+def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
     """Metrics of every data set in DATASETS.TEST; all processes take part, the first one returns them (others: {}).
 
     Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
@@ -39,20 +34,13 @@ def evaluate(
     Returns:
         ``{data set: {"bbox": {"AP": ..., ...}, ...}}``.
     """
-    results: dict[str, coco_results.Metrics] = {}
+    results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, info = load_coco(name)
         predictions = predict(cfg, model, records, info.category_ids, rank, world)
         if rank > 0:
             continue
-        folder = Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name)
-        coco_results.write_predictions(folder, predictions)
-        tasks, sigmas = coco_results.tasks_of(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS
-        results[name] = coco_results.evaluate(info.annotations, predictions, tasks, sigmas)
-        log.info(f"{name}:\n{coco_results.table(results[name])}")
-        if pictures:
-            out = visualize.folder_of(cfg, name)
-            visualize.draw(info.annotations, info.image_dir, predictions, out, count=pictures)
+        results[name] = score(cfg, name, predictions, log.info, pictures)
     return results
 
 

@@ -20,8 +20,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
+from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
-from pretrain.common.run_folder import MetricsWriter, atomic_write
+from pretrain.common.run_folder import atomic_write
 
 from .. import checkpoints
 from ..distributed import check_not_beyond

@@ -82,7 +82,7 @@ def run(
     else:
         source = weights or read_weights(cfg.MODEL.WEIGHTS)
         check_config(source, cfg, log.info)
-    load_weights(model.state_dict, source, whole=eval_only or start > 0, log=log.info)
+    load_weights(model.state_dict, source, require_heads=eval_only or start > 0, log=log.info)
     del source, weights  # the model has them now
     check_same_start(start, model.state_dict())
     if eval_only:

@@ -53,5 +53,5 @@ def test_what_was_left_out_is_in_the_runs_log(tmp_path, caplog):
     cfg = coco_data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad"))
     for _ in range(2):
         data.load_coco(cfg.DATASETS.TEST[0])
-    assert [text for text in caplog.messages if "left out bad records: 1 annotations" in text] == caplog.messages
+    assert [text for text in caplog.messages if "skipped bad records: 1 annotations" in text] == caplog.messages
     assert len(caplog.messages) == 1

@@ -34,13 +34,7 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron
 
 
 def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
-    name = tiny_coco.write(folder / "data")
-    (folder / "empty.yaml").write_text("VERSION: 2\n")
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out"), "SOLVER.MAX_ITER": 2,
-           "SOLVER.STEPS": []}  # fmt: skip
-    chosen = tiny_coco.words({**tiny_coco.MODEL_KEYS, **own, **given})
-    return ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *flags, *chosen]
+    return tiny_coco.command(folder, tiny_coco.write(folder / "data"), engine, *flags, **keys)
 
 
 def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def test_an_error_of_some_ranks_is_raised_on_all():
 
 
 def test_a_gpu_is_not_chosen_by_number():
-    with pytest.raises(UserError, match=r"MODEL\.DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(
+        UserError, match=r"MODEL\.DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"
+    ):
         join("cuda:1")
 
 

@@ -67,7 +67,7 @@ class ImageData:
         """The file of the image, or its place in an archive of many."""
         return self.source.name(index)
 
-    def labelled(self) -> ImageData:
+    def labeled(self) -> ImageData:
         """Only the images that have a label; itself where all have one."""
         if self.labels is None or (self.labels >= 0).all():
             return self

@@ -35,7 +35,7 @@ def test_every_key_is_read_by_someone():
 
 def test_jcl_is_the_papers():
     cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml")
-    got = (cfg.METHOD.NUM_KEYS, cfg.METHOD.TEMPERATURE, cfg.METHOD.LAMBDA, cfg.MODEL.EMBEDDING_DIM,
+    got = (cfg.METHOD.NUM_KEYS, cfg.METHOD.TEMPERATURE, cfg.METHOD.JCL_LAMBDA, cfg.MODEL.EMBEDDING_DIM,
            cfg.MODEL.HEAD_HIDDEN_DIMS, cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MOMENTUM,
            cfg.SOLVER.WEIGHT_DECAY, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.QUEUE_SIZE, cfg.SOLVER.LR_SCHEDULE)  # fmt: skip
     assert got == (5, 0.2, 4.0, 128, [2048], 512, 0.06, 0.9, 1e-4, 0.999, 65536, "cosine")
@@ -57,7 +57,7 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["MODEL.STEM", "cfar"], "choose one of imagenet, cifar"),
         (["MODEL.EMA_MOMENTUM", "1.5"], "at most 1"),
         (["VIEWS.QUERY", "moco_v3"], "moco_v2"),
-        (["METHOD.NAME", "sce", "METHOD.LAMBDA", "4.0"], "at most 1"),
+        (["METHOD.NAME", "sce", "METHOD.JCL_LAMBDA", "4.0"], "at most 1"),
         (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "sce has no schedule"),
         (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "supcon"),
         (["SEED", str(2**32)], "and at most 4294967295"),

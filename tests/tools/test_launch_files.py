@@ -103,9 +103,9 @@ def test_a_branch_may_be_named_by_a_number(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("GRID: {METHOD.LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
-        ("GRID: {METHOD.LAMBDA: [1, 1]}", "would share"),
-        ("GRID: {METHOD.LAMBDA: 1}", "write a list of values"),
+        ("GRID: {METHOD.JCL_LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
+        ("GRID: {METHOD.JCL_LAMBDA: [1, 1]}", "would share"),
+        ("GRID: {METHOD.JCL_LAMBDA: 1}", "write a list of values"),
         ("GRID: {1: [1]}", "write a list of values"),
     ],
 )
@@ -119,12 +119,12 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     file = tmp_path / "s.yaml"
     file.write_text(
         f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
-        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.LAMBDA: [0.5, 4]}\n"
+        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
     )
     graph = sweep.load(str(file))
     assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()
     spec = graph.nodes[-1].spec
-    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
+    assert "NUM_KEYS: 5" in spec.config and "JCL_LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
     for place, node in enumerate(graph.nodes[:6]):  # the last setting's seeds are not done
         folder = Path(node.spec.folder)
         folder.mkdir(parents=True)

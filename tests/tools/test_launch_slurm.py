@@ -80,7 +80,7 @@ def test_values_reach_sbatch_unchanged(options: Options, slurm_cluster: SlurmClu
 def tiny(images: Path, output: Path, *more: str) -> list[str]:
     """Overrides for a pretraining of seconds."""
     return [
-        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.JCL_LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
         "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "DEVICE", "cpu",
         "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",

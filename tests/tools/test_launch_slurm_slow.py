@@ -289,7 +289,7 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     more = ("SOLVER.MAX_STEPS", "2", "LINEAR.EPOCHS", "1", "LINEAR.IMS_PER_BATCH", "16")
     (tmp_path / "linear.yaml").write_text("LINEAR: {BASE_LR: 1.0}\n")
     plan = {
-        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.JCL_LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
         "OVERRIDES": [*tiny(images, tmp_path)[:-2], *more],
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))

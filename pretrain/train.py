@@ -24,7 +24,8 @@ from . import datasets, distributed, schedule, views
 from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump
 from .common.errors import UserError, run_command_line
-from .common.run_folder import MetricsWriter, atomic_write, read_json, setup_logging, write_environment, write_json
+from .common.metrics import MetricsWriter
+from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.stage import stage
 from .config import load_config
 from .loader import Loader

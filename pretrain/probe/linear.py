@@ -16,8 +16,9 @@ from .. import datasets, distributed, schedule, views
 from ..common import checkpoint, interrupt
 from ..common.config_io import flatten
 from ..common.errors import UserError
+from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
-from ..common.run_folder import MetricsWriter, read_json
+from ..common.run_folder import read_json
 from ..encoder import feature_dim, pooled_features
 from ..loader import Loader
 from ..progress import Progress

@@ -102,7 +102,7 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
     from detectron2.data.datasets import register_coco_instances
     from detectron2.engine import DefaultTrainer
 
-    from tests.transfer.test_convert import resnet_state
+    from tests.resnets import resnet_state
     from transfer.convert import convert
 
     torch.save(resnet_state(head=False), tmp_path / "s.pth")

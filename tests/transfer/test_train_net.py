@@ -18,8 +18,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
 from tests.pretrain.ranks import run_ranks
+from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import resnet_state
 from transfer import train_net
 from transfer.convert import convert
 from transfer.distributed import refuse_used_output_dir
@@ -244,7 +244,7 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_half(
         patch.setattr(torch, "save", fill_the_disk)
         with pytest.raises(UserError, match=r"cannot write .*\.pth: No space left on device"):
             work(tmp_path, engine, SOLVER__MAX_ITER=1)
-    assert not any((tmp_path / "out").glob("*.pth")) and not any((tmp_path / "out").glob(".*.tmp"))
+    assert not any((tmp_path / "out").glob("*.pth")) and not any((tmp_path / "out").glob(".*.tmp*"))
     assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=1)["iteration"] == 1
 
 

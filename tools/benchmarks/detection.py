@@ -21,7 +21,7 @@ import torch
 
 from pretrain.common.errors import UserError
 from transfer.config import check_supported, load_config
-from transfer.torchvision_engine.model import build_model, detectron2_state
+from transfer.torchvision_engine.model import build_model
 from transfer.torchvision_engine.solver import build_optimizer
 
 
@@ -62,7 +62,7 @@ def detection(args: argparse.Namespace) -> None:
     theirs.merge_from_other_cfg(cfg)
     torch.manual_seed(0)
     own, other = build_model(cfg, device), build_theirs(theirs)
-    other.load_state_dict(detectron2_state(own))
+    other.load_state_dict(own.state_dict())
     batch = random_batch(args.images, args.side, cfg)
     steps = {
         "torchvision": _step(own.train(), build_optimizer(cfg.SOLVER, own), batch),

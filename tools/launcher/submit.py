@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run_folder import atomic_write, cannot_write, make_folder, write_json
+from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
 
 from . import control
 from .options import Options, visible_gpus
@@ -204,18 +204,6 @@ def snapshot(log_folder: Path) -> Path:
             shutil.copytree(ROOT / name, target / name, ignore=ignore)
     atomic_write(target / "GIT_STATE", git_state() + "\n")
     return target
-
-
-def git_state() -> str:
-    """The checkout's commit, and whether it was edited since."""
-    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
-    try:
-        commit, changed = (subprocess.run(c, cwd=ROOT, capture_output=True, text=True, timeout=60) for c in commands)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    if commit.returncode:
-        return "not a git checkout"
-    return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
 
 def _executor(log_folder: Path, options: Options, code: Path, dependency: str, name: str) -> Any:

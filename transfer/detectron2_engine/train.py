@@ -23,8 +23,9 @@ from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
-from pretrain.common.run_folder import drop_metrics, write_environment
+from pretrain.common.run_folder import write_environment
 
 from .. import checkpoints
 from ..coco.results import Metrics, flat_sets, score
@@ -90,7 +91,7 @@ def run(
         register(name)
     if eval_only:
         model = build_model(own)
-        load_weights(model.state_dict, weights, whole=True, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return _named(evaluate(own, model, visualize))
     if comm.is_main_process():  # before the trainer opens the file; Detectron2 writes these lines twice
         drop_metrics(out, state["iteration"] + 1 if state else 0)
@@ -185,7 +186,7 @@ class Trainer(DefaultTrainer):
     def begin(self, weights: Weights, state: Mapping[str, Any] | None, *, pending: bool = False) -> None:
         """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, continues from there."""
         model = self.checkpointer.model
-        load_weights(model.state_dict, weights, whole=state is not None, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
         if state:
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending

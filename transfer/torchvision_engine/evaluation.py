@@ -14,13 +14,12 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
-from pretrain.common.errors import UserError
 from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped
 from .data import load_coco
-from .loader import evaluation_loader
+from .loader import evaluation_batches
 from .model import Detector
 
 log = logging.getLogger("transfer")
@@ -57,19 +56,17 @@ def predict(
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
-    loader = evaluation_loader(cfg, records, rank, world)
+    share = len(records) // world  # of this rank; some have one more
     start = shown = time.perf_counter()
-    for done, batch in enumerate(loader, start=1):
-        if isinstance(batch[0], UserError):
-            raise batch[0]
+    for done, batch in enumerate(evaluation_batches(cfg, records, rank, world), start=1):
         if stop_requested():
             break
         found += to_coco(model(batch)[0], batch[0], category_ids)
         if time.perf_counter() - shown > 30:
             shown = time.perf_counter()
             rate = done / (shown - start)
-            left = (len(loader) - done) / rate
-            log.info(f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {left:.0f} s left")
+            left = (share - done) / rate
+            log.info(f"evaluated {done} / {share} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     raise_if_stopped()
     if world > 1:

@@ -184,7 +184,7 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer.coco import data, pictures, results
 from transfer.torchvision_engine.data import load_coco
-from transfer.torchvision_engine.roi_heads import rasterise
+from transfer.torchvision_engine.mask_head import rasterize
 
 folder = Path(sys.argv[1])
 name = tiny_coco.write(folder)
@@ -216,7 +216,7 @@ for side, box, polygon in (
     (outline,) = data.read(path)["annotations"][0]["segmentation"]
     coco_mask.area(coco_mask.merge(coco_mask.frPyObjects([outline], side, side)))
     x, y, w, h = box
-    rasterise([np.array(outline, np.float64)], np.array([x, y, x + w, y + h], np.float32), 28)
+    rasterize([np.array(outline, np.float64)], np.array([x, y, x + w, y + h], np.float32), 28)
     print("survived")
 """
 

@@ -11,8 +11,8 @@ import torch
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import resnet_state
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX
 from transfer.train_net import argument_parser, launch, main, work

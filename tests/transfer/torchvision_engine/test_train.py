@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
 from transfer import skipped_steps
 from transfer.torchvision_engine import train as engine
-from transfer.torchvision_engine.model import ProcessSyncBatchNorm
+from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
+from transfer.torchvision_engine.state import State
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def single_process(monkeypatch):
 def stop_after(monkeypatch, steps: int) -> None:
     """A stop is requested while step ``steps`` (from 1) runs."""
     calls = iter([""] * (steps - 1) + ["SIGTERM"] * 100)
-    monkeypatch.setattr(engine, "stop_requested", lambda: next(calls))
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: next(calls))
 
 
 def saved(folder, name: str = "model_final") -> dict:
@@ -100,17 +102,16 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(tmp_path, monkeypatch, ke
 
 def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
     assert skipped_steps.MAX_IN_A_ROW == 50
-    overflow = [0, 2]  # the iterations whose gradients overflow
-    scaler, real = torch.amp.GradScaler, engine._Training._step
+    scaler, build_model = torch.amp.GradScaler, engine.build_model
+    overflow, iterations = [0, 2], itertools.count()  # the iterations whose gradients overflow
 
-    def step(self, iteration, batches):
-        weight = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
-        hook = weight.register_hook(lambda grad: grad * (torch.inf if iteration in overflow else 1.0))
-        values = real(self, iteration, batches)
-        hook.remove()
-        return values
+    def build(*args):
+        model = build_model(*args)
+        weight = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        weight.register_hook(lambda grad: grad * (torch.inf if next(iterations) in overflow else 1.0))
+        return model
 
-    monkeypatch.setattr(engine._Training, "_step", step)
+    monkeypatch.setattr(engine, "build_model", build)
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device))  # the CPU has no fast fp16
     name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
@@ -247,24 +248,24 @@ def _train_of_two(rank: int, folder, name: str) -> None:
     keys = {"MODEL__MASK_ON": True, **PRECISE}
     metrics = engine.run(tiny_coco.config(folder / "whole", name, **keys))
     (folder / f"metrics{rank}.json").write_text(json.dumps(metrics))
-    calls = iter(["", ""] + ["SIGUSR1"] * 100)
-    engine.stop_requested = (lambda: next(calls)) if rank == 1 else (lambda: "")
+    calls = iter([""] + ["SIGUSR1"] * 100)  # in iteration 1; agreed in the one after it
+    real, interrupt.stop_requested = interrupt.stop_requested, lambda: next(calls) if rank == 1 else ""
     try:
         engine.run(tiny_coco.config(folder / "halves", name, **keys))
     except Stopped as stopped:
         (folder / f"stopped{rank}").write_text(str(stopped))
-    engine.stop_requested = lambda: ""
+    interrupt.stop_requested = real
     torch.distributed.barrier()
     _stop_in_the_last_evaluation(rank, folder, tiny_coco.config(folder / "halves", name, **keys))
     engine.run(tiny_coco.config(folder / "halves", name, **keys), resume=True)
     _norm_of_two(rank, folder)
     _other_weights(rank, folder, tiny_coco.config(folder / f"own{rank}", name, **keys))
+    messages: list[str] = []
     window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
-    said: list[str] = []
     training = SimpleNamespace(cfg=tiny_coco.config(folder, name), window=window, rate=lambda i: 0.1, world=2,
-                               device=torch.device("cpu"), logger=SimpleNamespace(info=said.append))  # fmt: skip
-    line = engine._Training._summary(training, 1)  # type: ignore[arg-type]
-    assert line["data_time"] == 0.75 and "75% waiting for data (loader-bound" in said[0]
+                               device=torch.device("cpu"), log=SimpleNamespace(info=messages.append))  # fmt: skip
+    line = State.summary(training, 1)  # type: ignore[arg-type]
+    assert line["data_time"] == 0.75 and "75% waiting for data (loader-bound" in messages[0]
 
 
 def _stop_in_the_last_evaluation(rank: int, folder, cfg) -> None:
@@ -305,7 +306,7 @@ def test_two_processes_stop_together_resume_and_agree(tmp_path):
     check_norm_of_two(tmp_path, images)
     assert (tmp_path / "halves" / "model_0000002.pth").is_file()
     assert (tmp_path / "stopped1").read_text() == "SIGUSR1"
-    assert (tmp_path / "stopped0").read_text() == "another process was asked to stop"
+    assert (tmp_path / "stopped0").read_text() == "another rank was asked to stop"
     whole = saved(tmp_path / "whole")
     assert_equal_states(whole, saved(tmp_path / "halves"))
     assert json.loads((tmp_path / "metrics1.json").read_text()) == {}

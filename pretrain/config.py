@@ -1,12 +1,11 @@
-"""Every key of pretraining and probing, its meaning and its neutral default; load, override, validate, dump.
+"""Every key of pretraining and probing: meaning, neutral default and limits. Loads, overrides and validates configs.
 
-The language is Detectron2's (YAML, `_BASE_`, `KEY VALUE` overrides); its words are used where it has them.
-A recipe's values stand in configs/pretrain/*.yaml, never here.
+The language is Detectron2's (YAML, `_BASE_`, `KEY VALUE` overrides), with Detectron2's key names where it has them.
+The values of recipes are in configs/pretrain/*.yaml, never here.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,112 +13,105 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from .common.config_io import merge_file, merge_overrides
-from .common.errors import UserError, nearest
+from .common.config_io import get, merge_file, merge_overrides
+from .common.errors import UserError
+from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .methods import METHODS
 from .views import RECIPES
 
-# Prefixes of keys that never change any stage's result: where it runs, where data lies, how often it writes.
+# Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
                  "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
 
-# Prefixes of keys that do not change what pretraining learns, so a run may be resumed under other values: besides the
-# ones above, what only probes read (for a probe itself these do change the result).
+# Prefixes of keys that do not change what pretraining learns, so that a run may be resumed under other values: besides
+# the ones above, those that only probes read (they do change the result of a probe).
 FREE_ON_RESUME = (*FREE_ANYWHERE, "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LINEAR.")
+
+_COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
+_LR_SCHEDULE = Choice(("cosine", "step"))
+
+# key: (default, limits); the defaults are MoCo v2's where there is no neutral one. The other METHOD keys are
+# declared by the methods that read them.
+_KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
+    "METHOD.NAME": ("mocov2", Choice(tuple(METHODS))),
+    "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101"))),
+    "MODEL.STEM": ("imagenet", Choice(("imagenet", "cifar"))),  # 7x7 stride 2, max pool | 3x3 stride 1, no pool
+    "MODEL.WEIGHTS": ("", None),  # checkpoint whose backbone starts both encoders; empty: random
+    "MODEL.HEAD_HIDDEN_DIMS": ([2048], None),  # hidden layers of the projection head; []: one linear layer (MoCo v1)
+    "MODEL.HEAD_BN": (False, None),  # batch norm after each hidden layer (SCE, SimCLR)
+    "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20)),  # D
+    "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1),  # K, negatives in the queue
+    "MODEL.EMA_MOMENTUM": (0.999, SHARE),  # m, of the key encoder
+    "MODEL.EMA_SCHEDULE": ("constant", Choice(("constant", "cosine"))),  # cosine: m rises to 1
+    "MODEL.EMA_UPDATE": ("before_keys", Choice(("before_keys", "after_step"))),  # MoCo and JCL | SCE's pseudo-code
+    "MODEL.BN_GROUPS": (0, Range(high=1 << 20)),  # parts of the global batch with BN statistics of their own; 0: one
+    # per process; 1: SyncBN over all
+    "VIEWS.QUERY": ("moco_v2", Choice(tuple(RECIPES))),
+    "VIEWS.KEY": ("moco_v2", Choice(tuple(RECIPES))),
+    "VIEWS.IMAGE_SIZE": (224, Range(8, 4096)),  # pixels per side
+    "VIEWS.EXECUTOR": ("cpu", Choice(("cpu", "device"))),  # device: color operations in batches on the training device
+    "DATA.ROOT": ("datasets", None),
+    "DATA.TRAIN": ("imagenet", None),  # a named data set (its train split) or folder:/path
+    "DATA.VAL": ("", None),  # where probes are scored; empty: the val split of the same data set
+    "DATA.PROBE_TRAIN": ("", None),  # labeled images for probes; empty: DATA.TRAIN
+    "DATA.DOWNLOAD": (False, None),
+    "DATALOADER.NUM_WORKERS": (4, Range(high=1024)),  # worker processes per rank
+    "DATALOADER.ON_CORRUPT": ("error", Choice(("error", "skip"))),  # skip: replace the image, fail above 1 in 1,000
+    "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars"))),
+    "SOLVER.BASE_LR": (0.03, AT_LEAST_0),  # at the global batch size below
+    "SOLVER.MOMENTUM": (0.9, SHARE),
+    "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0),
+    "SOLVER.LARS_TRUST": (0.001, ABOVE_0),  # lars: trust coefficient (eta); a layer's rate is min(eta |w| / |g|, lr)
+    "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1),  # N, the global batch, whatever the number of processes
+    "SOLVER.EPOCHS": (200, _AT_LEAST_1),
+    "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE),
+    "SOLVER.STEPS": ([120, 160], None),  # step: epochs at which the learning rate falls
+    "SOLVER.GAMMA": (0.1, AT_LEAST_0),  # step: by this factor
+    "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0),  # linear, from 0
+    "SOLVER.PER_STEP_LR": (True, None),  # False: the learning rate changes between epochs only (MoCo's scripts)
+    "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16"))),  # fp16: with a gradient scaler
+    "SOLVER.CHANNELS_LAST": (False, None),
+    "SOLVER.COMPILE": (False, None),  # torch.compile the encoders
+    "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT),  # optimizer steps; 0: every epoch
+    "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1),  # newest checkpoints kept besides the final one
+    "SOLVER.LOG_PERIOD": (20, _AT_LEAST_1),  # optimizer steps between lines of metrics.json
+    "SOLVER.MAX_STEPS": (0, _COUNT),  # the run ends after so many optimizer steps; 0: after EPOCHS
+    "PROBE.KNN_PERIOD": (0, _COUNT),  # epochs between kNN evaluations during pretraining; 0: only at the end
+    "PROBE.KNN_K": (200, _AT_LEAST_1),
+    "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0),
+    "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # at most so many training images, evenly spaced; 0: all
+    "PROBE.IMAGE_SIZE": (0, _PIXELS),  # pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE
+    "PROBE.RESIZE": (0, Range(high=1 << 20)),  # shorter side before the center crop; 0: image size x 256/224 (imagenet
+    # stem), none (cifar)
+    "LINEAR.ENCODER": ("query", Choice(("query", "key"))),  # LINEAR: the linear probe (configs/linear/*.yaml)
+    "LINEAR.BASE_LR": (30.0, AT_LEAST_0),
+    "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1),
+    "LINEAR.EPOCHS": (100, _AT_LEAST_1),
+    "LINEAR.LR_SCHEDULE": ("step", _LR_SCHEDULE),
+    "LINEAR.STEPS": ([60, 80], None),  # epochs
+    "LINEAR.GAMMA": (0.1, AT_LEAST_0),
+    "LINEAR.MOMENTUM": (0.9, SHARE),
+    "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0),
+    "LINEAR.AUGMENT": ("crop_flip", Choice(("crop_flip", "pad_flip", "none"))),  # random resized crop | padding 4
+    "LINEAR.LRS": ([], None),  # several heads trained side by side, one per learning rate; [] is [BASE_LR]
+    "OUTPUT_DIR": ("", None),  # the run folder
+    "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million and more it must fit the 64 bits of a generator's seed
+    "DEVICE": ("auto", Choice(("auto", "cpu", "cuda"))),  # auto: cuda where there is a GPU
+}
+_KEYS |= {h.key: (h.default, h.allowed) for method in METHODS.values() for h in method.hyperparameters()}
+_LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates"}  # of numbers
 
 
 def default_config() -> CfgNode:
-    """The tree of all keys with their defaults (MoCo v2's where a value must stand)."""
-    c = CfgNode()
-
-    c.METHOD = CfgNode()
-    c.METHOD.NAME = "mocov2"  # a key of pretrain.methods.METHODS
-    c.METHOD.TEMPERATURE = 0.2  # tau
-    c.METHOD.NUM_KEYS = 1  # M': positive keys per image
-    c.METHOD.LAMBDA = 1.0  # jcl: weight of the covariance; sce: weight of the contrastive part, in [0, 1]
-    c.METHOD.LAMBDA_SCHEDULE = "constant"  # constant | linear (jcl: lambda (epoch + 1) / epochs)
-    c.METHOD.KEY_TEMPERATURE = 0.05  # sce, ressl: tau_m, of the key encoder's similarities
-    c.METHOD.MASK_POSITIVE = False  # sce: True is the equation (s_ii = 0), False the published pseudo-code (logit 0)
-    c.METHOD.K1 = 1.0  # tcl: weight of the positives' term
-    c.METHOD.K2 = 1.0  # tcl: weight of the negatives' term
-    c.METHOD.LABELS = "index"  # supcon, tcl: index (self-supervised: the image's index) | class (supervised)
-
-    c.MODEL = CfgNode()
-    c.MODEL.ARCH = "resnet50"  # resnet18 | resnet34 | resnet50 | resnet101
-    c.MODEL.STEM = "imagenet"  # imagenet (7x7 stride 2, max pool) | cifar (3x3 stride 1, no pool)
-    c.MODEL.WEIGHTS = ""  # checkpoint whose backbone starts both encoders; empty: random
-    c.MODEL.HEAD_HIDDEN_DIMS = [2048]  # hidden layers of the projection head; [] is one linear layer (MoCo v1)
-    c.MODEL.HEAD_BN = False  # batch norm after each hidden layer (SCE, SimCLR)
-    c.MODEL.EMBEDDING_DIM = 128  # d
-    c.MODEL.QUEUE_SIZE = 65536  # K, negatives in the queue
-    c.MODEL.EMA_MOMENTUM = 0.999  # m, of the key encoder
-    c.MODEL.EMA_SCHEDULE = "constant"  # constant | cosine (m rises to 1)
-    c.MODEL.EMA_UPDATE = "before_keys"  # before_keys (MoCo, JCL) | after_step (SCE's pseudo-code)
-    c.MODEL.BN_GROUPS = 0  # parts of the global batch that share BN statistics; 0: one per process; 1: SyncBN over all
-
-    c.VIEWS = CfgNode()
-    c.VIEWS.QUERY = "moco_v2"  # a key of pretrain.views.RECIPES
-    c.VIEWS.KEY = "moco_v2"
-    c.VIEWS.IMAGE_SIZE = 224  # pixels a side
-    c.VIEWS.EXECUTOR = "cpu"  # cpu | device (jitter, gray and blur in batches on the training device)
-
-    c.DATA = CfgNode()
-    c.DATA.ROOT = "datasets"
-    c.DATA.TRAIN = "imagenet"  # a named data set (its train split) or folder:/path
-    c.DATA.VAL = ""  # where probes are scored; empty: the same data set's val split
-    c.DATA.PROBE_TRAIN = ""  # labelled images for probes; empty: DATA.TRAIN
-    c.DATA.DOWNLOAD = False
-
-    c.DATALOADER = CfgNode()
-    c.DATALOADER.NUM_WORKERS = 4  # worker processes a rank
-    c.DATALOADER.ON_CORRUPT = "error"  # error | skip (replace the image, count it, fail above 1 in 1,000)
-
-    c.SOLVER = CfgNode()
-    c.SOLVER.OPTIMIZER = "sgd"  # sgd | adamw | lars
-    c.SOLVER.BASE_LR = 0.03  # at the global batch size below
-    c.SOLVER.MOMENTUM = 0.9
-    c.SOLVER.WEIGHT_DECAY = 1e-4
-    c.SOLVER.LARS_TRUST = 0.001  # lars: trust coefficient (eta); a layer's rate is min(eta |w| / |g|, lr)
-    c.SOLVER.IMS_PER_BATCH = 256  # N, the global batch, whatever the number of processes
-    c.SOLVER.EPOCHS = 200
-    c.SOLVER.LR_SCHEDULE = "cosine"  # cosine | step
-    c.SOLVER.STEPS = [120, 160]  # step: epochs at which the learning rate falls
-    c.SOLVER.GAMMA = 0.1  # step: by this factor
-    c.SOLVER.WARMUP_EPOCHS = 0.0  # linear, from 0
-    c.SOLVER.PER_STEP_LR = True  # False: the learning rate changes between epochs only (MoCo's scripts)
-    c.SOLVER.AMP = "none"  # none | bf16 | fp16 (with a gradient scaler)
-    c.SOLVER.CHANNELS_LAST = False
-    c.SOLVER.COMPILE = False  # torch.compile the encoders
-    c.SOLVER.CHECKPOINT_PERIOD = 0  # optimiser steps; 0: every epoch
-    c.SOLVER.CHECKPOINT_KEEP = 2  # newest checkpoints kept beside the final one
-    c.SOLVER.LOG_PERIOD = 20  # optimiser steps between lines of metrics.json
-    c.SOLVER.MAX_STEPS = 0  # stop after so many optimiser steps, as if the run ended; 0: EPOCHS decides
-
-    c.PROBE = CfgNode()
-    c.PROBE.KNN_PERIOD = 0  # epochs between kNN evaluations during pretraining; 0: only at the end
-    c.PROBE.KNN_K = 200
-    c.PROBE.KNN_TEMPERATURE = 0.07
-    c.PROBE.KNN_MAX_IMAGES = 0  # at most so many training images during pretraining (evenly spaced); 0: all
-    c.PROBE.IMAGE_SIZE = 0  # pixels a side for evaluation; 0: VIEWS.IMAGE_SIZE
-    c.PROBE.RESIZE = 0  # shorter side before the centre crop; 0: image size x 256/224 (imagenet stem), none (cifar)
-
-    c.LINEAR = CfgNode()  # the linear probe, a stage of its own (configs/linear/*.yaml)
-    c.LINEAR.ENCODER = "query"  # query | key
-    c.LINEAR.BASE_LR = 30.0
-    c.LINEAR.IMS_PER_BATCH = 256
-    c.LINEAR.EPOCHS = 100
-    c.LINEAR.LR_SCHEDULE = "step"  # step | cosine
-    c.LINEAR.STEPS = [60, 80]  # epochs
-    c.LINEAR.GAMMA = 0.1
-    c.LINEAR.MOMENTUM = 0.9
-    c.LINEAR.WEIGHT_DECAY = 0.0
-    c.LINEAR.AUGMENT = "crop_flip"  # crop_flip (random resized crop, flip) | pad_flip (padding 4, flip) | none
-    c.LINEAR.LRS = []  # several heads trained side by side, one a learning rate; [] is [BASE_LR]
-
-    c.OUTPUT_DIR = ""  # the run folder
-    c.SEED = 0
-    c.DEVICE = "auto"  # auto (cuda where there is one) | cpu | cuda
-    return c
+    """The tree of all keys with their defaults."""
+    cfg = CfgNode()
+    for key, (default, _) in _KEYS.items():
+        *sections, leaf = key.split(".")
+        node = cfg
+        for section in sections:
+            node = node.setdefault(section, CfgNode())
+        node[leaf] = list(default) if isinstance(default, list) else default
+    return cfg
 
 
 def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
@@ -137,8 +129,8 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
     return cfg
 
 
-def from_yaml_text(text: str, what: str = "a kept config") -> CfgNode:
-    """The config kept as text in a checkpoint or in a run folder's config.yaml.
+def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
+    """The config that a checkpoint or a run folder's config.yaml holds as text.
 
     Args:
         what: names it in messages.
@@ -151,127 +143,46 @@ def from_yaml_text(text: str, what: str = "a kept config") -> CfgNode:
         cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise UserError(f"{what} is not one of this version ({reason}); use the version it was made with") from error
+        raise UserError(
+            f"{what} is not one of this version ({reason}); use the version that it was made with"
+        ) from error
     cfg.freeze()
     return cfg
 
 
-_CHOICES = {
-    "METHOD.LAMBDA_SCHEDULE": ("constant", "linear"),
-    "METHOD.LABELS": ("index", "class"),
-    "MODEL.ARCH": ("resnet18", "resnet34", "resnet50", "resnet101"),
-    "MODEL.STEM": ("imagenet", "cifar"),
-    "MODEL.EMA_SCHEDULE": ("constant", "cosine"),
-    "MODEL.EMA_UPDATE": ("before_keys", "after_step"),
-    "VIEWS.EXECUTOR": ("cpu", "device"),
-    "DATALOADER.ON_CORRUPT": ("error", "skip"),
-    "SOLVER.OPTIMIZER": ("sgd", "adamw", "lars"),
-    "SOLVER.LR_SCHEDULE": ("cosine", "step"),
-    "SOLVER.AMP": ("none", "bf16", "fp16"),
-    "LINEAR.ENCODER": ("query", "key"),
-    "LINEAR.LR_SCHEDULE": ("step", "cosine"),
-    "LINEAR.AUGMENT": ("crop_flip", "pad_flip", "none"),
-    "DEVICE": ("auto", "cpu", "cuda"),
-}
-
-# key: (smallest, largest, is the smallest itself allowed)
-_RANGES = {
-    "METHOD.TEMPERATURE": (0, float("inf"), False),
-    "METHOD.KEY_TEMPERATURE": (0, float("inf"), False),
-    "METHOD.NUM_KEYS": (1, 1024, True),
-    "METHOD.LAMBDA": (0, float("inf"), True),
-    "METHOD.K1": (0, float("inf"), True),
-    "METHOD.K2": (0, float("inf"), True),
-    "MODEL.EMBEDDING_DIM": (1, 1 << 20, True),
-    "MODEL.QUEUE_SIZE": (1, 1 << 30, True),
-    "MODEL.EMA_MOMENTUM": (0, 1, True),
-    "MODEL.BN_GROUPS": (0, 1 << 20, True),
-    "VIEWS.IMAGE_SIZE": (8, 4096, True),
-    "DATALOADER.NUM_WORKERS": (0, 1024, True),
-    "SOLVER.BASE_LR": (0, float("inf"), True),
-    "SOLVER.MOMENTUM": (0, 1, True),
-    "SOLVER.LARS_TRUST": (0, float("inf"), False),
-    "SOLVER.GAMMA": (0, float("inf"), True),
-    "SOLVER.WEIGHT_DECAY": (0, float("inf"), True),
-    "SOLVER.IMS_PER_BATCH": (1, 1 << 30, True),
-    "SOLVER.EPOCHS": (1, 1 << 30, True),
-    "SOLVER.WARMUP_EPOCHS": (0, float("inf"), True),
-    "SOLVER.CHECKPOINT_PERIOD": (0, 1 << 40, True),
-    "SOLVER.CHECKPOINT_KEEP": (1, 1 << 30, True),
-    "SOLVER.LOG_PERIOD": (1, 1 << 30, True),
-    "SOLVER.MAX_STEPS": (0, 1 << 40, True),
-    "PROBE.KNN_PERIOD": (0, 1 << 30, True),
-    "PROBE.KNN_K": (1, 1 << 30, True),
-    "PROBE.KNN_TEMPERATURE": (0, float("inf"), False),
-    "PROBE.KNN_MAX_IMAGES": (0, 1 << 40, True),
-    "PROBE.IMAGE_SIZE": (0, 4096, True),
-    "PROBE.RESIZE": (0, 1 << 20, True),
-    "LINEAR.BASE_LR": (0, float("inf"), True),
-    "LINEAR.IMS_PER_BATCH": (1, 1 << 30, True),
-    "LINEAR.EPOCHS": (1, 1 << 30, True),
-    "LINEAR.GAMMA": (0, float("inf"), True),
-    "LINEAR.MOMENTUM": (0, 1, True),
-    "LINEAR.WEIGHT_DECAY": (0, float("inf"), True),
-    "SEED": (0, (1 << 32) - 1, True),  # times a million and more it must fit the 64 bits of a generator's seed
-}
-
-
 def validate(cfg: CfgNode) -> None:
-    """Checks every choice and range; one line with the value, the limit and the remedy.
+    """Checks every value; the error is one line with the value, the limit and the remedy.
 
     Raises:
         UserError: at the first value that cannot work.
     """
-    if cfg.METHOD.NAME not in METHODS:
-        known = ", ".join(sorted(METHODS))
-        raise UserError(f"METHOD.NAME {cfg.METHOD.NAME!r} is not one of {known}{nearest(cfg.METHOD.NAME, METHODS)}")
-    for key, choices in _CHOICES.items():
-        value = _leaf(cfg, key)
-        if value not in choices:
-            raise UserError(f"{key} is {value!r}; choose one of {', '.join(choices)}")
-    for key, (low, high, closed) in _RANGES.items():
-        value = _leaf(cfg, key)
-        if not _is_number(value) or not low <= value <= high or (value == low and not closed):
-            raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}" + _at_most(high))
-    for key in ("VIEWS.QUERY", "VIEWS.KEY"):
-        if _leaf(cfg, key) not in RECIPES:
-            raise UserError(
-                f"{key} {_leaf(cfg, key)!r} is not one of {', '.join(RECIPES)}{nearest(_leaf(cfg, key), RECIPES)}"
-            )
+    for key, (_, limits) in _KEYS.items():
+        if limits:
+            limits.check(key, get(cfg, key))
     if any(not isinstance(width, int) or width < 1 for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
         raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; every width must be at least 1")
-    for key, what in (("SOLVER.STEPS", "epochs"), ("LINEAR.STEPS", "epochs"), ("LINEAR.LRS", "learning rates")):
-        values = _leaf(cfg, key)
-        if any(not _is_number(value) or value < 0 for value in values):
-            raise UserError(f"{key} is {values}; it must be a list of {what}, numbers of at least 0")
-    method = METHODS[cfg.METHOD.NAME]
-    if cfg.METHOD.LAMBDA_SCHEDULE != "constant" and cfg.METHOD.NAME != "jcl":
-        raise UserError(
-            f"METHOD.LAMBDA_SCHEDULE is {cfg.METHOD.LAMBDA_SCHEDULE}, but {cfg.METHOD.NAME} has no schedule; set it "
-            "constant, or use jcl"
-        )
+    for key, what in _LISTS.items():
+        try:
+            for value in get(cfg, key):
+                AT_LEAST_0.check(key, value)
+        except UserError:
+            raise UserError(f"{key} is {get(cfg, key)}; it must be a list of {what}, numbers of at least 0") from None
+    _refuse_unread_keys(cfg)
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # else found out when pretraining has ended
+    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only when pretraining has ended
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")
-    if cfg.METHOD.NAME == "sce" and cfg.METHOD.LAMBDA > 1:
-        raise UserError(f"METHOD.LAMBDA is {cfg.METHOD.LAMBDA}; for sce it must be at most 1 (1 is MoCo, 0 is ReSSL)")
-    if cfg.METHOD.LABELS == "class" and cfg.METHOD.NAME not in ("supcon", "tcl"):
-        raise UserError(f"METHOD.LABELS is class, but {cfg.METHOD.NAME} has no use for labels; use supcon or tcl")
-    if cfg.METHOD.NUM_KEYS > 1 and not method.many_keys:
-        many = ", ".join(name for name, other in METHODS.items() if other.many_keys)
-        raise UserError(f"METHOD.NUM_KEYS is {cfg.METHOD.NUM_KEYS}, but {cfg.METHOD.NAME} takes 1; {many} take more")
 
 
-def _leaf(cfg: CfgNode, dotted: str) -> Any:
-    for part in dotted.split("."):
-        cfg = cfg[part]
-    return cfg
-
-
-def _is_number(value: Any) -> bool:
-    """True for what a float can hold: not NaN, an infinity, or a whole number of hundreds of digits."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _at_most(high: float) -> str:
-    return "" if high == float("inf") else f" and at most {high}"
+def _refuse_unread_keys(cfg: CfgNode) -> None:
+    """Refuses a hyperparameter of other methods: its value would be ignored."""
+    readers: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        for hyperparameter in method.hyperparameters():
+            readers.setdefault(hyperparameter.key, []).append(name)
+    for key, names in readers.items():
+        value, default = get(cfg, key), _KEYS[key][0]
+        if cfg.METHOD.NAME not in names and value != default:
+            raise UserError(
+                f"{key} is {value}, which METHOD.NAME {cfg.METHOD.NAME} does not read; set it to {default}, or choose "
+                f"{' or '.join(names)}"
+            )

@@ -1,17 +1,20 @@
-"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in the place of its classifier.
+"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in the place of its classifier; its batch norm.
 
 MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from . import distributed
+from .common.errors import UserError
 
 
 def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:
@@ -36,14 +39,14 @@ def feature_dim(resnet: torchvision.models.ResNet) -> int:
 
 
 def pooled_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
-    """(N, 3, H, W) -> (N, F) after global average pooling, whatever stands in the place of the classifier."""
+    """(N, 3, H, W) -> (N, F) after global average pooling, whatever is in the place of the classifier."""
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
     x = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
     return torch.flatten(resnet.avgpool(x), 1)
 
 
 def build_head(in_dim: int, hidden_dims: Sequence[int], out_dim: int, batch_norm: bool) -> nn.Module:
-    """The projection head: linear layers with ReLU (and BN) between; one linear layer for no hidden one."""
+    """The projection head: linear layers with ReLU (and BN) between them; without hidden layers, one linear layer."""
     if not hidden_dims:
         return nn.Linear(in_dim, out_dim)
     layers: list[nn.Module] = []
@@ -56,7 +59,7 @@ def build_head(in_dim: int, hidden_dims: Sequence[int], out_dim: int, batch_norm
 def build_encoder(
     arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: Sequence[int] = ()
 ) -> torchvision.models.ResNet:
-    """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not yet normalised.
+    """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not normalized.
 
     Args:
         bn_groups: as in `split_batch_norm`; one group or none: ordinary batch norm.
@@ -71,7 +74,7 @@ def build_encoder(
 class _Grouped:
     """Training statistics over contiguous groups of the batch: the slices that as many processes would hold.
 
-    One process then behaves as several do, each with its own BN: what ShuffleBN needs (He et al. 2020, Sec. 3.3).
+    One process then behaves as several do, each with its own BN, which ShuffleBN needs (He et al. 2020, Sec. 3.3).
     Running statistics are the mean over the groups.
 
     Attributes:
@@ -89,7 +92,7 @@ class _Grouped:
         means_GC, vars_GC = mean.repeat(len(self.groups), 1), var.repeat(len(self.groups), 1)
         rows_per_image = len(x) // sum(self.groups)
         parts = x.split([rows_per_image * images for images in self.groups])
-        # In parts and joined: as fast as folding parts into channels, and it keeps channels_last as it is.
+        # Splitting and joining is as fast as folding the parts into channels, and preserves channels_last.
         rest = (bn.weight, bn.bias, True, cast(float, bn.momentum), bn.eps)
         y = torch.cat([F.batch_norm(part, means_GC[g], vars_GC[g], *rest) for g, part in enumerate(parts)])
         with torch.no_grad():
@@ -120,3 +123,43 @@ def split_batch_norm(module: nn.Module, groups: Sequence[int]) -> None:
         else:
             continue
         cast(_Grouped, child).groups = groups
+
+
+def local_bn_groups(total: int, wanted: int, has_keys: bool, log: Callable[[str], None]) -> list[int]:
+    """Images in each part of this rank's batch that has BN statistics of its own.
+
+    The parts of the global batch are contiguous, and the slices of the ranks end where parts end; the parts are
+    therefore the same on any number of processes.
+
+    Args:
+        total: images of the global batch.
+        wanted: parts of the global batch; 0: one per process; 1: one, by SyncBN.
+        has_keys: queries and keys must not share statistics. A single process then has several parts by default.
+        log: takes a line for the log.
+
+    Raises:
+        UserError: the batch cannot be divided so.
+    """
+    ranks = distributed.world_size()
+    if total < ranks:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
+    if wanted == 1 and has_keys:
+        log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
+    if wanted > 1 and (wanted % ranks or wanted > total):
+        raise UserError(
+            f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
+        )
+    groups = max(ranks, wanted)
+    if wanted == 0 and ranks == 1 and has_keys:
+        groups = min(8, max(1, total // 2), max(2, total // 32))
+        log(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
+    first, count = distributed.rank() * groups // ranks, groups // ranks
+    bounds = [distributed.slice_bounds(total, group, groups) for group in range(first, first + count)]
+    return [stop - start for start, stop in bounds]
+
+
+def bn_parts(encoder: torchvision.models.ResNet) -> int:
+    """Parts of the global batch that have BN statistics of their own; for equal results, runs must agree on them."""
+    if isinstance(encoder.bn1, nn.SyncBatchNorm):
+        return 1
+    return len(getattr(encoder.bn1, "groups", "1")) * distributed.world_size()

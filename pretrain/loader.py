@@ -1,28 +1,30 @@
-"""One decode an image -> all its views, in an order and with randomness that know nothing of workers, ranks or history.
+"""Decodes each image once and makes all its views; order and randomness do not depend on workers, ranks or history.
 
-The order of an epoch is a function of (seed, epoch); a view's randomness of (seed, epoch, image index, view number). So
-any worker count and any number of processes give the same global batches, and an epoch can be entered at any step.
+The order of an epoch is a function of (seed, epoch), and a view's randomness of (seed, epoch, image index, view
+number). Any number of workers and processes therefore gives the same global batches, and a run can start at any step.
 
 Shape letters: V views, N images of a batch (here: this rank's share), C = 3 channels, H = W = S pixels, L operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
+from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from . import distributed
 from .common import interrupt
 from .common.errors import UserError
+from .common.image_io import CorruptImage
 from .common.workers import ShieldedDataLoader
-from .datasets import CorruptImage, ImageData
+from .datasets import ImageData
 from .views import Recipe, center_view, crop_views, make_views
 
 
@@ -30,31 +32,33 @@ class Batch(NamedTuple):
     """This rank's share of a global batch.
 
     Attributes:
-        views_VNCHW: (V, N, 3, S, S) uint8; the channels lie together in memory.
+        views_VNCHW: (V, N, 3, S, S) uint8, with the channels of a pixel side by side in memory.
         index_N: (N,) int64, position in the data set of the image used.
         label_N: (N,) int64, -1 where the image has no label.
-        params: (V, N, L, 2) float32, the programs that `views.finish` has yet to run; None: the views are finished.
+        programs: (V, N, L, 2) float32, which `view_ops.finish` has yet to run; None: the views are finished.
+        replaced: {position: name} of the corrupt images that others stand in for.
     """
 
     views_VNCHW: Tensor
     index_N: Tensor
     label_N: Tensor
-    params: Tensor | None
+    programs: Tensor | None
+    replaced: dict[int, str]
 
 
 class Loader:
-    """Batches of views, forever the same for the same seed.
+    """Batches of views that depend on the seed and the step alone.
 
     Args:
         data: the images.
-        recipes: one a view.
-        size: S, pixels a side of a view.
-        batch_size: images of a global batch, all ranks together; the last incomplete batch of an epoch is left out.
+        recipes: one per view.
+        size: S, pixels per side of a view.
+        batch_size: images of a global batch, all ranks together; the last incomplete batch of an epoch is dropped.
         seed: of the order and of every view.
         rank, world_size: this process and how many share a global batch.
         num_workers: worker processes; 0: decode in this process.
         on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
-        executor: ``cpu``, or ``device``: leave the colour operations to `views.finish`.
+        executor: ``cpu``, or ``device``: leave the color operations to `view_ops.finish`.
         pin_memory: batches come in pinned memory, from which a GPU takes them without the host waiting.
 
     Attributes:
@@ -85,31 +89,38 @@ class Loader:
                 f"set SOLVER.IMS_PER_BATCH to at most {len(data)}, or bring more images"
             )
         self.corrupt_count = 0
+        self._corrupt_images: set[int] = set()
         self._total, self._images, self._seed = batch_size, len(data), seed
         self._share = distributed.slice_bounds(batch_size, rank, world_size)
-        self._corrupt_images: set[int] = set()
-        self._order = _Order()
-        views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
-        self._batches = _data_loader(views, self._order, num_workers, persistent=True, pin_memory=pin_memory)
+        self._views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
+        self._num_workers, self._pin_memory = num_workers, pin_memory
 
     def __len__(self) -> int:
-        """Steps an epoch."""
+        """Steps per epoch."""
         return self._images // self._total
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from ``start_step`` on: exactly the tail of the whole epoch.
+    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[int, Batch]]:
+        """Each step from ``first_step`` to before ``total_steps`` with its batch; an epoch has ``len(self)`` steps.
 
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip: more than 1 in 1,000 images are (one always may).
         """
-        order = stream(self._seed, epoch, _ORDER, 0).permutation(self._images)
+        items = self._items(first_step, total_steps)
+        loaded = _data_loader(self._views, items, self._num_workers, self._pin_memory)
+        for step, item in enumerate(loaded, start=first_step):
+            batch: Batch = _unwrap(item)
+            self._count_corrupt(batch.replaced)
+            yield step, batch
+
+    def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
+        """(epoch, position) of each image of this rank's share of a batch, step by step."""
         start, stop = self._share
-        steps = range(start_step * self._total, len(self) * self._total, self._total)
-        self._order.batches = [[(epoch, int(i)) for i in order[at + start : at + stop]] for at in steps]
-        for item in self._batches:
-            loaded = _unwrap(item)
-            self._count_corrupt(loaded.replaced)
-            yield Batch(loaded.views_VNHWC.permute(0, 1, 4, 2, 3), loaded.index_N, loaded.label_N, loaded.params)
+        order = None
+        for step in range(first_step, total_steps):
+            epoch, at = divmod(step, len(self))
+            if order is None or at == 0:
+                order = stream(self._seed, epoch, _ORDER, 0).permutation(self._images)
+            yield [(epoch, int(i)) for i in order[at * self._total + start : at * self._total + stop]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         self.corrupt_count += len(replaced)
@@ -119,6 +130,18 @@ class Loader:
                 f"{len(self._corrupt_images)} of {self._images} images are corrupt, more than the 1 in 1,000 that "
                 f"DATALOADER.ON_CORRUPT skip allows; the last: {list(replaced.values())[-1]}"
             )
+
+
+def build_loader(
+    cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int,
+    executor: str = "cpu",
+) -> Loader:  # fmt: skip
+    """A `Loader` of this rank's shares for ``device``."""
+    return Loader(
+        data, recipes, size, batch_size=batch_size, seed=cfg.SEED, rank=distributed.rank(),
+        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=executor, pin_memory=device.type == "cuda",
+    )  # fmt: skip
 
 
 def eval_batches(
@@ -135,16 +158,16 @@ def eval_batches(
 
     Args:
         indices: positions to take; None: all.
-        on_corrupt: ``error``, or ``skip``: leave unreadable images out (the positions tell which are there).
+        on_corrupt: ``error``, or ``skip``: leave out unreadable images (the positions tell which are there).
         pin_memory: as in `Loader`.
 
     Yields:
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
     """
     positions = np.arange(len(data)) if indices is None else np.asarray(indices)
-    order = _Order([positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)])
+    order = [positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)]
     views = _EvalViews(data, size, resize, on_corrupt == "skip")
-    for item in _data_loader(views, order, num_workers, persistent=False, pin_memory=pin_memory):
+    for item in _data_loader(views, order, num_workers, pin_memory):
         images_NHWC, index_N = _unwrap(item)
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
@@ -158,34 +181,11 @@ def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))
 
 
-class _Loaded(NamedTuple):
-    """What a worker sends: a `Batch` in the order of memory, and {position: name} of the images it had to replace."""
-
-    views_VNHWC: Tensor
-    index_N: Tensor
-    label_N: Tensor
-    params: Tensor | None
-    replaced: dict[int, str]
-
-
 @dataclass
 class _Failure:
-    """A user's mistake found in a worker. Raised there, torch would wrap it in a traceback's text."""
+    """A user's mistake found in a worker. If it were raised there, torch would wrap it in the text of a traceback."""
 
     message: str
-
-
-class _Order:
-    """A batch sampler that yields the batches it was last given; persistent workers outlive an epoch."""
-
-    def __init__(self, batches: Sequence[Sequence[Any]] = ()) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,12 @@ class _Views(Dataset):
     size: int
     seed: int
     skip_corrupt: bool
-    leave_colours: bool
+    leave_colors: bool
 
     def name(self, item: tuple[int, int]) -> str:
         return self.data.image_name(item[1])
 
-    def __getitems__(self, items: list[tuple[int, int]]) -> _Loaded | _Failure:
+    def __getitems__(self, items: list[tuple[int, int]]) -> Batch | _Failure:
         views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
         programs: list[np.ndarray] = []
         used = np.empty(len(items), np.int64)
@@ -211,7 +211,7 @@ class _Views(Dataset):
             for n, (epoch, position) in enumerate(items):
                 image, used[n] = self._read(position, replaced)
                 rng_of_view = self._rng_of_view(epoch, position)
-                if self.leave_colours:
+                if self.leave_colors:
                     views[:, n], program = crop_views(image, self.recipes, self.size, rng_of_view)
                     programs.append(program)
                 else:
@@ -219,8 +219,9 @@ class _Views(Dataset):
         except UserError as error:
             return _Failure(str(error))
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
-        params = torch.from_numpy(np.stack(programs, axis=1)) if self.leave_colours else None
-        return _Loaded(torch.from_numpy(views), torch.from_numpy(used), torch.from_numpy(labels), params, replaced)
+        left = torch.from_numpy(np.stack(programs, axis=1)) if self.leave_colors else None
+        views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
+        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), left, replaced)
 
     def _rng_of_view(self, epoch: int, position: int) -> Callable[[int], np.random.Generator]:
         return lambda view: stream(self.seed, epoch, _VIEW, position, view)
@@ -263,19 +264,13 @@ class _EvalViews(Dataset):
         return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
 
 
-def _data_loader(views: Dataset, order: _Order, num_workers: int, persistent: bool, pin_memory: bool) -> DataLoader:
+def _data_loader(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> DataLoader:
     return ShieldedDataLoader(
-        views,
-        order,
-        num_workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=_start_worker,
-        persistent_workers=persistent and num_workers > 0,
-        pin_memory=pin_memory,
+        views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
     )
 
 
-def _as_it_is(loaded: Any) -> Any:
+def _identity(loaded: Any) -> Any:
     return loaded
 
 

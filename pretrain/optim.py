@@ -1,4 +1,4 @@
-"""Optimisers by key: SGD (the recipes'), AdamW, LARS (timm's)."""
+"""Optimizers by key: SGD (the recipes'), AdamW, LARS (timm's)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone.
 
     LARS clips as LARC and solo-learn's do: a layer's rate is min(trust ratio, lr), where plain LARS has their product.
-    Both of torch's run fused: one pass over the parameters instead of several.
+    torch's two run fused: one pass over the parameters instead of several.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
     if solver.OPTIMIZER == "sgd":
         sgd = torch.optim.SGD(trained, lr, momentum=solver.MOMENTUM, weight_decay=decay, fused=True)
         if solver.MOMENTUM:
-            # torch's fused step leaves them uninitialised where a gradient scaler skips the very first step. From zeros
+            # torch's fused step leaves them uninitialized where a gradient scaler skips the very first step. From zeros
             # the first step is the same: dampening is 0.
             for p in trained:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -31,6 +31,4 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr, fused=True)
     from timm.optim.lars import Lars  # slow to import
 
-    return Lars(
-        groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=True
-    )  # fmt: skip
+    return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=True)

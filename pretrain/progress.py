@@ -1,4 +1,4 @@
-"""Long work shows itself: a bar on a terminal, one line per minute in a log, a verdict on what holds the run up."""
+"""Progress of long work: a bar on a terminal, one line per minute in a log, and whether data or compute limits it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
+
+T = TypeVar("T")
 
 
 class Progress:
     """Counts steps, time and the share of it spent waiting for data.
 
     Args:
-        total_steps: optimiser steps of the whole run.
+        total_steps: optimizer steps of the whole run.
         start_step: steps done before (resume).
         images_per_step: global batch.
         show: False on ranks other than 0.
@@ -27,27 +31,26 @@ class Progress:
     ) -> None:
         self._total, self._step, self._batch = total_steps, start_step, images_per_step
         self._logger = logger
-        self._interactive = show and sys.stderr.isatty()
         self._bar = tqdm(
-            total=total_steps,
-            initial=start_step,
-            desc=name,
-            unit="step",
-            disable=not self._interactive,
+            total=total_steps, initial=start_step, desc=name, unit="step", disable=not (show and sys.stderr.isatty()),
             dynamic_ncols=True,
-        )
+        )  # fmt: skip
         now = time.perf_counter()
         self._mark, self._marked_step = now, start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
         self._next_line = now
 
-    def waited(self, seconds: float) -> None:
-        """Adds time that the loop stood still for its data."""
-        self.seconds_waited += seconds
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """``batches``; the time that the loop waits for each is added to ``seconds_waited``."""
+        began = time.perf_counter()
+        for batch in batches:
+            self.seconds_waited += time.perf_counter() - began
+            yield batch
+            began = time.perf_counter()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes counts in no rate: it is no step, and the next steps will not take as long."""
+        """The time that the block takes counts in no rate: it is not a step, and later steps will not take as long."""
         began = time.perf_counter()
         try:
             yield
@@ -79,7 +82,7 @@ class Progress:
         return rates
 
     def report(self, text: str, rates: dict[str, float], force: bool = False) -> None:
-        """A line at most once a minute (or now, with ``force``); on a terminal the bar carries the numbers too."""
+        """Logs a line at most once a minute (``force``: now); on a terminal the bar shows the numbers too."""
         self._bar.set_postfix_str(text)
         now = time.perf_counter()
         if now < self._next_line and not force:
@@ -90,15 +93,8 @@ class Progress:
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
             self._logger.info(
                 f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
-                f"eta {duration(rates['eta_seconds'])}  data wait {100 * share:.0f}% ({verdict})"
+                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  data wait {100 * share:.0f}% ({verdict})"
             )
 
     def close(self) -> None:
         self._bar.close()
-
-
-def duration(seconds: float) -> str:
-    """1 d 02:03:04, hours and minutes with leading zeros."""
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    return f"{f'{days} d ' if days else ''}{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

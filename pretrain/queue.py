@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .common.errors import UserError
-
 
 class NegativeQueue(nn.Module):
     """K unit vectors of D dimensions; the newest vectors replace the oldest (He et al. 2020, Sec. 3.2).
@@ -20,11 +18,9 @@ class NegativeQueue(nn.Module):
 
     def __init__(self, dim: int, size: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if size < 1:
-            raise UserError(f"MODEL.QUEUE_SIZE is {size}; it must be at least 1")
         self.register_buffer("queue", F.normalize(torch.randn(dim, size, generator=generator), dim=0))
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-        self._ptr: int | None = None  # host copy: reading the buffer would synchronise with the device
+        self._ptr: int | None = None  # host copy: reading the buffer would synchronize with the device
 
     @torch.no_grad()
     def enqueue(self, vectors_ND: Tensor) -> None:

@@ -1,41 +1,26 @@
-"""Learning rate, EMA momentum and lambda as pure functions of progress in [0, 1) (the share of training steps done)."""
+"""Learning rate and EMA momentum as pure functions of progress in [0, 1) (the share of training steps done).
+
+The cosine is fvcore's. Warm-up and steps are not: fvcore rounds progress to a millionth of the run and milestones to
+whole updates, whereas here they take effect exactly where a recipe says.
+"""
 
 from __future__ import annotations
 
 import bisect
-import math
 from collections.abc import Sequence
 
+from fvcore.common.param_scheduler import CosineParamScheduler
 
-def cosine(progress: float, warmup: float = 0.0) -> float:
-    """Multiplier of the base learning rate: linear from 0 over ``warmup`` (a share of training), then a half cosine.
-
-    Without warm-up: (1 + cos(pi progress)) / 2 (MoCo v2; Loshchilov & Hutter 2017 without restarts).
-    """
-    if progress < warmup:
-        return progress / warmup
-    return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
-
-
-def step(progress: float, milestones: Sequence[float], gamma: float, warmup: float = 0.0) -> float:
-    """Multiplier of the base learning rate: ``gamma`` once for each milestone (a share of training) reached."""
-    if progress < warmup:
-        return progress / warmup
-    return gamma ** bisect.bisect_right(sorted(milestones), progress)
+_half_cosine = CosineParamScheduler(1.0, 0.0)  # MoCo v2; Loshchilov & Hutter 2017 without restarts
 
 
 def ema_momentum(progress: float, base: float, kind: str) -> float:
     """m of the key encoder: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
-    return base if kind == "constant" else 1 - (1 - base) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def strength(epoch: int, epochs: int, base: float, kind: str) -> float:
-    """JCL's lambda: ``constant`` (the paper), or ``linear``: base (epoch + 1) / epochs (its released code)."""
-    return base if kind == "constant" else base * (epoch + 1) / epochs
+    return base if kind == "constant" else CosineParamScheduler(base, 1.0)(progress)
 
 
 def learning_rate(
-    step_index: int,
+    step: int,
     steps_per_epoch: int,
     epochs: int,
     *,
@@ -46,18 +31,21 @@ def learning_rate(
     warmup_epochs: float = 0.0,
     per_step: bool = True,
 ) -> float:
-    """The learning rate of one optimiser step.
+    """The learning rate of one optimizer step: a linear warm-up from 0, then ``kind``.
 
     Args:
-        step_index: optimiser steps done before this one.
-        kind: ``cosine`` or ``step``.
-        milestones: epochs at which ``step`` multiplies by ``gamma``.
-        per_step: False holds the rate within an epoch (MoCo's scripts); warm-up always moves by the step, and where it
-            ends within an epoch, the rest of that epoch has the rate at its end.
+        step: optimizer steps done before this one.
+        kind: ``cosine``: a half cosine over the rest of training; ``step``: ``base_lr``, times ``gamma`` at each of
+            ``milestones`` (epochs).
+        per_step: False holds the rate within an epoch (MoCo's scripts). Warm-up always changes it at each step, and
+            where warm-up ends within an epoch, the rest of that epoch has the rate at its end.
     """
-    exact = step_index / steps_per_epoch
-    epoch = exact if per_step or exact < warmup_epochs else max(step_index // steps_per_epoch, warmup_epochs)
-    warmup = min(warmup_epochs / epochs, 1.0)
+    epoch = step / steps_per_epoch
+    if not per_step and epoch >= warmup_epochs:
+        epoch = max(step // steps_per_epoch, warmup_epochs)
+    progress, warmup = epoch / epochs, min(warmup_epochs / epochs, 1.0)
+    if progress < warmup:
+        return base_lr * (progress / warmup)
     if kind == "cosine":
-        return base_lr * cosine(epoch / epochs, warmup)
-    return base_lr * step(epoch / epochs, [m / epochs for m in milestones], gamma, warmup)
+        return base_lr * _half_cosine((progress - warmup) / (1 - warmup))
+    return base_lr * gamma ** bisect.bisect_right(sorted(m / epochs for m in milestones), progress)

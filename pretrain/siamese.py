@@ -1,19 +1,22 @@
-"""The query/key encoder pair: EMA, ShuffleBN, one forward for all M' keys. Written once for every queue method.
+"""The query/key encoder pair of every queue method: EMA, ShuffleBN, one forward pass for all M' keys.
 
-Shape letters: M positive keys an image, N images of the global batch, n images of this rank, D dimensions.
+Shape letters: M positive keys per image, N images of the global batch, n images of this rank, D dimensions.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed
+from . import distributed, views
 from .common.errors import UserError
 from .queue import NegativeQueue
+
+Embed = Callable[[nn.Module, Tensor], Tensor]  # `embed` with its settings bound
 
 
 class SiameseEncoder(nn.Module):
@@ -21,64 +24,61 @@ class SiameseEncoder(nn.Module):
 
     Args:
         encoder_q: module (n, 3, H, W) -> (n, D).
-        queue: the negatives; None, with no ``encoder_k`` either, for objectives inside the batch.
+        negatives: the queue.
     """
 
-    def __init__(self, encoder_q: nn.Module, queue: NegativeQueue | None) -> None:
+    def __init__(self, encoder_q: nn.Module, negatives: NegativeQueue) -> None:
         super().__init__()
         self.encoder_q = encoder_q
-        self.encoder_k: nn.Module | None = None
-        self.negatives = queue
-        if queue is not None:
-            self.encoder_k = copy.deepcopy(encoder_q)
-            self.encoder_k.requires_grad_(False)
+        self.encoder_k = copy.deepcopy(encoder_q)
+        self.encoder_k.requires_grad_(False)
+        self.negatives = negatives
 
     @torch.no_grad()
     def update_keys(self, momentum: float) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2); parameters only, BN is its own."""
-        assert self.encoder_k is not None
+        """theta_k <- m theta_k + (1 - m) theta_q (He et al. 2020, Eq. 2); parameters only: BN has its own average."""
         keys: list[Tensor] = list(self.encoder_k.parameters())
         queries: list[Tensor] = list(self.encoder_q.parameters())
         torch._foreach_lerp_(keys, queries, 1 - momentum)
 
     @torch.no_grad()
-    def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, prepare) -> Tensor:
+    def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed) -> Tensor:
         """All M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
 
         Args:
-            images_MnCHW: this rank's key views, any dtype; what travels between ranks is this (uint8 is 4 times less).
+            images_MnCHW: this rank's key views; they travel between ranks as they are (uint8 is 4 times smaller).
             total: N, images in the global batch.
             shuffle: generator in the same state on every rank; draws one permutation of the M' N rows.
-            prepare: raw images -> network input.
 
         Returns:
             (M, n, D) unit-norm keys.
         """
-        assert self.encoder_k is not None
-        many, count = images_MnCHW.shape[:2]
-        order = torch.randperm(many * total, generator=shuffle)
-        plan = distributed.ExchangePlan(order, many, total)
+        num_keys, count = images_MnCHW.shape[:2]
+        order = torch.randperm(num_keys * total, generator=shuffle)
+        plan = distributed.ExchangePlan(order, num_keys, total)
         rows = plan.scatter(images_MnCHW.flatten(0, 1))
-        return plan.collect(encode(self.encoder_k, prepare(rows))).view(many, count, -1)
-
-    def moco_state_dict(self) -> dict[str, Tensor]:
-        """The state under MoCo's checkpoint names (``module.encoder_q.*``, ``module.queue``, ...)."""
-        return {f"module.{name.replace('negatives.', '')}": value for name, value in self.state_dict().items()}
-
-    def load_moco_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Strict inverse of `moco_state_dict`."""
-        names = {f"module.{name.replace('negatives.', '')}": name for name in self.state_dict()}
-        self.load_state_dict({names.get(name, name): value for name, value in state.items()}, strict=True)
+        return plan.collect(embed(self.encoder_k, rows)).view(num_keys, count, -1)
 
 
-def encode(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Unit-norm embeddings in float32.
+def embed(
+    encoder: nn.Module,
+    images: Tensor,
+    *,
+    amp: str = "none",
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Unit-norm float32 embeddings (n, D) of uint8 images (n, 3, H, W).
+
+    Args:
+        amp: as in `autocast`.
 
     Raises:
-        UserError: batch norm has a single value a channel to take statistics of.
+        UserError: batch norm has a single value per channel, of which there are no statistics.
     """
+    x = views.normalize(images).contiguous(memory_format=memory_format)
     try:
-        embeddings = encoder(images)
+        with autocast(amp, x.device.type):
+            embeddings = encoder(x)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -87,3 +87,9 @@ def encode(encoder: nn.Module, images: Tensor) -> Tensor:
             "MODEL.BN_GROUPS or start fewer processes"
         ) from error
     return F.normalize(embeddings.float(), dim=1)
+
+
+def autocast(amp: str, device_type: str) -> torch.autocast:
+    """The precision of SOLVER.AMP: none | bf16 | fp16 (for GPUs without bf16)."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)

@@ -1,13 +1,18 @@
 """Pretraining, read from top to bottom: config -> run folder.
 
+    python -m pretrain.train --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
+    torchrun --nproc-per-node 8 -m pretrain.train --config-file ...
+
 One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import argparse
+import dataclasses
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +22,51 @@ from torch import Tensor
 
 from . import datasets, distributed, schedule, views
 from .common import checkpoint, interrupt, process_group
-from .common.config_io import dump, flatten
-from .common.errors import UserError
-from .common.run_folder import (
-    MetricsWriter,
-    atomic_write,
-    read_json,
-    setup_logging,
-    write_environment,
-    write_json,
-)
+from .common.config_io import dump
+from .common.errors import UserError, run_command_line
+from .common.metrics import MetricsWriter
+from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.stage import stage
-from .config import FREE_ON_RESUME, from_yaml_text
-from .learner import Learner
-from .loader import Loader
-from .methods import METHODS
+from .config import load_config
+from .loader import Loader, build_loader
+from .objectives import build_objective
+from .optim import build_optimizer
 from .probe import knn
-from .probe.features import ProbeData
+from .probe.features import ProbeData, protocol
 from .progress import Progress
+from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
+from .view_ops import finish
+from .watch import Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What the functions of this file share; `metrics` is None on ranks other than 0, which do not write."""
+
+    cfg: CfgNode
+    folder: Path
+    device: torch.device
+    log: logging.Logger
+    loader: Loader
+    total_steps: int
+    training: Training
+    watch: Watch
+    metrics: MetricsWriter | None
+    probe_data: ProbeData | None
+    progress: Progress
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.loader)
+
+    def probe_due(self, step: int) -> bool:
+        """True at the end of every PROBE.KNN_PERIOD epochs except the last, which has its own probe."""
+        period = self.cfg.PROBE.KNN_PERIOD * self.steps_per_epoch
+        return bool(period) and 0 < step < self.total_steps and step % period == 0
 
 
 def main(cfg: CfgNode) -> dict[str, Any]:
-    """Pretrains as ``cfg`` says and returns what stands in results.json.
+    """Pretrains as ``cfg`` says and returns the content of results.json.
 
     A folder that holds checkpoints of the same config is resumed; one that is complete is left as it is.
 
@@ -48,188 +76,117 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     """
     output_dir = Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
     with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
-        return _pretrain(cfg, output_dir, device)
-
-
-def _pretrain(cfg: CfgNode, output_dir: Path, device: torch.device) -> dict[str, Any]:
-    log = setup_logging(output_dir, distributed.rank())
-    method = METHODS[cfg.METHOD.NAME]
-    found = _find_checkpoint(cfg, output_dir, log.warning)
-
-    def open_data() -> datasets.ImageData:
-        data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-        if cfg.METHOD.LABELS == "class" and method.kind == "batch" and data.labels is None:
-            raise UserError(
-                f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder per class, or index"
-            )
-        return data
-
-    data = process_group.on_every_rank(open_data)
-    recipes = [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
-    loader = Loader(
-        data, recipes, cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED,
-        rank=distributed.rank(), world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
-    )  # fmt: skip
-    steps_per_epoch = len(loader)
-    all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS  # what schedules run over
-    total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
-
-    learner = Learner(cfg, device, log.info, resumes=found is not None)
-    state = found[1] if found else {}
-    step = process_group.on_every_rank(lambda: learner.load(state)) if state else 0
-    if distributed.world_size() > 1:  # ranks of different weights would average their gradients without a word
-        process_group.refuse_disagreement(
-            (step, len(data), learner.digest()), "(step, training images, digest of the weights)"
-        )
-    if state.get("steps_per_epoch", steps_per_epoch) != steps_per_epoch:
-        raise UserError(
-            f"{output_dir} was begun with {state['steps_per_epoch']} steps per epoch, but {cfg.DATA.TRAIN} now gives "
-            f"{steps_per_epoch}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
-        )
-    metrics: MetricsWriter | None = None  # rank 0 writes
-
-    def open_folder() -> None:
-        nonlocal metrics
-        if not found:
-            _clear(output_dir)
-            atomic_write(output_dir / "config.yaml", dump(cfg))
-        write_environment(output_dir)
-        metrics = MetricsWriter(output_dir, step)
-
-    process_group.on_first_rank(open_folder)
-    if found:
-        log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
-        found, state = None, {}  # a checkpoint's worth of memory
-    if step >= total_steps:
-        results_file = output_dir / "results.json"
-        results = process_group.on_first_rank(lambda: read_json(results_file) if results_file.is_file() else None)
+        log = setup_logging(output_dir, distributed.rank())
+        run, step, results = _open(cfg, output_dir, device, log)
         if results:
             log.info(f"{output_dir} is complete; nothing to do")
             return results
-
-    probe_data = knn.open_data(cfg, data, log.info)
-    progress = Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME)
-    if _probe_is_due(step, cfg, steps_per_epoch, total_steps):  # stopped between this checkpoint and its kNN?
-        missing = metrics is not None and not metrics.holds(step - 1, "knn_top1")
-        if distributed.mean_(torch.full((), float(missing), device=device)) > 0:
-            with progress.paused():
-                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
-    while step < total_steps:
-        epoch = step // steps_per_epoch
-        batches = iter(loader.epoch(epoch, step % steps_per_epoch))
-        while step < min((epoch + 1) * steps_per_epoch, total_steps):
-            waiting = time.perf_counter()
-            batch = next(batches)
-            progress.waited(time.perf_counter() - waiting)
-            lr = _set_learning_rate(learner.optimizer, cfg, step, steps_per_epoch)
-            objective = learner.step(batch, step, step / all_steps, epoch, lr, data)
-            step += 1
-            progress.advance()
-            if step % cfg.SOLVER.LOG_PERIOD == 0 or step == total_steps:
-                share = len(batch.index_N) / cfg.SOLVER.IMS_PER_BATCH
-                values, corrupt, waited = _over_ranks(
-                    {"loss": objective.loss.detach(), **objective.metrics}, share, loader.corrupt_count, progress
-                )
-                rates = progress.rates(waited)
-                if metrics is not None:
-                    notes = {"corrupt_images": corrupt} if corrupt else {}
-                    notes |= learner.precision()
-                    metrics.write(step - 1, {**values, "lr": lr, "epoch": step / steps_per_epoch, **notes, **rates})
-                    progress.report(f"loss {values['loss']:.4f}  lr {lr:.3g}", rates, force=step == total_steps)
-            stop = learner.stop_agreed()
-            period = cfg.SOLVER.CHECKPOINT_PERIOD or steps_per_epoch
-            probe_due = _probe_is_due(step, cfg, steps_per_epoch, total_steps)
-            if stop or probe_due or step % period == 0 or step == total_steps:
-                learner.check_finite()
-                with progress.paused():
-                    _save(learner, output_dir, cfg, step, steps_per_epoch)
-            if stop and step < total_steps:
-                progress.close()
-                raise interrupt.Stopped(f"{stop}: checkpoint of step {step} is in {output_dir}")
-        if _probe_is_due(step, cfg, steps_per_epoch, total_steps):
-            with progress.paused():
-                _probe(learner, probe_data, cfg, device, step, steps_per_epoch, metrics, log.info)
-    progress.close()
-
-    knn_score = knn.evaluate(learner.encoder, probe_data, cfg, device)
-    results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": step / steps_per_epoch,
-               "steps": step, "metrics": {f"knn_{k}": v for k, v in knn_score.items()}}  # fmt: skip
-    if probe_data:
-        results["knn_protocol"] = knn.protocol(cfg, probe_data)
-    if cfg.SOLVER.AMP == "fp16":
-        results["skipped_steps"] = learner.skipped_steps
-        if learner.skipped_steps:
-            log.info(f"fp16: {learner.skipped_steps} of {step} steps were skipped, as their gradients overflowed")
-
-    def finish() -> None:
-        assert metrics is not None
-        if knn_score and not metrics.holds(step - 1, "knn_top1"):  # a run killed after this line has it already
-            metrics.write(step - 1, results["metrics"])
-            log.info(f"kNN top-1 {knn_score['top1']:.2f} ({knn_score['train_images']} images, k {cfg.PROBE.KNN_K})")
-        metrics.close()
-        checkpoint.save(output_dir / checkpoint.FINAL, learner.state(cfg, step, steps_per_epoch))
-        for path in output_dir.glob("checkpoint_[0-9]*.pth"):
-            path.unlink()
-        write_json(output_dir / "results.json", results)
-        log.info(f"done: {output_dir / checkpoint.FINAL}")
-
-    process_group.on_first_rank(finish)
-    return results
+        _probe_if_missing(run, step)
+        _train(run, step)
+        return _finish(run)
 
 
-def _find_checkpoint(cfg: CfgNode, output_dir: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-    """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
+def _train(run: _Run, first_step: int) -> None:
+    """The training loop: every line that changes something is here, and what it hides is one module away."""
+    cfg, (objective, optimizer, scaler), watch = run.cfg, run.training, run.watch
+    batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
+    for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
+        lr = _set_learning_rate(optimizer, cfg, step, run.steps_per_epoch)
+        images_VNCHW = finish(batch.views_VNCHW.to(run.device, non_blocking=True), batch.programs)
+        loss, metrics = objective.loss(images_VNCHW, batch, step)
+        # DDP averages over ranks; a rank with more images must weigh more for the global mean.
+        weight = len(batch.index_N) * distributed.world_size() / batch_size
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss * weight).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        objective.after_step(step)
+        watch.step(loss.detach(), step, lr, batch.index_N)
+        run.progress.advance()
 
-    Raises:
-        UserError: a rank cannot read it, or it is not of a run of ``cfg``.
+        done = step + 1
+        if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
+            _log(run, done, lr, {"loss": loss.detach(), **metrics}, len(batch.index_N) / batch_size)
+        stop, probe_due = watch.stop_agreed(), run.probe_due(done)
+        if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
+            watch.check()
+            _save(run, done)
+        if stop and done < total:
+            run.progress.close()
+            raise interrupt.Stopped(f"{stop}: checkpoint of step {done} is in {run.folder}")
+        if probe_due:
+            _probe(run, done)
+    run.progress.close()
+
+
+def _open(
+    cfg: CfgNode, folder: Path, device: torch.device, log: logging.Logger
+) -> tuple[_Run, int, dict[str, Any] | None]:
+    """Opens the data, builds what is trained and opens the run folder, which all ranks agree on.
+
+    Returns:
+        The run, the step to go on from, and the results if the run is complete.
     """
+    found = find_checkpoint(cfg, folder, log.warning)
+    data = process_group.on_every_rank(lambda: _open_data(cfg))
+    recipes = [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    loader = build_loader(
+        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        executor=cfg.VIEWS.EXECUTOR,
+    )  # fmt: skip
+    all_steps = len(loader) * cfg.SOLVER.EPOCHS
+    total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
+    objective = build_objective(cfg, device, len(loader), log.info, read_weights=found is None)
+    scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
+    training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+    step, state = 0, found[1] if found else {}
+    if found:
+        step = process_group.on_every_rank(lambda: from_checkpoint(training, state, log.info))
+    if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
+        start = (step, len(data), digest(objective.model))
+        process_group.refuse_disagreement(start, "(step, training images, digest of the weights)")
+    if state.get("steps_per_epoch", len(loader)) != len(loader):
+        raise UserError(
+            f"{folder} was begun with {state['steps_per_epoch']} steps per epoch, but {cfg.DATA.TRAIN} now gives "
+            f"{len(loader)}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
+        )
+    metrics: list[MetricsWriter] = []
 
-    def choose() -> Path | None:
-        found = checkpoint.newest(output_dir, warn)
-        return found[0] if found else None
+    def open_folder() -> dict[str, Any] | None:
+        if not found:
+            _clear(folder)
+            atomic_write(folder / "config.yaml", dump(cfg))
+        write_environment(folder)
+        metrics.append(MetricsWriter(folder, step))
+        results_file = folder / "results.json"
+        return read_json(results_file) if step >= total_steps and results_file.is_file() else None
 
-    path = process_group.on_first_rank(choose)
-    if path is None:
-        return None
-
-    def read() -> dict[str, Any]:
-        state = checkpoint.read(path)
-        if not isinstance(state.get("config"), str):
-            raise UserError(f"{path} keeps no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
-        _check_same_run(cfg, from_yaml_text(state["config"], f"the config in {path}"), output_dir)
-        return state
-
-    return path, process_group.on_every_rank(read)
+    results = process_group.on_first_rank(open_folder)
+    if found:
+        log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+    run = _Run(
+        cfg, folder, device, log, loader, total_steps, training,
+        Watch(objective.model, scaler, data.image_name, int(state.get("skipped_steps", 0))),
+        metrics[0] if metrics else None, None if results else knn.open_data(cfg, data, log.info),
+        Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
+    )  # fmt: skip
+    return run, step, results
 
 
-def _clear(output_dir: Path) -> None:
-    """Removes what a run that left no checkpoint wrote: it would pass for this run's."""
+def _open_data(cfg: CfgNode) -> datasets.ImageData:
+    data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
+    if cfg.METHOD.LABELS == "class" and data.labels is None:
+        raise UserError(
+            f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder per class, or index"
+        )
+    return data
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run that left no checkpoint wrote: it would be taken for this run's."""
     for name in ("results.json", "metrics.json", "events.out.tfevents.*"):
-        for path in output_dir.glob(name):
+        for path in folder.glob(name):
             path.unlink()
-
-
-def _probe_is_due(step: int, cfg: CfgNode, steps_per_epoch: int, total_steps: int) -> bool:
-    """True at the end of every PROBE.KNN_PERIOD epochs but the last, which has its own."""
-    period = cfg.PROBE.KNN_PERIOD * steps_per_epoch
-    return bool(period) and 0 < step < total_steps and step % period == 0
-
-
-def _probe(
-    learner: Learner,
-    data: ProbeData | None,
-    cfg: CfgNode,
-    device: torch.device,
-    step: int,
-    steps_per_epoch: int,
-    metrics: MetricsWriter | None,
-    say: Callable[[str], None],
-) -> None:
-    score = knn.evaluate(learner.encoder, data, cfg, device)
-    if score and metrics is not None:
-        metrics.write(step - 1, {f"knn_{k}": v for k, v in score.items()})
-        say(f"epoch {step // steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
@@ -243,6 +200,18 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int
     return lr
 
 
+def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
+    means, corrupt, waited = _over_ranks(values, share, run.loader.corrupt_count, run.progress)
+    rates = run.progress.rates(waited)
+    if run.metrics is None:
+        return
+    notes: dict[str, float] = {"corrupt_images": corrupt} if corrupt else {}
+    if run.training.scaler.is_enabled():
+        notes |= {"loss_scale": run.training.scaler.get_scale(), "skipped_steps": run.watch.skipped_steps}
+    run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
+    run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
+
+
 def _over_ranks(
     values: dict[str, Tensor], share: float, corrupt: int, progress: Progress
 ) -> tuple[dict[str, float], int, float]:
@@ -250,7 +219,7 @@ def _over_ranks(
 
     Args:
         values: means over this rank's images.
-        share: this rank's images per image of the global batch.
+        share: this rank's share of the images of the global batch.
     """
     device = next(iter(values.values())).device
     here = torch.tensor([share, corrupt, progress.seconds_waited], device=device)
@@ -261,21 +230,81 @@ def _over_ranks(
     return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)
 
 
-def _save(learner: Learner, output_dir: Path, cfg: CfgNode, step: int, steps_per_epoch: int) -> None:
+def _save(run: _Run, done: int) -> None:
     """Rank 0 writes; no rank goes on, or leaves, before it has."""
 
     def write() -> None:
-        path = checkpoint.path_of_step(output_dir, step)
-        checkpoint.save(path, learner.state(cfg, step, steps_per_epoch))
-        checkpoint.prune(output_dir, cfg.SOLVER.CHECKPOINT_KEEP, path)
+        path = checkpoint.path_of_step(run.folder, done)
+        checkpoint.save(path, _state(run, done))
+        checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
-    process_group.on_first_rank(write)
+    with run.progress.paused():
+        process_group.on_first_rank(write)
 
 
-def _check_same_run(cfg: CfgNode, earlier_cfg: CfgNode, output_dir: Path) -> None:
-    """Refuses to continue a run under another config: the result would be neither."""
-    earlier = dict(flatten(earlier_cfg))
-    changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
-               if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
-    if changed:
-        raise UserError(f"{output_dir} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
+def _state(run: _Run, done: int) -> dict[str, Any]:
+    return to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped_steps)
+
+
+def _probe_if_missing(run: _Run, step: int) -> None:
+    """kNN of the checkpoint that the run goes on from, if it was stopped between that checkpoint and its kNN."""
+
+    def missing() -> bool:
+        return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
+
+    if run.probe_due(step) and process_group.on_first_rank(missing):
+        _probe(run, step)
+
+
+def _probe(run: _Run, done: int) -> None:
+    with run.progress.paused():
+        score = knn.evaluate(run.training.objective.encoder, run.probe_data, run.cfg, run.device)
+    if score and run.metrics is not None:
+        run.metrics.write(done - 1, {f"knn_{k}": v for k, v in score.items()})
+        run.log.info(f"epoch {done // run.steps_per_epoch}: kNN top-1 {score['top1']:.2f}")
+
+
+def _finish(run: _Run) -> dict[str, Any]:
+    """Runs the last kNN and writes the final checkpoint and results.json, which says that the run is complete."""
+    cfg, folder, steps, metrics = run.cfg, run.folder, run.total_steps, run.metrics
+    score = knn.evaluate(run.training.objective.encoder, run.probe_data, cfg, run.device)
+    results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH,
+               "epochs": steps / run.steps_per_epoch, "steps": steps,
+               "metrics": {f"knn_{k}": v for k, v in score.items()}}  # fmt: skip
+    if run.probe_data:
+        results["knn_protocol"] = protocol(cfg, "knn", run.probe_data)
+    if cfg.SOLVER.AMP == "fp16":
+        results["skipped_steps"] = skipped = run.watch.skipped_steps
+        if skipped:
+            run.log.info(f"fp16: {skipped} of {steps} steps were skipped, as their gradients overflowed")
+
+    def finish() -> None:
+        assert metrics is not None
+        if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it already
+            metrics.write(steps - 1, results["metrics"])
+            run.log.info(f"kNN top-1 {score['top1']:.2f} ({score['train_images']} images, k {cfg.PROBE.KNN_K})")
+        metrics.close()
+        checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
+        for path in folder.glob("checkpoint_[0-9]*.pth"):
+            path.unlink()
+        write_json(folder / "results.json", results)
+        run.log.info(f"done: {folder / checkpoint.FINAL}")
+
+    process_group.on_first_rank(finish)
+    return results
+
+
+def command_line(argv: Sequence[str] | None = None) -> None:
+    """Pretrains by a recipe and overrides."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pretrain.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="config overrides")
+    args = parser.parse_args(argv)
+    main(load_config(args.config_file, args.overrides))
+
+
+if __name__ == "__main__":
+    interrupt.install_handlers()
+    run_command_line(command_line)

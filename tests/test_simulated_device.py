@@ -19,6 +19,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests import simulated_device
 from tests.transfer import tiny_coco
+from transfer import distributed as transfer_distributed
 from transfer import train_net
 
 KINDS = ("faster", "mask", "keypoint")
@@ -114,8 +115,8 @@ def _fine_tune(folder: Path, engine: str, kind: str, device: str, iterations: in
     words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
     module = importlib.import_module(f"transfer.{engine}_engine.train")
     with pytest.MonkeyPatch.context() as patch, simulated_device.SimulatedDevice() as simulated:
-        for owner in (module, train_net):
-            patch.setattr(owner, "join", lambda name: torch.device(device))
+        for owner in (module, transfer_distributed):
+            patch.setattr(owner, "join", lambda name: torch.device(device), raising=False)
         train_net.work(train_net.argument_parser().parse_args(words))
     lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]
@@ -132,11 +133,11 @@ def test_fine_tuning_has_the_cpus_numbers(elsewhere: Callable, tmp_path: Path, e
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_torchvision_engine_waits_less_than_half_as_often(elsewhere: Callable, tmp_path: Path, kind: str) -> None:
+def test_the_torchvision_engine_synchronizes_a_quarter_as_often(elsewhere: Callable, tmp_path: Path, kind: str) -> None:
     each = {}
     for engine in ("torchvision", "detectron2"):
         counts = [
             elsewhere(_fine_tune, tmp_path / engine / str(n), engine, kind, "sim", n, False)[1].total() for n in (1, 3)
         ]
         each[engine] = (counts[1] - counts[0]) / 2
-    assert 0 < each["torchvision"] < each["detectron2"] / 2
+    assert 0 < each["torchvision"] < each["detectron2"] / 4

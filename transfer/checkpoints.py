@@ -1,6 +1,6 @@
-"""A detector's checkpoints in its run folder, the same for both engines: how they are written, and which is the newest.
+"""The checkpoints in a detector's run folder, the same for both engines: how they are written, and which is the newest.
 
-The newest is the one with the most iterations, which it stores; the times of files change when a folder is copied.
+The newest has the most iterations, which each stores; the times of files change when a folder is copied.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 
-EVALUATING = "evaluating.pth"  # saved before precise BN and evaluation, removed after them: found, they are still due
+# Saved before precise BN and evaluation and removed after them; if it exists, they are still due.
+EVALUATING = "evaluating.pth"
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint whole or not at all, but never weights that are not finite.
+    """Writes a checkpoint completely or not at all, and never weights that are not finite.
 
     Args:
-        state: holds at least ``model`` (names -> tensors) and ``iteration`` (from 0, the last one done).
+        state: holds at least ``model`` (names -> tensors) and ``iteration`` (the last completed one, from 0).
 
     Raises:
         UserError: training has diverged, or the disk is full.
@@ -53,9 +54,9 @@ def newest(
     evaluating: bool = False,
     unsafe_pickle: bool = False,
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that reads whole, and its content; None if the folder holds no checkpoint.
+    """The newest good checkpoint and its content; None if the folder holds no checkpoint.
 
-    A damaged one, or one whose weights are not finite, is passed over with a warning.
+    One that is damaged, or whose weights are not finite, is skipped with a warning.
 
     Args:
         evaluating: consider the checkpoint that was saved before an unfinished evaluation, too.
@@ -64,24 +65,18 @@ def newest(
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
-    found = all_in(output_dir, evaluating=evaluating)
-    for path in found:
-        try:
-            state = checkpoint.read(path, unsafe_pickle)
-            if name := _not_finite(state.get("model")):
-                raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
-            return path, state
-        except checkpoint.Damaged as error:
-            warn(f"{error}; trying the checkpoint before it")
-    if found:
-        raise UserError(
-            f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
-        )
-    return None
+
+    def read_finite(path: Path) -> dict[str, Any]:
+        state = checkpoint.read(path, unsafe_pickle)
+        if name := _not_finite(state.get("model")):
+            raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
+        return state
+
+    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, warn, read_finite)
 
 
 def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start anew.
+    """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start from the beginning.
 
     Raises:
         UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen.
@@ -101,12 +96,12 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 
 
 def _iteration(path: Path) -> int:
-    """The last iteration done, read without the tensors; -1 where none is stored."""
+    """The last completed iteration, read without the tensors; -1 where none is stored."""
     try:
         return int(
             torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True).get("iteration", -1)
         )
-    except Exception:  # damaged, or not plain: first in order, so that reading it whole says what is wrong
+    except Exception:  # damaged, or not plain: first in order, so that reading all of it says what is wrong
         return sys.maxsize
 
 

@@ -1,12 +1,11 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine makes of each.
 
-Every key of Detectron2 0.6 stands here once, in one of three tables: what the torchvision engine honours, what it
-refuses unless it keeps its default, and what has no effect on these detectors (with the reason).
+Every key of Detectron2 0.6 is in one of three tables: what the torchvision engine honors, what it refuses unless it
+keeps its default, and what has no effect on these detectors (with the reason).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config_io import flatten, merge_file, merge_overrides
 from pretrain.common.errors import UserError, one_line
 
-HONOURED = """
+HONORED = """
 VERSION: 2
 MODEL: {META_ARCHITECTURE: GeneralizedRCNN, MASK_ON: false, KEYPOINT_ON: false, DEVICE: cuda, WEIGHTS: "",
   PIXEL_MEAN: [103.530, 116.280, 123.675], PIXEL_STD: [1.0, 1.0, 1.0]}
@@ -103,7 +102,7 @@ TEST.AUG: {MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE
 }
 
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
-ALLOWED: dict[str, tuple[Any, ...]] = {  # honoured keys of which only some values are built here
+ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine builds only some values
     "VERSION": (2,),
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
@@ -152,14 +151,16 @@ FREE_ON_RESUME = (
 
 
 def check_same_training(cfg: CfgNode, kept: Path) -> None:
-    """Refuses to resume a training under another config: its result would be neither's, and filed under the wrong one.
+    """Refuses to resume a training under another config: its result would belong to neither.
 
     Args:
-        kept: the config.yaml of the run.
+        kept: the config.yaml of the run, if it has one yet.
 
     Raises:
         UserError: keys have other values, each of which is named, or the file is damaged.
     """
+    if not kept.is_file():
+        return
     try:
         earlier = dict(flatten(yaml.safe_load(_one_name(kept.read_text()))))
         # A cleaned copy of a data set lies in the run folder, which may have been moved.
@@ -185,35 +186,10 @@ def _one_name(config: str) -> str:
     return config.replace("naiveSyncBN", "SyncBN")
 
 
-_LARGEST = float("inf")
-_LARGEST_FLOAT32 = 3.4e38  # the optimizer's factors become float32, which has none larger
-RANGES: dict[str, tuple[float, float, bool]] = {  # smallest, largest, is the smallest itself allowed; of either engine
-    "DATALOADER.NUM_WORKERS": (0, 1024, True),
-    "SOLVER.BASE_LR": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.BASE_LR_END": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.BIAS_LR_FACTOR": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.CHECKPOINT_PERIOD": (1, _LARGEST, True),
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": (0, _LARGEST_FLOAT32, False),
-    "SOLVER.GAMMA": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.IMS_PER_BATCH": (1, _LARGEST, True),
-    "SOLVER.MAX_ITER": (1, _LARGEST, True),
-    "SOLVER.MOMENTUM": (0, 1, True),
-    "SOLVER.NUM_DECAYS": (1, _LARGEST, True),
-    "SOLVER.REFERENCE_WORLD_SIZE": (0, _LARGEST, True),
-    "SOLVER.WARMUP_FACTOR": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.WARMUP_ITERS": (0, _LARGEST, True),
-    "SOLVER.WEIGHT_DECAY": (0, _LARGEST_FLOAT32, True),
-    "SOLVER.WEIGHT_DECAY_BIAS": (0, _LARGEST_FLOAT32, True),  # or null
-    "SOLVER.WEIGHT_DECAY_NORM": (0, _LARGEST_FLOAT32, True),
-    "TEST.PRECISE_BN.NUM_ITER": (1, _LARGEST, True),
-    "SEED": (-1, 2**31 - 1, True),  # -1: random
-}
-
-
 def default_config() -> CfgNode:
     """The tree of Detectron2's keys with its defaults."""
     cfg = CfgNode()
-    for table in (HONOURED, REFUSED, *IRRELEVANT.values()):
+    for table in (HONORED, REFUSED, *IRRELEVANT.values()):
         for dotted, value in yaml.safe_load(table).items():
             if not isinstance(value, dict):
                 cfg[dotted] = value
@@ -244,7 +220,7 @@ def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> Cfg
 
 
 def check_supported(cfg: CfgNode) -> None:
-    """Refuses a config that the torchvision engine cannot honour.
+    """Refuses a config that the torchvision engine cannot honor.
 
     Raises:
         UserError: names every such key, its value and what the engine can do.
@@ -268,51 +244,34 @@ def check_supported(cfg: CfgNode) -> None:
         wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS} (it does one threshold)")
     if wrong:
         raise UserError(
-            f"the torchvision engine cannot honour {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
+            f"the torchvision engine cannot honor {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
         )
 
 
-def check_ranges(cfg: CfgNode) -> None:
-    """Checks the numbers that both engines read; else they would fail by a traceback, in an hour or never.
+def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
+    """The config for ``world`` processes, where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
+
+    Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
 
     Raises:
-        UserError: the first key in `RANGES` that is out of its range or not a number.
+        UserError: the batch is no multiple of the reference.
     """
-    values = dict(flatten(cfg))
-    for key, (low, high, closed) in RANGES.items():
-        value = values[key]
-        if value is None and key == "SOLVER.WEIGHT_DECAY_BIAS":
-            continue
-        number = value if isinstance(value, (int, float)) else math.nan
-        if not (math.isfinite(number) and low <= number <= high) or (number == low and not closed):
-            limit = "" if high == _LARGEST else f" and at most {high}"
-            raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}{limit}")
-
-
-def check_training(cfg: CfgNode) -> None:
-    """Checks what only a training reads, in the config that `check_ranges` has passed.
-
-    Raises:
-        UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
-            of keypoints that do not fit.
-    """
-    solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
-    if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
-        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
-    if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" and steps and steps[-1] >= solver.MAX_ITER:
+    cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if reference in (0, world):
+        return cfg
+    cfg.defrost()
+    solver = cfg.SOLVER
+    if solver.IMS_PER_BATCH % reference:
         raise UserError(
-            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; leave that step out"
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is no multiple of REFERENCE_WORLD_SIZE {reference}"
         )
-    if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
-        raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")
-    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
-    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
-        raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
-            "TEST.KEYPOINT_OKS_SIGMAS"
-        )
-    if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
-        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
-    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
-        if not value:
-            raise UserError(f"{key} is empty; give at least one")
+    scale = world / reference
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR *= scale
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
+    for key in ("MAX_ITER", "CHECKPOINT_PERIOD"):
+        solver[key] = max(1, round(solver[key] / scale))
+    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
+    cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
+    solver.REFERENCE_WORLD_SIZE = world
+    return cfg

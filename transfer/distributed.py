@@ -1,10 +1,7 @@
-"""What both engines do alike with several processes: join and leave the group, agree on seed, start, stop and BN."""
+"""What both engines share with several processes: they join a group and agree on seed, start, stop and BN."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -38,44 +35,14 @@ def join(device_name: str) -> torch.device:
     if kind not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda")
     if number:
-        raise UserError(f"MODEL.DEVICE is {device_name}; say {kind}, and choose by CUDA_VISIBLE_DEVICES={number}")
+        raise UserError(
+            f"MODEL.DEVICE is {device_name}; set {kind}, and select the GPU by CUDA_VISIBLE_DEVICES={number}"
+        )
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
 
 
-@contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
-
-    The first rank to exit ends the others, which may be about to write. After an error the group is left as late as
-    at exit: the other ranks wait for this one, and would report a lost connection before the error is reported here.
-    """
-    try:
-        yield
-    except Stopped:
-        _leave()
-        raise
-    except BaseException:
-        atexit.register(_abandon)
-        raise
-    _leave()
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def _abandon() -> None:
-    if dist.is_initialized():
-        if dist.get_backend() == "nccl":  # to destroy it would wait for the other ranks
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
-
-
-def check_unused(out: Path, resume: bool) -> None:
-    """Refuses to start anew in a folder that holds a run, and to leave another run's results beside a new start.
+def refuse_used_output_dir(out: Path, resume: bool) -> None:
+    """Refuses to start again in a folder that holds a run, and to mix another run's results with a new start.
 
     Raises:
         UserError: OUTPUT_DIR has a checkpoint, a line of metrics or results; with ``resume``, results alone.
@@ -83,16 +50,16 @@ def check_unused(out: Path, resume: bool) -> None:
     metrics, results = out / "metrics.json", (out / "results.json").exists()
     begun = any(checkpoints.all_in(out, evaluating=True))
     if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
-        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to go on with it, or name another folder")
+        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to continue it, or choose another folder")
     if resume and results and not begun:
         raise UserError(
-            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to go on from; delete "
-            "results.json to start again, or name another folder"
+            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to continue from; delete "
+            "results.json to start again, or choose another folder"
         )
 
 
 def check_not_beyond(cfg: CfgNode, done: int) -> None:
-    """Raises UserError where a run to be resumed has done more iterations than SOLVER.MAX_ITER."""
+    """Raises UserError if the run to be resumed has done more iterations than SOLVER.MAX_ITER."""
     if done > cfg.SOLVER.MAX_ITER:
         raise UserError(
             f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, or "
@@ -103,14 +70,14 @@ def check_not_beyond(cfg: CfgNode, done: int) -> None:
 def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
     """Raises UserError on all ranks unless they begin at the same iteration with the same weights."""
     if dist.is_initialized() and dist.get_world_size() > 1:
-        digest = hashlib.sha256("".join(map(tensor_digest, state.values())).encode()).hexdigest()[:16]
+        digest = tensor_digest(*state.values())
         process_group.refuse_disagreement((iteration, digest), "the start (iteration, digest of the weights)")
 
 
 def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -> None:
-    """Sets cfg.SEED, in place, to that of the run that is resumed; if it is negative, to a random one for all ranks.
+    """Sets cfg.SEED in place to that of the resumed run, or, if it is negative, to a random one for all ranks.
 
-    The config that is kept with a run then repeats it.
+    The config in the run folder then reproduces the run.
     """
     frozen, given = cfg.is_frozen(), cfg.SEED
     cfg.defrost()
@@ -139,7 +106,7 @@ def until_stopped(batches: Iterable[T]) -> Iterator[T]:
 
 @torch.no_grad()
 def pool_batch_norm(norms: Iterable[torch.nn.Module]) -> None:
-    """Replaces running means and variances by those of all ranks' images together, in place.
+    """Replaces running means and variances in place with those of the images of all ranks.
 
     The pooled variance is the mean of variances plus the variance of means (law of total variance).
     """

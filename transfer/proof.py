@@ -1,37 +1,45 @@
-"""Proof of a conversion: one image through the source's ResNet and the target's; their stages must agree.
+"""Proof of a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
 
-The source is computed by torchvision's ResNet, the target by Detectron2's own ResNet and its own checkpointer where
-Detectron2 is installed and reads the format, and by the plain forward pass below otherwise.
+Detectron2's is computed here from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain.common.backbone_file import DEPTHS
+from pretrain.common.backbone_file import DEPTHS, BackboneFile
 from pretrain.common.errors import UserError
 
-from .resnet_names import PREFIX, is_bottleneck
+from .resnet_names import PREFIX, is_bottleneck, to_detectron2
 
 STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
-def has_detectron2() -> bool:
-    return importlib.util.find_spec("detectron2") is not None
+def prove(written: Mapping[str, Tensor], backbone: BackboneFile, back: bool) -> dict[str, float]:
+    """The largest relative difference per stage between ``backbone`` and the tensors of the file it was written to.
+
+    Args:
+        back: the file has torchvision's names.
+
+    Raises:
+        UserError: a stage differs.
+    """
+    image, arch = sample_image(), backbone.arch
+    if back:
+        source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image)
+        return compare(source, torchvision_stages(written, arch, image))
+    target = plain_stages({name.removeprefix(PREFIX): tensor for name, tensor in written.items()}, arch, image)
+    return compare(torchvision_stages(backbone.state_dict, arch, image), target)
 
 
-def test_image() -> Tensor:
-    """(1, 3, 96, 128): a normalised image of smooth shapes and noise, always the same."""
+def sample_image() -> Tensor:
+    """(1, 3, 96, 128): a normalized image of smooth shapes and noise, always the same."""
     noise = torch.randn(1, 3, 96, 128, generator=torch.Generator().manual_seed(0))
     rows, columns = torch.meshgrid(torch.linspace(-3, 3, 96), torch.linspace(-4, 4, 128), indexing="ij")
     waves = torch.stack([torch.sin(rows + columns), torch.cos(2 * rows), torch.sin(3 * columns)])
@@ -43,6 +51,8 @@ def torchvision_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) ->
     """res2..res5 of torchvision's ResNet with the weights ``state`` (torchvision's names)."""
     resnet = getattr(torchvision.models, arch)(weights=None)
     resnet.fc = nn.Identity()
+    kernel = state["conv1.weight"].shape[-1]  # 3 in the CIFAR stem
+    resnet.conv1 = nn.Conv2d(3, 64, kernel, 2, kernel // 2, bias=False)
     resnet.load_state_dict(dict(state))
     resnet.eval()
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(image))))
@@ -81,42 +91,8 @@ def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[
     return stages
 
 
-@torch.no_grad()
-def detectron2_stages(path: str | Path, arch: str, image: Tensor) -> dict[str, Tensor]:
-    """res2..res5 of Detectron2's ResNet after Detectron2's checkpointer has read ``path`` (`.pth` or `.pkl`).
-
-    Raises:
-        UserError: the checkpointer left a tensor of the backbone as it was.
-    """
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
-
-    depth = int(arch.removeprefix("resnet"))
-    extra: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
-    blocks = ResNet.make_default_stages(depth, norm="BN", **extra)
-    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(STAGES))
-    holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
-    holder.backbone = nn.Module()
-    cast(nn.Module, holder.backbone).bottom_up = resnet
-    unset = torch.full((), float("nan"))
-    for tensor in resnet.state_dict().values():
-        if tensor.is_floating_point():
-            tensor.copy_(unset.expand_as(tensor))
-    logger = logging.getLogger("fvcore.common.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns about a good file, too
-    try:
-        DetectionCheckpointer(holder).load(str(path))
-    finally:
-        logger.setLevel(level)
-    left = [name for name, tensor in holder.state_dict().items() if not torch.isfinite(tensor).all()]
-    if left:
-        raise UserError(f"Detectron2 did not load {', '.join(left[:5])} from {path}")
-    return resnet.eval()(image)
-
-
-def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor], what: str) -> dict[str, float]:
-    """Largest difference a stage, relative to the stage's largest absolute value in the source.
+def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, float]:
+    """Largest difference per stage, relative to the stage's largest absolute value in the source.
 
     Raises:
         UserError: a stage differs by more than TOLERANCE, or is not finite.
@@ -127,11 +103,7 @@ def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor], what: st
         errors[stage] = float((source[stage] - target[stage]).abs().max() / scale)
         if not errors[stage] <= TOLERANCE:  # NaN fails, too
             raise UserError(
-                f"{what}: {stage} differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; not written"
+                f"{stage} of the converted weights differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; "
+                "nothing was written"
             )
     return errors
-
-
-def without_prefix(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detectron2's names without `backbone.bottom_up.`"""
-    return {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}

@@ -1,7 +1,7 @@
-r"""The infinite, shuffled stream of training images and its batches, for both engines.
+"""The infinite, shuffled stream of training images and its batches, for both engines.
 
-A batch's content is a function of (seed, position in the stream), so a run resumes in the middle of a pass with the
-batches it would have had.
+The content of a batch is a function of (seed, position in the stream), so that a resumed run continues in the middle of
+a pass with the batches of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 
 
 def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """An endless stream of indices: every pass is shuffled and holds index i ``weights[i]`` times on average.
+    """An endless stream of indices: each pass is shuffled and contains index i ``weights[i]`` times on average.
 
     Raises:
         ValueError: a weight below 1 (LVIS's repeat factors are at least 1).
@@ -36,7 +36,7 @@ def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
 
 
 def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
-    """LVIS's repeat factor of every image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
+    """LVIS's repeat factor per image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
     present = [{a["label"] for a in record["annotations"]} for record in records]
     images = Counter(label for labels in present for label in labels)
     ratio = {label: threshold / (count / len(records)) for label, count in images.items()}
@@ -47,8 +47,8 @@ def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root:
 class Batches(Sampler):
     """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
 
-    A batch holds images all wider than high or all not, if ``wide`` is given, as Detectron2 groups them. ``start``
-    batches are passed over without reading an image.
+    If ``wide`` is given, either all images of a batch are wider than high or none is, as Detectron2 groups them.
+    ``start`` batches are skipped without reading an image.
     """
 
     def __init__(
@@ -79,6 +79,6 @@ class Batches(Sampler):
 
 
 def mix(seed: int, iteration: int, rank: int) -> int:
-    """One 63-bit seed of the three, by a multiplicative hash: neighbours get unrelated streams."""
+    """One 63-bit seed from three numbers, by a multiplicative hash: neighboring ones get unrelated streams."""
     value = (seed * 0x9E3779B97F4A7C15 + iteration * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & (2**64 - 1)
     return (value ^ (value >> 29)) & (2**63 - 1)

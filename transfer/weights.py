@@ -1,11 +1,12 @@
-"""Loads weights into a detector of either engine, and refuses what does not fit, before the first iteration.
+"""Loads weights into a detector of either engine, and refuses what does not fit before the first iteration.
 
 Both engines hand over their tensors under Detectron2's names (the live storage, which is written in place), so there is
-one loader. Stock Detectron2 prints the same warnings for a good file and for one it loads nothing from.
+one loader. Detectron2's own prints the same warnings for a good file and for one from which it loads nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -18,17 +19,19 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common.backbone_file import DEPTHS, as_float32, infer_arch
-from pretrain.common.errors import UserError
+from pretrain.common.backbone_file import DEPTHS, infer_arch
+from pretrain.common.errors import UserError, shortlist
+from pretrain.common.files import sha256
 from pretrain.common.run_folder import read_json
-from pretrain.common.weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
+from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
 
 from .resnet_names import PREFIX, to_torchvision
 
-_COUNTER = ".num_batches_tracked"  # read by no forward pass; frozen norms do not have it
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in the published MSRA files
-_NAME_ONE = "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
+_TO_EVALUATE = (
+    "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
+)
 _CONVERT = "convert it first: python tools/convert_to_d2.py CHECKPOINT OUTPUT"
 
 
@@ -37,10 +40,10 @@ class Weights:
     """A weights file as read.
 
     Attributes:
-        path: empty for random initialisation.
+        path: empty for random initialization.
         sha256: of the file.
         state: Detectron2's full names -> tensors.
-        provenance: what convert.py wrote; of a detector its `history` and the keys of the config.yaml beside it.
+        provenance: what convert.py recorded; for a detector, what its run folder records (`detector_provenance`).
     """
 
     path: str
@@ -49,73 +52,67 @@ class Weights:
     provenance: dict[str, Any]
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for results.json: path, sha256 and the provenance without the tensors' digests."""
-        origin = {key: value for key, value in self.provenance.items() if key != "tensors"}
-        return {"path": self.path, "sha256": self.sha256, "provenance": origin}
+        """Plain values for results.json: path, sha256 and provenance."""
+        return {"path": self.path, "sha256": self.sha256, "provenance": self.provenance}
 
 
-def read_weights(path: str | Path, unsafe_pickle: bool = False) -> Weights:
+def read_weights(path: str | Path) -> Weights:
     """Reads a `.pth`, `.pkl` or `.safetensors` file of a backbone or a whole detector in Detectron2's names.
 
     Raises:
-        UserError: missing or damaged file, other names, a tensor that is not finite or not what was converted.
+        UserError: a missing, damaged or changed file, other names, or values that no network can use.
     """
     path = str(path)
     if not path:
         return Weights("", "", {}, {})
     if "://" in path:
         raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {_CONVERT}")
-    content, metadata = read_file(path, unsafe_pickle)
-    if path.endswith(".pkl") and "__author__" not in content:
+    file = read_weights_file(path)
+    if path.endswith(".pkl") and "__author__" not in file.content:
         raise UserError(
             f"{path} is a bare pickle, which Detectron2 reads as Caffe2's, without BN statistics; {_CONVERT}"
         )
-    state = {name.removeprefix("module."): tensor for name, tensor in state_tensors(content, path).items()}
-    if content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
+    state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
+    if file.content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     if not any(name.startswith(PREFIX) for name in state):
         shown = ", ".join(list(state)[:3]) or "nothing"
         raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {_CONVERT}")
-    for name, tensor in state.items():
-        _check_values(path, name, tensor)
-    provenance = read_provenance(content, metadata, path)
-    check_digests(state, provenance, path)
-    return Weights(path, sha256(path), state, provenance or {**history(Path(path)), **detector_config(Path(path))})
+    for name, tensor in state.items():  # loading would silently turn integers into floating point
+        check_values(tensor, name, path)
+    return Weights(path, file.sha256, state, file.provenance or detector_provenance(file.path))
 
 
-def detector_config(path: Path) -> dict[str, Any]:
-    """The keys of INPUT and STRIDE_IN_1X1 from the config.yaml that Detectron2 keeps beside its checkpoints."""
-    beside = path.parent / "config.yaml"
-    if not os.path.isfile(beside):
-        return {}
-    try:
-        config = yaml.safe_load(beside.read_text(encoding="utf-8"))
-        return {
-            "INPUT.FORMAT": config["INPUT"]["FORMAT"],
-            "MODEL.PIXEL_MEAN": list(config["MODEL"]["PIXEL_MEAN"]),
-            "MODEL.PIXEL_STD": list(config["MODEL"]["PIXEL_STD"]),
-            "MODEL.RESNETS.STRIDE_IN_1X1": bool(config["MODEL"]["RESNETS"]["STRIDE_IN_1X1"]),
-        }
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
-        return {}  # the config.yaml of pretraining, which has no such keys, or another program's
+def detector_provenance(path: Path) -> dict[str, Any]:
+    """What a run folder records about its detector ``path``; {} for other files.
 
-
-def history(path: Path) -> dict[str, Any]:
-    """Where a detector's backbone came from before its fine-tuning, and ``fine_tuned_on``; {} for other files.
+    - from the config.yaml beside it: the keys of INPUT and STRIDE_IN_1X1,
+    - from initial_weights.json: where its backbone came from before its fine-tuning, with ``fine_tuned_on``.
 
     Raises:
-        UserError: initial_weights.json, in which the detector's run folder keeps this, is damaged.
+        UserError: initial_weights.json is damaged.
     """
-    kept = path.parent / "initial_weights.json"
+    beside, kept = path.parent / "config.yaml", path.parent / "initial_weights.json"
+    found: dict[str, Any] = {}
+    config: Any = {}
+    # The config.yaml of pretraining has no such keys; it may be another program's, too.
+    with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
+        config = yaml.safe_load(beside.read_text(encoding="utf-8"))
+        model = config["MODEL"]
+        found = {
+            "INPUT.FORMAT": config["INPUT"]["FORMAT"],
+            "MODEL.PIXEL_MEAN": list(model["PIXEL_MEAN"]),
+            "MODEL.PIXEL_STD": list(model["PIXEL_STD"]),
+            "MODEL.RESNETS.STRIDE_IN_1X1": bool(model["RESNETS"]["STRIDE_IN_1X1"]),
+        }
     if not path.name.startswith("model_") or not kept.is_file():
-        return {}
+        return found
     start = read_json(kept)
-    provenance = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
-    try:
-        trained_on = list(yaml.safe_load((path.parent / "config.yaml").read_text())["DATASETS"]["TRAIN"])
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        trained_on = ["data that are not recorded"]
-    return {**provenance, "fine_tuned_on": [*provenance.get("fine_tuned_on", []), *trained_on]}
+    before = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
+    trained_on = ["data that are not recorded"]
+    with contextlib.suppress(LookupError, TypeError):
+        trained_on = list(config["DATASETS"]["TRAIN"])
+    return {**before, **found, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
 
 
 def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:
@@ -157,7 +154,7 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
 def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:
     """Refuses to resume a run under other weights than it began with, which it would neither read nor record.
 
-    The file's content counts: run and weights may have been moved. Nothing of a file that is gone by now is needed.
+    The file's content counts, because run and weights may have been moved. A file that is gone is not needed.
 
     Args:
         path: MODEL.WEIGHTS; empty: whatever the run began with.
@@ -180,47 +177,47 @@ def load_weights(
     own_state: Callable[[], Mapping[str, Tensor]],
     weights: Weights,
     *,
-    whole: bool = False,
+    require_heads: bool = False,
     log: Callable[[str], None] = print,
 ) -> list[str]:
     """Copies ``weights`` into a detector.
 
     Args:
         own_state: gives the detector's tensors under Detectron2's names, sharing its storage (as ``state_dict`` does).
-        whole: the heads must load too (resume, evaluation only).
+        require_heads: the heads must load too (to resume, or for evaluation only).
         log: takes one line: what was loaded and which heads stay random.
 
     Returns:
         The names that keep their initial values.
 
     Raises:
-        UserError: a tensor of the stem, res2-res5 (or any, where ``whole``) is missing, has no place in the detector
-            or another shape, by its name; nothing was written.
+        UserError: a tensor of the stem or res2-res5 (with ``require_heads``, any tensor) is missing, has no place in
+            the detector or has another shape; nothing was written.
     """
     own = own_state()
     if not weights.path:
-        if whole:
-            raise UserError(f"MODEL.WEIGHTS is empty; {_NAME_ONE}")
+        if require_heads:
+            raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
-        return [name for name in own if not name.endswith(_COUNTER)]
+        return [name for name in own if not name.endswith(COUNTER)]
     state, path = weights.state, weights.path
-    strict = (lambda name: True) if whole else (lambda name: name.startswith(PREFIX))
-    ignored = (_COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
-    missing = [name for name in own if name not in state and strict(name) and not name.endswith(ignored)]
-    if missing and whole and all(name.startswith(PREFIX) for name in state):
-        raise UserError(f"{path} holds a backbone only, no detector; {_NAME_ONE}")
+    required = "" if require_heads else PREFIX
+    backbone_remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
+    remedy = "use the config it was trained with" if require_heads else backbone_remedy
+    ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
+    missing = [n for n in own if n not in state and n.startswith(required) and not n.endswith(ignored)]
+    if missing and require_heads and all(name.startswith(PREFIX) for name in state):
+        raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
     if missing:
-        raise UserError(f"{path} lacks {_list(missing)} of this detector; {_remedy(whole)}")
-    extra = [name for name in state if name not in own and strict(name) and not name.endswith(ignored)]
-    if extra:
-        raise UserError(f"{path} holds {_list(extra)}, for which this detector has no place; {_remedy(whole)}")
+        raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
+    if extra := [n for n in state if n not in own and n.startswith(required) and not n.endswith(ignored)]:
+        raise UserError(f"{path} holds {shortlist(extra)}, for which this detector has no place; {remedy}")
     shared = [name for name in own if name in state and not name.endswith(("pixel_mean", "pixel_std"))]
-    wrong = [name for name in shared if own[name].shape != state[name].shape]
-    for name in filter(strict, wrong):
+    copied = [name for name in shared if own[name].shape == state[name].shape]
+    if name := next((name for name in shared if name not in copied and name.startswith(required)), ""):
         needed, found = tuple(own[name].shape), tuple(state[name].shape)
         turned = " (transposed?)" if sorted(needed) == sorted(found) else ""
-        raise UserError(f"{path}: {name} has shape {found}, the detector needs {needed}{turned}; {_remedy(whole)}")
-    copied = [name for name in shared if name not in wrong]
+        raise UserError(f"{path}: {name} has shape {found}, the detector needs {needed}{turned}; {remedy}")
     with torch.no_grad():
         for name in copied:
             own[name].copy_(state[name])
@@ -228,32 +225,13 @@ def load_weights(
     for name in copied:
         if not torch.equal(now[name].cpu(), state[name].to(now[name].dtype).cpu()):
             raise RuntimeError(f"{name} did not take its value from {path}")
-    left = [n for n in own if (n not in state or n in wrong) and not n.endswith(ignored)]
-    parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in left})
+    random = [name for name in own if name not in copied and not name.endswith(ignored)]
+    parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in random})
     log(f"loaded {len(copied)} tensors from {path}; random: {', '.join(parts) or 'nothing'}")
-    return left
-
-
-def _check_values(path: str, name: str, tensor: Tensor) -> None:
-    """What the conversion refuses is refused here, too: a copy would silently turn integers into floats."""
-    if not name.endswith(_COUNTER):
-        tensor = as_float32(tensor, name, path)
-    if not torch.isfinite(tensor).all():
-        raise UserError(f"{path}: {name} has values that are not finite; {_CONVERT}")
-    if name.endswith("running_var") and (tensor < 0).any():
-        raise UserError(f"{path}: {name} has a variance below 0; {_CONVERT}")
+    return random
 
 
 def _close(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_close(x, y) for x, y in zip(a, b, strict=True))
     return math.isclose(a, b, rel_tol=1e-4) if isinstance(a, (int, float)) and isinstance(b, float) else a == b
-
-
-def _remedy(whole: bool) -> str:
-    return "use the config it was trained with" if whole else "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,4 +1,4 @@
-"""Reads a ResNet backbone out of any file it may stand in, under torchvision's names, or says what is wrong with it.
+"""Reads a ResNet backbone, under torchvision's names, out of any file that may hold one, or says what is wrong.
 
 MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, detectors of torchvision; `.pth` in
 the old and the zip format, `.pkl` and `.safetensors`. Another family's names (Detectron2's) come in through ``rename``.
@@ -14,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 import yaml
 from torch import Tensor
 
 from . import checkpoint
-from .errors import UserError
-from .weights_file import check_digests, read_file, read_provenance, sha256, state_tensors
+from .errors import UserError, shortlist
+from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
 _ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
 _PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; dropped knowingly
+_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; which are dropped on purpose
 _OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
     *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
     *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
@@ -68,26 +67,23 @@ def load_backbone(
         UserError: a file that is missing, damaged or changed since its conversion; a missing, unknown,
             wrong-shaped or non-finite tensor, by its name.
     """
-    path = checkpoint.resolve(path)
-    content, metadata = read_file(path, unsafe_pickle)
-    tensors = state_tensors(content, path)
-    earlier = read_provenance(content, metadata, path)
-    check_digests(tensors, earlier, path)  # before anything is written that would give damaged tensors new digests
-    picked, chosen = _pick_backbone(tensors, encoder, path)
+    file = read_weights_file(checkpoint.resolve(path), unsafe_pickle)
+    path = file.path
+    picked, chosen = _pick_backbone(file, encoder)
     if rename is not None:
         picked = rename(picked)
     arch = infer_arch(picked, path)
-    named = content.get("arch")
+    named = file.content.get("arch")
     if isinstance(named, str) and named in DEPTHS and named != arch:
         raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
     conv1 = picked.get("conv1.weight")
     stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
     state = check_tensors(picked, arch, stem, path)
-    return BackboneFile(arch, stem, state, _provenance(content, earlier, path, chosen, arch, stem))
+    return BackboneFile(arch, stem, state, _provenance(file, chosen, arch, stem))
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
-    """The ResNet whose number of blocks and kind of block the names tell.
+    """The ResNet that has the blocks in ``state``, by their number and kind.
 
     Raises:
         UserError: no ResNet-18/34/50/101 has these blocks.
@@ -107,6 +103,8 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
 
 def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
     """Every tensor of a torchvision backbone without classifier, and its shape."""
+    import torchvision  # slow to import
+
     with torch.device("meta"):
         state = getattr(torchvision.models, arch)(weights=None).state_dict()
     shapes = {name: tensor.shape for name, tensor in state.items() if not name.startswith("fc.")}
@@ -116,73 +114,49 @@ def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
 
 
 def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
-    """``state`` as float32 in torchvision's order, after every check.
-
-    BN's ``num_batches_tracked`` is a counter that no forward pass reads: old files lack it, then it is 0.
+    """``state`` as float32 in torchvision's order, after every check; counters that an old file lacks are 0.
 
     Raises:
         UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
     """
     shapes = expected_shapes(arch, stem)
-    missing = [name for name in shapes if name not in state and not name.endswith("num_batches_tracked")]
-    if missing:
-        raise UserError(f"{path} lacks {_list(missing)} of a {arch}")
-    unknown = [name for name in state if name not in shapes]
-    if unknown:
-        raise UserError(f"{path} holds {_list(unknown)}, which a {arch} does not have")
+    if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
+        raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
+    if unknown := [name for name in state if name not in shapes]:
+        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have")
     checked: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        if name not in state:
-            checked[name] = torch.zeros((), dtype=torch.long)
-            continue
-        tensor = state[name].detach()
-        counter = name.endswith("num_batches_tracked")
-        if counter and tensor.numel() == 1:
+        tensor = state[name].detach() if name in state else torch.zeros((), dtype=torch.long)
+        if name.endswith(COUNTER) and tensor.numel() == 1:
             tensor = tensor.reshape(())
         if tensor.shape != shape:
             turned = " (transposed?)" if sorted(tensor.shape) == sorted(shape) else ""
             raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}{turned}")
-        if not counter:
-            tensor = as_float32(tensor, name, path)
-        if not torch.isfinite(tensor).all():
-            raise UserError(f"{path}: {name} has {int((~torch.isfinite(tensor)).sum())} values that are not finite")
-        if name.endswith("running_var") and (tensor < 0).any():
-            raise UserError(f"{path}: {name} has a variance below 0")
-        checked[name] = (tensor.to(torch.long) if counter else tensor).contiguous()
+        checked[name] = check_values(tensor, name, path).contiguous()
     return checked
 
 
-def as_float32(tensor: Tensor, name: str, path: str | Path) -> Tensor:
-    """``tensor`` as float32, where values beyond its range become infinite.
-
-    Raises:
-        UserError: it holds integers, or too few bits to be weights.
-    """
-    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
-    return tensor.to(torch.float32)
-
-
-def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors of one encoder without prefixes and heads, and which encoder it was ("" where there is one only)."""
+def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], str]:
+    """The tensors of one encoder without prefixes and heads, and which encoder it was ("" where there is only one)."""
+    path = file.path
     if encoder not in _ENCODERS:
         raise UserError(f"encoder {encoder!r} is not one of query, key")
     clean: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in file.tensors.items():
         short = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
         if short in clean:
             raise UserError(f"{path}: {name} appears twice, with and without a wrapper's prefix")
         clean[short] = tensor
     prefix = _ENCODERS[encoder] + "."
     pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
-    if not pair and encoder != "query":  # query is what is taken where nothing was asked for
-        raise UserError(f"{path} holds one encoder, not a query and a key; leave the choice of {encoder} out")
+    if not pair and encoder != "query":  # query is the default
+        raise UserError(f"{path} holds one encoder, not a query and a key; do not choose {encoder}")
     if pair and encoder not in pair:
-        raise UserError(f"{path} holds no {encoder} encoder; it has the {pair[0]} encoder only")
+        raise UserError(f"{path} holds no {encoder} encoder; it has only the {pair[0]} encoder")
     within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
     root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
     if root is None:
-        raise UserError(f"{path} holds no ResNet; its tensors are {_list(list(tensors) or ['none'])}")
+        raise UserError(f"{path} holds no ResNet; its tensors are {shortlist(list(file.tensors)) or 'none'}")
     picked: dict[str, Tensor] = {}
     for name, tensor in within.items():
         inside = name.startswith(root)
@@ -194,12 +168,11 @@ def _pick_backbone(tensors: Mapping[str, Tensor], encoder: str, path: Path) -> t
     return picked, encoder if pair else ""
 
 
-def _provenance(
-    content: Mapping[str, Any], earlier: Mapping[str, Any], path: Path, encoder: str, arch: str, stem: str
-) -> dict[str, Any]:
+def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+    content, earlier = file.content, file.provenance
     found: dict[str, Any] = {
-        "source": path.name,
-        "source_sha256": sha256(path),
+        "source": file.path.name,
+        "source_sha256": file.sha256,
         "encoder": encoder or earlier.get("encoder", ""),
         "arch": arch,
         "stem": stem,
@@ -208,7 +181,7 @@ def _provenance(
     method: Any = content.get("method")
     if isinstance(config, str):
         found["config"] = config
-        # Another project's config, or no config at all: kept as it is.
+        # It may be another project's config, or no config at all; then it is kept as it is.
         with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError):
             method = yaml.safe_load(config)["METHOD"]["NAME"]
     if isinstance(method, str):
@@ -217,8 +190,3 @@ def _provenance(
         if isinstance(content.get(key), int) and abs(content[key]) < 2**63:
             found[key] = content[key]
     return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found
-
-
-def _list(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -53,6 +53,16 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def get(cfg: CfgNode, key: str) -> Any:
+    """The value of a dotted key such as ``SOLVER.BASE_LR``, or None where ``cfg`` has no such key."""
+    node: Any = cfg
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return None
+        node = node[part]
+    return node
+
+
 def merge_file(cfg: CfgNode, path: str | Path) -> None:
     """Merges a YAML file (and its `_BASE_`) into ``cfg`` in place.
 
@@ -76,7 +86,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     known = dict(flatten(cfg))
     for key, value in leaves.items():
         _check_known(key, known, cfg, f" in {path}")
-        if isinstance(_get(cfg, key), dict):
+        if isinstance(get(cfg, key), dict):
             raise UserError(f"{key} in {path} is a section, not a value; write {key}.<KEY>")
         _check_value(key, value, f" in {path}")
     _widen(loaded, cfg)
@@ -88,7 +98,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
             raise UserError(f"{key} in {path} must be {expected}, not {_shorten(repr(leaves[key]), 60)}") from error
         raise UserError(f"{path}: {_shorten(one_line(error))}") from error
     for key in leaves:  # text in quotes may have become a number
-        _check_value(key, _get(cfg, key), f" in {path}")
+        _check_value(key, get(cfg, key), f" in {path}")
 
 
 def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
@@ -107,18 +117,18 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
     known = dict(flatten(cfg))
     for key in words[::2]:
         _check_known(key, known, cfg, "")
-        if isinstance(_get(cfg, key), dict):
+        if isinstance(get(cfg, key), dict):
             raise UserError(f"{key} is a section, not a value; write {key}.<KEY> VALUE")
     for key, value in zip(words[::2], words[1::2], strict=True):
         try:
-            is_float = isinstance(_get(cfg, key), float) and value.lstrip("+-").isdigit()
+            is_float = isinstance(get(cfg, key), float) and value.lstrip("+-").isdigit()
             cfg.merge_from_list([key, f"{value}.0" if is_float else value])
         except _NOT_MERGED as error:
             if mismatch := _mismatch(error, cfg):
                 raise UserError(f"{key} must be {mismatch[1]}, not {_shorten(repr(value), 60)}") from error
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
-        _check_value(key, _get(cfg, key))
-        if is_float and math.isinf(_get(cfg, key)):  # all digits, and yet infinite
+        _check_value(key, get(cfg, key))
+        if is_float and math.isinf(get(cfg, key)):  # all digits, and yet infinite
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
@@ -130,7 +140,7 @@ def dump(cfg: CfgNode) -> str:
 def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
     """The key whose value has another type than its default, and what it must be; None for other errors."""
     found = re.fullmatch(r"Type mismatch .* for config key: (\S+)", str(error), re.DOTALL)
-    return (found[1], _KINDS[type(_get(cfg, found[1]))]) if found else None
+    return (found[1], _KINDS[type(get(cfg, found[1]))]) if found else None
 
 
 def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
@@ -144,7 +154,7 @@ def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
 
 
 def _check_known(key: str, known: dict[str, Any], cfg: CfgNode, where: str) -> None:
-    if key not in known and _get(cfg, key) is None:
+    if key not in known and get(cfg, key) is None:
         raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
 
 
@@ -162,15 +172,6 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
             raise UserError(f"{key}{where} is {value!r}, which is not UTF-8; rename the file or folder") from error
     if key == "OUTPUT_DIR" and isinstance(value, str):
         check_name(value, f"OUTPUT_DIR{where}")
-
-
-def _get(cfg: CfgNode, dotted: str) -> Any:
-    node: Any = cfg
-    for part in dotted.split("."):
-        if not isinstance(node, dict) or part not in node:
-            return None
-        node = node[part]
-    return node
 
 
 def _shorten(text: str, length: int = 300) -> str:

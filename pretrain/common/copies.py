@@ -1,4 +1,4 @@
-"""Small copies between host and device for which the host does not wait."""
+"""Small copies between host and device without a host-device synchronization."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on ``device``, in order but without waiting for the device, as unpinned memory would."""
+    """A host tensor on ``device``; pinned, because copying from unpinned memory would wait for the device."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 class AsyncHostCopy:
-    """A small tensor on its way to the host, to be read later: at once, the host would wait for all that is queued."""
+    """A small tensor that is being copied to the host, to be read later: reading it now would wait."""
 
     def __init__(self, x: Tensor) -> None:
         self._host = x.to("cpu", non_blocking=True)

@@ -32,11 +32,21 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its type where it has none: torch's errors go on for many."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def shortlist(names: Sequence[str]) -> str:
+    """The first five of ``names``, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None:
     """Runs ``main(None)`` and exits: 0 done, 2 a user's mistake (one line, no traceback), 130 Ctrl-C or stopped.
 
-    Every other exception is ours and keeps its traceback (exit status 1). What standard output cannot encode (a path
-    that is not UTF-8, an ASCII locale) is escaped, as Python does on standard error.
+    Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot
+    encode (a path that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
     """
     escape_unprintable()
     try:
@@ -53,7 +63,7 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     except KeyboardInterrupt:
         print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader (head, less) went away: not an error of ours
+    except BrokenPipeError:  # the reader (head, less) has ended, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(status or 0)

@@ -1,7 +1,8 @@
-"""Files that a user names: that they are there, and what they are if they are not what was expected."""
+"""Files that a user names: whether they exist, what they are if not what was expected, and their SHA-256."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -15,7 +16,7 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
 
     Args:
         what: what it should be, for the message ("config file").
-        pattern: names beside it that may have been meant.
+        pattern: files beside it whose names may have been meant.
 
     Raises:
         UserError: it is missing, a folder, or cannot be reached (a loop of links, a name that is too long).
@@ -50,7 +51,7 @@ def check_name(path: str, option: str) -> None:
 
 
 def empty_or_text(path: Path) -> str:
-    """What a file is that holds nothing or text, as an error page or a pointer to a large file does; else nothing."""
+    """What a file is that is empty or holds text, such as an error page or a Git LFS pointer; else an empty string."""
     with open(path, "rb") as file:
         start = file.read(512)
     if not start:
@@ -58,3 +59,16 @@ def empty_or_text(path: Path) -> str:
     if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
         return ""
     return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
+
+
+def sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error

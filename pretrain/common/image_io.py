@@ -76,7 +76,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
     """
     try:
         header = _open(encoded, name)
-        image = None if _lacks_its_end(encoded) else _decode_with_opencv(encoded)
+        image = _decode_with_opencv(encoded)
         return np.array(upright(header).convert("RGB")) if image is None else image
     except CorruptImage:
         raise
@@ -111,12 +111,6 @@ def _open(encoded: bytes, name: str) -> Image.Image:
     if too_large:
         raise CorruptImage(f"image {name} has more than {MAX_PIXELS:,} pixels, the limit; scale it down")
     return image
-
-
-def _lacks_its_end(encoded: bytes) -> bool:
-    """True for a JPEG without an end after its last scan: OpenCV before 4.12 fills what is missing with gray."""
-    is_jpeg, end = encoded.startswith(b"\xff\xd8"), b"\xff\xd9"
-    return is_jpeg and not encoded.endswith(end) and encoded.rfind(end) <= encoded.rfind(b"\xff\xda")
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -1,6 +1,6 @@
-"""A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag it reads between two steps.
+"""A request to stop (preemption, time-out, Ctrl-C) reaches a stage as a flag that it reads between two steps.
 
-The stage ends the current step, writes its checkpoint and raises `Stopped`. Nothing is written inside a signal handler.
+The stage finishes the current step, writes its checkpoint and raises `Stopped`. A signal handler writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Stopped(Exception):
     """Raised by a stage that was asked to stop, after its checkpoint is on disk; its text is the reason.
 
     Attributes:
-        saved: False for work that keeps no checkpoint and begins anew.
+        saved: False for work that keeps no checkpoint and starts over.
     """
 
     def __init__(self, reason: str, saved: bool = True) -> None:
@@ -47,7 +47,7 @@ def clear() -> None:
 
 
 def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
-    """Turns ``signals`` into a request to stop; a second SIGINT interrupts at once."""
+    """Turns ``signals`` into a request to stop; a second SIGINT interrupts immediately."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _reason:
@@ -61,7 +61,7 @@ def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signa
 def ignore_in_worker(_worker_id: int = 0) -> None:
     """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker.
 
-    SIGTERM from the parent is obeyed: torch and multiprocessing end workers by it, and wait for ever for deaf ones.
+    SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it and wait until they have ended.
     """
     parent = multiprocessing.parent_process()  # with a fork server, os.getppid() would be that server
     assert parent
@@ -77,7 +77,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Signals wait until the block ends; workers started in it are born with them blocked, so none comes too early."""
+    """Blocks signals until the block ends; workers started in it inherit this, so that no signal comes too early."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_IN_WORKERS | {signal.SIGTERM})
     try:
         yield

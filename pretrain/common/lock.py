@@ -8,7 +8,7 @@ live owner from a dead one:
 - elsewhere by the age of the last touch, as the file server dates it (the clocks of two machines may differ),
 - at once where the owner was an earlier attempt of this very SLURM job, which has ended if this one runs.
 
-A process that was suspended so long that another one took its folder ends as soon as it notices.
+A process that was suspended for so long that another one took its folder ends as soon as it notices.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import contextlib
 import glob
 import json
 import os
+import random
 import re
 import socket
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -39,14 +41,14 @@ _RESTARTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")  # the same in every attempt 
 def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
     """Holds ``folder`` for this process until the block ends.
 
-    With several ranks rank 0 holds it for all of them: call it through `process_group.on_first_rank`.
+    With several ranks, rank 0 holds it for all of them: call it through `process_group.on_first_rank`.
 
     Args:
-        work: what the owner does, for the message to whom it refuses ("pretraining", "linear probe").
+        work: what the owner does, for the message to those that it refuses ("pretraining", "linear probe").
         of: the name of a file in ``folder``; then only that file is held.
 
     Raises:
-        UserError: a live process holds it (it is named), or the folder cannot be written.
+        UserError: a live process, which the message names, holds it, or the folder cannot be written.
     """
     owner = _Owner(Path(folder), work, of)
     try:
@@ -56,7 +58,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 
 def remove_dead(folder: str | Path) -> None:
-    """Removes what killed owners of this machine left in ``folder``: other machines would wait for it to get old."""
+    """Removes what killed owners of this machine left in ``folder``; other machines would wait until it is old."""
     me = _identity()
     for path in Path(folder).glob(".owner.*.json"):
         owner = _read(path)
@@ -67,8 +69,8 @@ def remove_dead(folder: str | Path) -> None:
 
 class _Owner:
     def __init__(self, folder: Path, work: str, of: str) -> None:
-        self._folder, self._prefix = folder, f".{of}.owner" if of else ".owner"
-        self._place = folder / of if of else folder
+        self._folder, self._of = folder, of
+        self._held = folder / of if of else folder
         self._me = {**_identity(), "work": work, "token": uuid.uuid4().hex, "since": time.time()}
         self._released = threading.Event()
         make_folder(folder)
@@ -77,61 +79,60 @@ class _Owner:
 
     def release(self) -> None:
         self._released.set()
-        if _read(self._path).get("token") == self._me["token"]:
+        if self._is_mine(self._path):
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
     def _take(self) -> Path:
         """Creates the next file in number once every earlier owner is known to be dead; returns its path."""
+        prefix = f".{self._of}.owner" if self._of else ".owner"
+        pattern = f"{glob.escape(prefix)}.*.json"
         while True:
-            earlier = self._files()
-            dead = {path: _read(path).get("token") for path in earlier}
-            for path in earlier:
+            dead = {path: _read(path).get("token") for path in self._folder.glob(pattern)}
+            for path in dead:
                 self._refuse_if_alive(path)
-            path = self._folder / f"{self._prefix}.{max(map(_number, earlier), default=0) + 1}.json"
+            mine = self._folder / f"{prefix}.{max(map(_number, dead), default=0) + 1}.json"
             try:
-                with open(path, "x") as file:
+                with open(mine, "x") as file:
                     file.write(json.dumps(self._me))
             except FileExistsError:  # another process was faster: look again
                 continue
             except OSError as error:
-                if _read(path).get("token", self._me["token"]) == self._me["token"]:
+                if self._is_mine(mine) or not _read(mine):
                     with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
-                raise cannot_write(path, error) from error
-            others = {other: _read(other).get("token") for other in self._files() if other != path}
-            if all(other in dead and dead[other] == token for other, token in others.items()):
-                for other in others:
-                    other.unlink(missing_ok=True)
-                if self._place == self._folder:  # what a killed owner was writing
-                    for unfinished in self._folder.glob(".*.tmp"):
-                        unfinished.unlink(missing_ok=True)
-                return path
-            path.unlink(missing_ok=True)  # somebody else came in between
-            time.sleep(0.05 + 0.1 * (os.getpid() % 7) / 7)
+                        mine.unlink(missing_ok=True)
+                raise cannot_write(mine, error) from error
+            others = [path for path in self._folder.glob(pattern) if path != mine]
+            if all(path in dead and dead[path] == _read(path).get("token") for path in others):
+                unfinished = f".{glob.escape(self._of) or '*'}.*.tmp*"  # what a killed owner was writing
+                for path in (*others, *self._folder.glob(unfinished)):
+                    path.unlink(missing_ok=True)
+                return mine
+            mine.unlink(missing_ok=True)  # another process came in between
+            time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
 
     def _refuse_if_alive(self, path: Path) -> None:
         owner = _read(path)
         while True:
-            silent = _seconds_since_touch(path)
-            if silent is None or _is_dead(owner, self._me, silent):
+            silent_s = _seconds_since_touch(path)
+            if silent_s is None or _is_dead(owner, self._me, silent_s):
                 return
-            if owner.get("place") == self._me["place"] or silent < 2 * _TOUCH_PERIOD_S:
+            if owner.get("place") == self._me["place"] or silent_s < 2 * _TOUCH_PERIOD_S:
                 break
             time.sleep(1)  # on another machine, and silent for some time: wait until it is clear
         job = f", SLURM job {owner['job'].split('/')[-1]}" if owner.get("job") else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.get("since", time.time())))
         raise UserError(
-            f"{self._place} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, process "
+            f"{self._held} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, process "
             f"{owner.get('pid', '?')}{job}, since {since}; wait for it, stop it, or choose another folder"
         )
 
     def _touch(self) -> None:
         while not self._released.wait(_TOUCH_PERIOD_S):
             try:
-                if _read(self._path).get("token") != self._me["token"] and not self._released.is_set():
+                if not self._is_mine(self._path) and not self._released.is_set():
                     print(
-                        f"error: another process has taken over {self._place}, since this one had not shown a sign of "
+                        f"error: another process has taken over {self._held}, because this one had shown no sign of "
                         f"life for {_DEAD_AFTER_S:.0f} s; ending without writing",
                         file=sys.stderr,
                         flush=True,
@@ -141,15 +142,15 @@ class _Owner:
             except OSError:
                 pass  # a file server that does not answer now may answer the next time
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob(f"{glob.escape(self._prefix)}.*.json"))
+    def _is_mine(self, path: Path) -> bool:
+        return _read(path).get("token") == self._me["token"]
 
 
 def _identity() -> dict[str, Any]:
-    """Who this process is: host, a place where process ids mean the same, id, start, SLURM job and attempt."""
+    """Who this process is: host, the place within which its id is unique, id, start, SLURM job and attempt."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     place = [socket.gethostname(), boot.read_text().strip() if boot.is_file() else ""]
-    with contextlib.suppress(OSError):  # containers on one machine number their processes each for itself
+    with contextlib.suppress(OSError):  # each container on a machine numbers its own processes
         place.append(str(os.stat("/proc/self/ns/pid").st_ino))
     job = "/".join(os.environ.get(name, "") for name in _RESTARTS)
     return {
@@ -167,7 +168,7 @@ def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool
 
 
 def start_of(pid: int) -> str:
-    """When a process of this machine began, in the kernel's own measure; empty if there is none or it has ended."""
+    """When a process of this machine began, in the kernel's units; empty if there is none or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -177,17 +178,13 @@ def start_of(pid: int) -> str:
 
 def _seconds_since_touch(path: Path) -> float | None:
     """By the file server's clock, or None if the file is gone."""
-    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.now")
     try:
-        probe.touch()
-        return probe.stat().st_mtime - path.stat().st_mtime
+        with tempfile.TemporaryFile(dir=path.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         return None
     except OSError:
-        return 0.0  # cannot tell: never take it for dead
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink(missing_ok=True)
+        return 0.0  # unknown: never take it for dead
 
 
 def _read(path: Path) -> dict[str, Any]:

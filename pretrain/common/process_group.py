@@ -20,6 +20,10 @@ from .errors import UserError
 T = TypeVar("T")
 
 
+def _is_single() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def join(cuda: bool) -> torch.device:
     """This process's device; joins the process group of the environment, where WORLD_SIZE is above 1.
 
@@ -51,7 +55,7 @@ def join(cuda: bool) -> torch.device:
 
 def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
     """``module``, its gradients averaged over ranks by its backward pass; buffers stay each rank's own."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if _is_single():
         return module
     with warnings.catch_warnings():  # the argument's new name is not in every torch we run on
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
@@ -69,7 +73,7 @@ def on_first_rank(function: Callable[[], T]) -> T:
     Raises:
         UserError: ``function`` raised it on rank 0, or failed there with another error.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if _is_single():
         return function()
     box: list[Any] = [None, None]
     failure: BaseException | None = None
@@ -88,7 +92,7 @@ def on_first_rank(function: Callable[[], T]) -> T:
 
 def gather_objects(value: T) -> list[T]:
     """Every rank's ``value`` (of a type that pickles), in rank order."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if _is_single():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -102,7 +106,7 @@ def on_every_rank(function: Callable[[], T]) -> T:
         UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
             that failed; where only some failed, it names them.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if _is_single():
         return function()
     result: Any = None
     reason = ""
@@ -149,7 +153,7 @@ class AgreedStop:
     def poll(self) -> str:
         """The reason to stop, or an empty string."""
         reason = interrupt.stop_requested()
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if _is_single():
             return reason
         asked = torch.full((1,), float(bool(reason)), device=self._device)
         dist.all_reduce(asked)

@@ -1,4 +1,4 @@
-"""What every run folder holds, written so that a crash leaves the old file or the new one, never half of either."""
+"""What every run folder holds, written so that a crash leaves the old file or the new one, but never a part of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, escape_unprintable, one_line
+from .errors import UserError, escape_unprintable, first_line, one_line
 
 _PACKAGES = (
     "torch",
@@ -35,7 +35,7 @@ _PACKAGES = (
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Writes a whole file or nothing: temporary file beside it, fsync, rename.
+    """Writes a file completely or not at all (see `replacing`).
 
     Raises:
         UserError: the disk is full or the folder is not writable; an earlier file at ``path`` is untouched.
@@ -43,7 +43,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
     path = Path(path)
     try:
         with replacing(path) as file:
-            # A path in the text need not be UTF-8.
+            # The text may hold a path, which need not be UTF-8.
             file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -51,17 +51,17 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends; after an error nothing has changed.
+    """A file to write that replaces ``path`` when the block ends; after an error nothing has changed.
 
-    It stands beside ``path`` under a name that no other process, thread or machine uses, and is synced, as is the
-    folder, so that a power cut leaves the old file or the new one.
+    It has the suffix of ``path`` and lies beside it, under a name that no other process, thread or machine uses. File
+    and folder are synced, so that a power cut leaves the old file or the new one.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp{path.suffix}")
     try:
         with open(temporary, "xb") as file:
             yield file
@@ -69,7 +69,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # on a read-only disk this fails as well
+        with contextlib.suppress(OSError):  # on a read-only disk this fails, too
             temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
@@ -90,7 +90,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
         raise UserError(f"{path} is not JSON ({reason}); it is damaged, or another file") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")
@@ -112,11 +112,11 @@ def begin(output_dir: str | Path, stage: str) -> None:
 
 
 def stage_of(output_dir: str | Path) -> str:
-    """The stage a run folder belongs to, or an empty string where nothing in it tells."""
+    """The stage a run folder belongs to, or an empty string if nothing in it shows one."""
     output_dir = Path(output_dir)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return (output_dir / "stage.txt").read_text().strip()
-    with contextlib.suppress(UserError):  # a folder begun before stage.txt was written
+    with contextlib.suppress(UserError):  # a folder from before stage.txt was written
         stage = read_json(output_dir / "results.json").get("stage")
         if isinstance(stage, str):
             return stage
@@ -127,7 +127,7 @@ def stage_of(output_dir: str | Path) -> str:
 
 
 def make_folder(path: str | Path) -> None:
-    """Makes a folder and those above it.
+    """Makes a folder and its parents.
 
     Raises:
         UserError: the disk is read-only, or a file stands in the way.
@@ -139,52 +139,13 @@ def make_folder(path: str | Path) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON with NaN and infinities as null (JSON has no word for them)."""
+    """JSON with NaN and infinities as null (JSON cannot express them)."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically; NaN becomes null."""
     atomic_write(path, json_text(value, indent=2) + "\n")
-
-
-def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
-    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
-    path = Path(output_dir) / "metrics.json"
-    kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
-    atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
-
-
-class MetricsWriter:
-    """`metrics.json` (a JSON object a line, as Detectron2 writes it) and TensorBoard events.
-
-    Lines at or after ``start_iteration`` are dropped on opening, so a resumed run repeats none.
-    """
-
-    def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
-        self._path = Path(output_dir) / "metrics.json"
-        drop_metrics(output_dir, start_iteration)
-        from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
-
-        self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
-
-    def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
-        """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimiser steps from 0."""
-        try:
-            with open(self._path, "a") as file:
-                file.write(json_text({"iteration": iteration, **values}) + "\n")
-        except OSError as error:
-            raise cannot_write(self._path, error, resume=True) from error
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._events.add_scalar(name, value, iteration)
-
-    def holds(self, iteration: int, name: str) -> bool:
-        """True if a line of ``iteration`` has ``name``."""
-        return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
-
-    def close(self) -> None:
-        self._events.close()
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
@@ -245,7 +206,7 @@ def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> User
     """The one line about a file that could not be written.
 
     Args:
-        resume: what wrote it has got far and should go on in the same folder, not start in another one.
+        resume: the run is under way and should continue in this folder instead of starting in another one.
     """
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if resume:
@@ -279,13 +240,13 @@ def _version(name: str) -> str:
 
 
 def git_state() -> str:
-    """The checkout's commit, and whether it was edited since."""
+    """The commit of the code that runs, and whether it was edited since."""
     root = Path(__file__).resolve().parents[2]
-    if (root / "GIT_STATE").is_file():  # a queued job's copy of the code says what it is a copy of
+    if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
         return (root / "GIT_STATE").read_text().strip()
+    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)
+        commit, changed = (subprocess.run(c, cwd=root, capture_output=True, text=True, timeout=60) for c in commands)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     if commit.returncode:
@@ -301,16 +262,3 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The good lines of a metrics file; one that was cut short by a crash, or damaged, is dropped."""
-    kept: list[dict[str, Any]] = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and type(value.get("iteration")) is int:
-            kept.append(value)
-    return kept

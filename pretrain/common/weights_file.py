@@ -1,13 +1,17 @@
-"""The formats weights come in (torch, `.pkl` of arrays, `.safetensors`), read without running code of theirs."""
+"""Reads a file of weights (torch, `.pkl` of arrays, `.safetensors`) without running any code that it holds."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import os
 import pickle
+import re
+import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +19,126 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import checkpoint
-from .errors import UserError, one_line
-from .files import empty_or_text, existing_file
+from .errors import UserError, first_line, one_line
+from .files import empty_or_text, existing_file, sha256
 from .run_folder import read_json
 
-_PREFIX = "backbone.bottom_up."  # in digests' names; a `.pkl` leaves it out
-_AGAIN = "convert again from the original checkpoint"
+COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
+_KINDS = {".pkl": "pickle", ".safetensors": "safetensors file"}
 
 
-def read_file(path: str | Path, unsafe_pickle: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
-    """The content of a `.safetensors`, `.pkl` or torch file, and its metadata (safetensors only).
+class Damaged(UserError):
+    """The content of a file cannot be read as a checkpoint, now or ever; an earlier checkpoint may serve instead."""
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """A weights file as read.
+
+    Attributes:
+        path: where it was read.
+        sha256: of its bytes.
+        content: all that it holds: beside the weights, a checkpoint has `epoch`, `arch`, `config`, ...
+        tensors: its weights, under the names that they have in the file.
+        provenance: what a conversion recorded about their origin, in the file or beside it; empty for other files.
+    """
+
+    path: Path
+    sha256: str
+    content: dict[str, Any]
+    tensors: dict[str, Tensor]
+    provenance: dict[str, Any]
+
+
+def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
+    """Reads weights in any format, and verifies them against the SHA-256 in FILE.json where a conversion wrote it.
+
+    Args:
+        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
 
     Raises:
-        UserError: missing, unreadable, damaged, or holding more than tensors, arrays and plain types.
+        UserError: the file is missing, unreadable, damaged, changed since its conversion, or holds other things than
+            tensors, arrays and plain types.
     """
     if os.path.isdir(path):
-        held = sorted(p.name for p in Path(path).iterdir() if p.suffix in (".pth", ".pkl", ".safetensors"))
+        held = sorted(p.name for p in Path(path).iterdir() if p.suffix in (".pth", *_KINDS))
         raise UserError(f"{path} is a folder; name a weights file in it ({', '.join(held[:5]) or 'there is none'})")
-    path = existing_file(path, "weights file")
-    try:
-        if path.suffix == ".safetensors":
-            return _read_safetensors(path)
-        return (_read_pickle if path.suffix == ".pkl" else checkpoint.read)(path, unsafe_pickle), {}
-    except MemoryError as error:
-        raise UserError(f"there is not enough memory to read {path}: {one_line(error)}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}; try again, or copy the file anew") from error
+    path, content = Path(path), read(path, unsafe_pickle)
+    digest = sha256(path)
+    return WeightsFile(path, digest, content, _tensors(content, path), _provenance(content, path, digest))
 
 
-def state_tensors(content: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
-    """The name -> tensor part of a file's content: under ``state_dict`` or ``model``, or the content itself.
+def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
+    """The content of a torch file (zip or old tar format), a `.pkl` or a `.safetensors` file, on the CPU.
 
     Raises:
-        UserError: something in it is not a tensor or an array, or a tensor without a value in every place.
+        Damaged: not a whole file of its format (the message says what it is).
+        UserError: it is missing or holds other things than tensors, arrays and plain types, or the disk or the memory
+            failed.
     """
+    path = existing_file(path, "checkpoint")
+    reader = {".pkl": _read_pickle, ".safetensors": _read_safetensors}.get(path.suffix, _read_torch)
+    try:
+        content = reader(path, unsafe_pickle)
+    except Exception as error:  # a damaged pickle raises anything
+        if isinstance(error, pickle.UnpicklingError) and re.search(r"\bGLOBAL|Unsupported class", str(error)):
+            raise UserError(
+                f"{path} holds more than tensors, arrays and plain types; if you trust its source, convert it first: "
+                f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
+                "pretraining and probes)"
+            ) from error
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: damage led to an impossible offset
+            raise UserError(f"cannot read {path}: {error.strerror or error}; make it readable and run again") from error
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            size = path.stat().st_size / 2**20
+            raise UserError(f"not enough memory to read {path} ({size:.0f} MiB); free memory and run again") from error
+        kind, reason = _KINDS.get(path.suffix, "checkpoint"), empty_or_text(path) or first_line(error)
+        raise Damaged(f"{path} is damaged or not a {kind}: {reason}") from error
+    if not isinstance(content, dict):
+        raise Damaged(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
+    return content
+
+
+def tensor_digest(*tensors: Tensor) -> str:
+    """16 hexadecimal digits that change with any value, shape or type of ``tensors``."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
+    """``tensor`` as float32, or a counter as int64, once its values have been found fit for a network.
+
+    Raises:
+        UserError: integers, fewer than 16 bits, values that are not finite in float32, or a variance below 0.
+    """
+    if not name.endswith(COUNTER):
+        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
+        tensor = tensor.to(torch.float32)
+    if bad := int((~torch.isfinite(tensor)).sum()):
+        raise UserError(f"{path}: {name} has {bad} values that are not finite")
+    if name.endswith("running_var") and (tensor < 0).any():
+        raise UserError(f"{path}: {name} has a variance below 0")
+    return tensor.to(torch.long) if name.endswith(COUNTER) else tensor
+
+
+def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """The tensors under ``state_dict`` or ``model``, or the content itself."""
     state: Any = next(
         (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
     )
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         if isinstance(value, np.ndarray):
-            try:  # a copy: torch wants it writable, in this machine's byte order
+            try:  # a copy, because torch requires a writable array in this machine's byte order
                 value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
             except TypeError as error:
                 raise UserError(f"{path}: {name} is an array of {value.dtype}, which no tensor can hold") from error
         if not isinstance(value, Tensor):
-            raise UserError(
-                f"{path}: {name} is a {type(value).__name__}, not a tensor; this is no checkpoint of weights"
-            )
+            raise UserError(f"{path}: {name} is a {type(value).__name__}, not a tensor; the file holds no weights")
         if value.layout != torch.strided or value.is_meta:
             kind = "without values (meta)" if value.is_meta else f"of layout {value.layout}"
             raise UserError(f"{path}: {name} is a tensor {kind}; save it again as a dense tensor, with its values")
@@ -71,99 +146,58 @@ def state_tensors(content: Mapping[str, Any], path: str | Path) -> dict[str, Ten
     return tensors
 
 
-def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
+    """A conversion records provenance in the file, and in FILE.json with the file's SHA-256.
 
-
-def tensor_digest(tensor: Tensor) -> str:
-    """16 hexadecimal digits that change with any value, shape or type of ``tensor``."""
-    head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # NumPy has no bfloat16
-    return hashlib.sha256(head + values.numpy().tobytes()).hexdigest()[:16]
-
-
-def read_provenance(content: Mapping[str, Any], metadata: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """What a conversion wrote about where the file came from, into the file or beside it; {} where nothing stands.
-
-    A plain state dict, as torchvision's files are, has no place for it inside; then it is in FILE.json.
-
-    Raises:
-        UserError: it is not an object of plain values, as a conversion writes it.
+    A plain state dict, as torchvision's files are, has no place for provenance inside.
     """
+    again = "convert again from the original checkpoint"
     try:
-        found: Any = content.get("provenance") or json.loads(metadata.get("provenance") or "{}") or _beside(path)
+        beside = read_json(f"{path}.json") if os.path.isfile(f"{path}.json") else {}
+    except UserError:  # another program's, or damaged: then nothing is known
+        beside = {}
+    kept = beside.pop("file_sha256", None)
+    if kept and kept != digest:
+        raise UserError(
+            f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); {again}, or delete "
+            f"{path}.json if you replaced the file on purpose"
+        )
+    try:
+        found: Any = content.get("provenance") or (beside if kept else {})
+        found = json.loads(found) if isinstance(found, str) else found  # safetensors' metadata are text
         json.dumps(found)  # it goes into results.json
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: its provenance is damaged ({one_line(error)}); {_AGAIN}") from error
+        raise UserError(f"{path}: its provenance is damaged ({one_line(error)}); {again}") from error
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise UserError(f"{path}: its provenance is a {type(found).__name__}, not an object with names; {_AGAIN}")
-    if not isinstance(found.get("tensors", {}), Mapping):
-        raise UserError(f"{path}: the digests in its provenance are a {type(found['tensors']).__name__}; {_AGAIN}")
-    return dict(found)
+        raise UserError(f"{path}: its provenance is a {type(found).__name__}, not an object with names; {again}")
+    return {key: value for key, value in found.items() if key != "tensors"}  # digests, in files of earlier versions
 
 
-def check_digests(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], path: str | Path) -> None:
-    """Compares a converted file's tensors with the digests of its conversion.
-
-    A square tensor that was transposed has its shape still, and a changed value is a value: only the digest tells.
-
-    Raises:
-        UserError: a tensor is missing or not what was converted.
-    """
-    for name, value in provenance.get("tensors", {}).items():
-        tensor = tensors.get(name, tensors.get(name.removeprefix(_PREFIX)))
-        if tensor is None:
-            raise UserError(f"{path} lacks {name}, which it held when it was converted; {_AGAIN}")
-        if tensor_digest(tensor) != value:
-            raise UserError(f"{path}: {name} is not what was converted (damaged or transposed); {_AGAIN}")
+def _read_torch(path: Path, unsafe: bool) -> Any:
+    if what := empty_or_text(path):  # before a text is taken for a pickle that names a class
+        raise ValueError(what)
+    if zipfile.is_zipfile(path):  # torch does not verify the checksums that it wrote
+        with zipfile.ZipFile(path) as archive:
+            if bad := archive.testzip():
+                raise ValueError(f"checksum of {bad} is wrong")
+    return torch.load(path, map_location="cpu", weights_only=not unsafe)
 
 
-def _beside(path: str | Path) -> dict[str, Any]:
-    """The provenance in FILE.json, if a conversion wrote that."""
-    try:
-        found = read_json(f"{path}.json")
-    except UserError:
-        return {}
-    return {key: value for key, value in found.items() if key != "file_sha256"} if "file_sha256" in found else {}
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_safetensors(path: Path, _unsafe: bool) -> Any:
     from safetensors import safe_open
 
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (MemoryError, OSError):
-        raise
-    except Exception as error:  # its own, or torch's for a type that it does not know
-        reason = empty_or_text(path) or one_line(error)
-        raise UserError(f"{path} is damaged or not a safetensors file: {reason}") from error
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return {"model": tensors, "provenance": (file.metadata() or {}).get("provenance")}
 
 
-def _read_pickle(path: Path, unsafe: bool) -> dict[str, Any]:
-    data = path.read_bytes()
-    try:
-        content = pickle.loads(data, encoding="latin1") if unsafe else _PlainUnpickler(io.BytesIO(data)).load()
-    except MemoryError:
-        raise
-    except _NotPlain as error:
-        raise UserError(f"{path} holds {error}, more than arrays; {checkpoint.unsafe_remedy(path)}") from error
-    except Exception as error:  # a damaged pickle raises anything
-        reason = empty_or_text(path) or one_line(error)
-        raise UserError(f"{path} is damaged or not a pickle: {reason}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not a dictionary of arrays")
-    return content
-
-
-class _NotPlain(Exception):
-    """A pickle asks for something else than arrays and plain types."""
+def _read_pickle(path: Path, unsafe: bool) -> Any:
+    data = io.BytesIO(path.read_bytes())
+    return (pickle.Unpickler if unsafe else _PlainUnpickler)(data, encoding="latin1").load()
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain types, runs nothing else."""
+    """Unpickles NumPy arrays and plain types and runs nothing else."""
 
     _ALLOWED = frozenset(
         {("collections", "OrderedDict"), ("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
@@ -171,10 +205,7 @@ class _PlainUnpickler(pickle.Unpickler):
         | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
     )
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, encoding="latin1")
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
-            raise _NotPlain(f"{module}.{name}")
+            raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
         return super().find_class(module, name)

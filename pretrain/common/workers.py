@@ -1,4 +1,4 @@
-"""The DataLoader of every stage: its workers outlive signals meant for the job, a hang is reported and then ends the
+"""The DataLoader of every stage: its workers survive signals meant for the job, a hang is reported and then ends the
 run, and no random numbers are drawn."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -20,15 +20,15 @@ from .errors import UserError
 
 log = logging.getLogger("pretrain.workers")
 REPORT_AFTER_S, GIVE_UP_AFTER_S = 60, 600  # of waiting for one batch
-# Forked workers share the data set's memory and are born with signals held back. On macOS, forking is not safe.
+# Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 class ShieldedDataLoader(DataLoader):
-    """torch's, with workers that take SIGTERM from their parent only and no other request to stop.
+    """torch's, with workers that obey SIGTERM from their parent and no other request to stop.
 
-    A preemption signals every process of a job. The stage must end its step and write a checkpoint, for which it needs
-    its workers.
+    A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
+    needs its workers.
 
     Args:
         dataset: may have a method ``name(item) -> str``, used to say which items a stuck worker was given.
@@ -42,7 +42,7 @@ class ShieldedDataLoader(DataLoader):
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         if num_workers:
-            batch_sampler = self._drawn = _Drawn(batch_sampler)
+            batch_sampler = self._pending = _Pending(batch_sampler)
             defaults["multiprocessing_context"] = START_METHOD
         super().__init__(
             dataset,
@@ -59,14 +59,13 @@ class ShieldedDataLoader(DataLoader):
         return self._watched(batches) if self.num_workers else batches
 
     def _watched(self, batches: Any) -> Iterator[Any]:
-        waiting = self._drawn.awaited
-        watch = _Watch(batches, getattr(self.dataset, "name", str))
+        pending, watch = self._pending.batches, _HangWatch(batches, getattr(self.dataset, "name", str))
         try:
             while True:
-                watch.awaited = waiting[0] if waiting else None
+                watch.awaited = pending[0] if pending else None
                 batch = next(batches)
                 watch.awaited = None
-                waiting.popleft()
+                pending.popleft()
                 yield batch
         except StopIteration:
             return
@@ -78,35 +77,35 @@ class ShieldedDataLoader(DataLoader):
             watch.end.set()
 
 
-class _Drawn:
+class _Pending:
     """A batch sampler that remembers the batches that were drawn from it but not yet delivered."""
 
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-        self.awaited: deque[Any] = deque()
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.batches: deque[Any] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.awaited.clear()
-        for batch in self._batches:
-            self.awaited.append(batch)
+        self.batches.clear()
+        for batch in self._sampler:
+            self.batches.append(batch)
             yield batch
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._sampler)
 
 
-class _Watch:
-    """A thread that reports a wait for one batch that takes too long, and at last ends it by killing the workers.
+class _HangWatch:
+    """A thread that reports a long wait for one batch and finally ends it by killing the workers.
 
     torch's own time-out does not help: a worker that is stopped while it hands over a batch blocks the receiver.
 
     Attributes:
-        awaited: the batch that the process is waiting for now, or None. To be set by the process.
+        awaited: the batch that the process is waiting for now, or None; set by the process.
         gave_up: why the workers were killed, or an empty string.
-        end: ends the watch. To be set by the process.
+        end: ends the watch; set by the process.
     """
 
-    def __init__(self, batches: Any, name: Callable[[Any], str]) -> None:
+    def __init__(self, batches: Any, name: Any) -> None:
         self.awaited: Any = None
         self.gave_up = ""
         self.end = threading.Event()
@@ -114,20 +113,20 @@ class _Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        waited_s, last = 0.0, None
-        period_s = REPORT_AFTER_S / 10
+        periods, last, period_s = 0, None, REPORT_AFTER_S / 10
         while not self.end.wait(period_s):  # counted in periods: while a job is suspended, nobody waits
             awaited = self.awaited
-            before_s, waited_s = waited_s, 0.0 if awaited is None or awaited is not last else waited_s + period_s
+            periods = periods + 1 if awaited is not None and awaited is last else 0
             last = awaited
-            if waited_s >= GIVE_UP_AFTER_S:
-                self._give_up(f"no batch for {GIVE_UP_AFTER_S:g} s: {self._stuck(awaited)}; check them and their disk")
-                return
-            if before_s < REPORT_AFTER_S <= waited_s:
+            if periods == 10:
                 log.warning(
                     f"no batch for {REPORT_AFTER_S:g} s: {self._stuck(awaited)}; the run ends after "
                     f"{GIVE_UP_AFTER_S:g} s; is the disk slow, or the process stopped?"
                 )
+            if periods * period_s >= GIVE_UP_AFTER_S:
+                reason = f"no batch for {GIVE_UP_AFTER_S:g} s: {self._stuck(awaited)}; check them and their disk"
+                self._kill_workers(reason)
+                return
 
     def _stuck(self, items: Any) -> str:
         names = [self._name(item) for item in items[:3]] + ["..."] * (len(items) > 3)
@@ -135,10 +134,10 @@ class _Watch:
         worker = batches._workers[batches._task_info[batches._rcvd_idx][0]]
         return f"worker process {worker.pid} is reading {', '.join(names)}"
 
-    def _give_up(self, reason: str) -> None:
+    def _kill_workers(self, reason: str) -> None:
         batches: Any = self._batches()
         self.gave_up = reason
         torch._C._remove_worker_pids(id(batches))  # else a signal handler would raise, perhaps outside of next()
         batches._worker_pids_set = False
-        for process in batches._workers:  # a stopped one is deaf to SIGTERM, and Python would wait for it at exit
+        for process in batches._workers:  # a stopped one ignores SIGTERM, and Python would wait for it at exit
             process.kill()

@@ -1,18 +1,70 @@
-"""What every objective returns, and the steps and checks they share.
+"""What a method declares, what its objective returns, and the steps and checks that objectives share.
 
-Shape letters of this package: N queries here, M' positive keys a query (M), D dimensions, K negatives in the queue,
-A anchors here, B candidates (all ranks), V views.
+Shape letters of this package: N queries of this rank, M' positive keys per query (M), D dimensions, K negatives in the
+queue, A anchors of this rank, B candidates of all ranks.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-_SLICE = 8192  # negatives a slice: as fast as the whole queue at once, with a fraction of its memory
+from ..limits import ABOVE_0, Choice, Range
+
+_SLICE = 8192  # negatives per slice: as fast as the whole queue at once, with a fraction of its memory
+
+
+class Hyperparameter(NamedTuple):
+    """A config key that only some methods read.
+
+    Attributes:
+        key: ``METHOD.K1``.
+        default: its value where no config sets it; methods that share a key share the default.
+        allowed: the values it may have.
+    """
+
+    key: str
+    default: Any
+    allowed: Range | Choice
+
+
+TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0)  # tau
+KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0)  # tau_m, of the key encoder's similarities
+NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024))  # M': positive keys per image
+LABELS = Hyperparameter("METHOD.LABELS", "index", Choice(("index", "class")))  # of the image | of its class
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the rest of the pipeline knows of a method.
+
+    Attributes:
+        objective: the pure function.
+        kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
+            ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
+            every view goes through one encoder, and there is no queue and no momentum encoder.
+        hyper: keyword of the objective -> the hyperparameter that feeds it.
+        many_keys: takes METHOD.NUM_KEYS positive keys; others take one.
+        supervised: METHOD.LABELS class makes it learn from the images' classes.
+        schedule: (epoch from 0, epochs, hyperparameters as in the config) -> the objective's keywords in that epoch;
+            may read hyperparameters that are no keywords of the objective. None: they do not change.
+    """
+
+    objective: Callable[..., Objective]
+    kind: Literal["queue", "batch"]
+    hyper: Mapping[str, Hyperparameter]
+    many_keys: bool = False
+    supervised: bool = False
+    schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
+
+    def hyperparameters(self) -> list[Hyperparameter]:
+        """Every config key that only some methods read, and that this one does."""
+        return [*self.hyper.values(), *([NUM_KEYS] if self.many_keys else []), *([LABELS] if self.supervised else [])]
 
 
 class Objective(NamedTuple):
@@ -30,59 +82,33 @@ class Objective(NamedTuple):
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half types become float32: exp(1 / 0.01) has no place in them. float32 and float64 stay."""
+    """Half types become float32, because exp(1 / 0.01) overflows them; float32 and float64 stay."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises ValueError unless ``value`` is finite and above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; it must be finite and above 0")
+def checked_queue_inputs(
+    q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: float = math.inf
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The three tensors in at least float32.
 
-
-def check_range(name: str, value: float, high: float = math.inf) -> None:
-    """Raises ValueError unless ``value`` is finite and within [0, high]."""
-    if not (math.isfinite(value) and 0 <= value <= high):
-        limit = "finite and at least 0" if high == math.inf else f"within [0, {high:g}]"
-        raise ValueError(f"{name} is {value}; it must be {limit}")
-
-
-def check_queue_shapes(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: int | None = None) -> None:
-    """Raises ValueError unless the three shapes agree and none of N, M', D and K is 0 (M' at most ``most_keys``)."""
+    Raises:
+        ValueError: their shapes disagree, one of N, M', D and K is 0, or M' is above ``most_keys``.
+    """
     shapes = f"q {tuple(q_ND.shape)}, keys {tuple(keys_MND.shape)}, queue {tuple(queue_DK.shape)}"
-    if (q_ND.ndim, keys_MND.ndim, queue_DK.ndim) != (2, 3, 2):
-        raise ValueError(f"{shapes}: they must have 2, 3 and 2 axes: (N, D), (M', N, D), (D, K)")
-    if keys_MND.shape[1:] != q_ND.shape or queue_DK.shape[0] != q_ND.shape[1]:
-        raise ValueError(f"{shapes}: they must agree as (N, D), (M', N, D), (D, K)")
-    if 0 in (*keys_MND.shape, queue_DK.shape[1]):
-        raise ValueError(f"{shapes}: N, M', D and K must be at least 1")
-    if most_keys is not None and keys_MND.shape[0] > most_keys:
+    if (
+        (q_ND.ndim, keys_MND.ndim, queue_DK.ndim) != (2, 3, 2)
+        or keys_MND.shape[1:] != q_ND.shape
+        or queue_DK.shape[0] != q_ND.shape[1]
+        or 0 in (*keys_MND.shape, queue_DK.shape[1])
+    ):
+        raise ValueError(f"{shapes}: they must be (N, D), (M', N, D) and (D, K), and none of these may be 0")
+    if keys_MND.shape[0] > most_keys:
         raise ValueError(f"{shapes}: M' is {keys_MND.shape[0]}; this objective takes at most {most_keys}")
-
-
-def check_batch_shapes(
-    anchors_AD: Tensor,
-    candidates_BD: Tensor,
-    anchor_labels_A: Tensor,
-    candidate_labels_B: Tensor,
-    self_index_A: Tensor,
-) -> None:
-    """Raises ValueError unless the five shapes agree and none of A, B and D is 0."""
-    named = {"anchors": anchors_AD, "candidates": candidates_BD, "anchor labels": anchor_labels_A}
-    named |= {"candidate labels": candidate_labels_B, "self index": self_index_A}
-    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-    if (anchors_AD.ndim, candidates_BD.ndim) != (2, 2) or anchors_AD.shape[1] != candidates_BD.shape[1]:
-        raise ValueError(f"{shapes}: anchors and candidates must be (A, D) and (B, D)")
-    if anchor_labels_A.shape != anchors_AD.shape[:1] or self_index_A.shape != anchors_AD.shape[:1]:
-        raise ValueError(f"{shapes}: anchor labels and self index must be (A,)")
-    if candidate_labels_B.shape != candidates_BD.shape[:1]:
-        raise ValueError(f"{shapes}: candidate labels must be (B,)")
-    if 0 in (*anchors_AD.shape, candidates_BD.shape[0]):
-        raise ValueError(f"{shapes}: A, B and D must be at least 1")
+    return at_least_float32(q_ND), at_least_float32(keys_MND), at_least_float32(queue_DK)
 
 
 class QueueSoftmax(NamedTuple):
-    """The softmax of each query's logits over the queue, summed up."""
+    """Sums over the softmax of each query's logits over the queue."""
 
     logsumexp_N: Tensor
     largest_N: Tensor
@@ -90,7 +116,7 @@ class QueueSoftmax(NamedTuple):
 
 
 def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
-    """Softmax of ``scaled_ND @ queue_DK`` over K, a slice of the queue at a time; without gradient.
+    """Softmax of ``scaled_ND @ queue_DK`` over K, one slice of the queue at a time; without gradient.
 
     Nothing of size N x K outlives its slice: the running sums are rescaled whenever a slice brings a larger logit.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
+from ..limits import ABOVE_0, AT_LEAST_0, Choice
 from .common import (
+    TEMPERATURE,
+    Hyperparameter,
+    Method,
     Objective,
-    at_least_float32,
-    check_positive,
-    check_queue_shapes,
-    check_range,
+    checked_queue_inputs,
     info_nce,
     keys_variance,
     negatives,
@@ -35,16 +38,15 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
         lambda_: weight of the covariance, at least 0; 0 is InfoNCE on the mean key.
 
     Returns:
-        The mean loss; the mean keys mu (N, D) to enqueue, not re-normalised; queue_accuracy and positive_similarity of
+        The mean loss; the mean keys mu (N, D) to enqueue, not renormalized; queue_accuracy and positive_similarity of
         the mean keys, positive_variance (the mean diagonal entry of Sigma) and query_variance (the mean q^T Sigma q).
 
     Raises:
         ValueError: tau or lambda out of range, M' = 0 or shapes that disagree.
     """
-    check_positive("temperature", temperature)
-    check_range("lambda", lambda_)
-    check_queue_shapes(q_ND, keys_MND, queue_DK)
-    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    ABOVE_0.check("temperature", temperature)
+    AT_LEAST_0.check("lambda", lambda_)
+    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)
     logits_MN = (keys_MND * q_ND).sum(dim=2) / temperature
     mean_N = logits_MN.mean(dim=0)
     variance_N = logits_MN.var(dim=0, correction=0)
@@ -55,3 +57,24 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     metrics["positive_variance"] = keys_variance(keys_MND)
     metrics["query_variance"] = variance_N.detach().mean() * temperature**2
     return Objective(loss, keys_MND.detach().mean(dim=0), metrics)
+
+
+def _scheduled(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, Any]:
+    """Lambda in an epoch: ``constant`` (the paper), or ``linear``: lambda (epoch + 1) / epochs (its released code)."""
+    jcl_lambda = hyper["lambda_"]
+    if hyper["lambda_schedule"] == "linear":
+        jcl_lambda = jcl_lambda * (epoch + 1) / epochs
+    return {"temperature": hyper["temperature"], "lambda_": jcl_lambda}
+
+
+METHOD = Method(
+    jcl,
+    "queue",
+    {
+        "temperature": TEMPERATURE,
+        "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0),  # weight of the covariance
+        "lambda_schedule": Hyperparameter("METHOD.LAMBDA_SCHEDULE", "constant", Choice(("constant", "linear"))),
+    },
+    many_keys=True,
+    schedule=_scheduled,
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .common import Objective, at_least_float32, check_positive, check_queue_shapes, info_nce, negatives, queue_metrics
+from ..limits import ABOVE_0
+from .common import TEMPERATURE, Method, Objective, checked_queue_inputs, info_nce, negatives, queue_metrics
 
 
 def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
@@ -15,7 +16,7 @@ def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float
 
     Args:
         q_ND: (N, D) unit-norm queries.
-        keys_MND: (1, N, D) unit-norm keys of the momentum encoder, one a query.
+        keys_MND: (1, N, D) unit-norm keys of the momentum encoder, one per query.
         queue_DK: (D, K) negatives.
         temperature: tau > 0.
 
@@ -23,12 +24,14 @@ def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float
         The mean loss; the keys to enqueue (N, D); queue_accuracy and positive_similarity.
 
     Raises:
-        ValueError: tau out of range, shapes that disagree, or more than one key a query.
+        ValueError: tau out of range, shapes that disagree, or more than one key per query.
     """
-    check_positive("temperature", temperature)
-    check_queue_shapes(q_ND, keys_MND, queue_DK, most_keys=1)
-    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    ABOVE_0.check("temperature", temperature)
+    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     positive_N = (q_ND * keys_MND[0]).sum(dim=1) / temperature
     negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
     loss = info_nce(positive_N, negatives_N).mean()
     return Objective(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
+
+
+METHOD = Method(moco, "queue", {"temperature": TEMPERATURE})

@@ -1,14 +1,15 @@
-"""MoCo with M' positive keys an image: the vanilla form that JCL's Fig. 1(b) shows, and its baseline."""
+"""MoCo with M' positive keys per image: the vanilla form that JCL's Fig. 1(b) shows, and its baseline."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from ..limits import ABOVE_0
 from .common import (
+    TEMPERATURE,
+    Method,
     Objective,
-    at_least_float32,
-    check_positive,
-    check_queue_shapes,
+    checked_queue_inputs,
     info_nce,
     keys_variance,
     negatives,
@@ -22,7 +23,7 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     .. math:: L = \frac1N \sum_i \frac1{M'} \sum_m -\log \frac{\exp(q_i \cdot k_{im} / \tau)}
               {\exp(q_i \cdot k_{im} / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}
 
-    The negatives' sum does not depend on m, so q meets the queue once for all M' keys.
+    The negatives' sum does not depend on m, so each query is compared with the queue once for all M' keys.
 
     Args:
         q_ND: (N, D) unit-norm queries.
@@ -31,19 +32,21 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
         temperature: tau > 0.
 
     Returns:
-        The mean loss; each query's mean key (N, D) to enqueue, not re-normalised, as in JCL, so that the two differ in
+        The mean loss; each query's mean key (N, D) to enqueue, not renormalized, as in JCL, so that the two differ in
         their loss only; queue_accuracy and positive_similarity over all N M' pairs, and positive_variance (the mean
         diagonal entry of the keys' covariance).
 
     Raises:
         ValueError: tau out of range, M' = 0 or shapes that disagree.
     """
-    check_positive("temperature", temperature)
-    check_queue_shapes(q_ND, keys_MND, queue_DK)
-    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    ABOVE_0.check("temperature", temperature)
+    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)
     positive_MN = (keys_MND * q_ND).sum(dim=2) / temperature
     negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
     loss = info_nce(positive_MN, negatives_N).mean()
     metrics = queue_metrics(positive_MN, hardest_N, temperature)
     metrics["positive_variance"] = keys_variance(keys_MND)
     return Objective(loss, keys_MND.detach().mean(dim=0), metrics)
+
+
+METHOD = Method(multikey, "queue", {"temperature": TEMPERATURE}, many_keys=True)

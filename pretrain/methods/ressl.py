@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..limits import ABOVE_0
 from .common import (
+    KEY_TEMPERATURE,
+    TEMPERATURE,
+    Method,
     Objective,
-    at_least_float32,
-    check_positive,
-    check_queue_shapes,
+    checked_queue_inputs,
     negatives,
     queue_metrics,
     queue_softmax,
@@ -34,12 +36,11 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
         The mean loss; the keys to enqueue (N, D); queue_accuracy and positive_similarity.
 
     Raises:
-        ValueError: tau or tau_m out of range, shapes that disagree, or more than one key a query.
+        ValueError: tau or tau_m out of range, shapes that disagree, or more than one key per query.
     """
-    check_positive("temperature", temperature)
-    check_positive("key_temperature", key_temperature)
-    check_queue_shapes(q_ND, keys_MND, queue_DK, most_keys=1)
-    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    ABOVE_0.check("temperature", temperature)
+    ABOVE_0.check("key_temperature", key_temperature)
+    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0].detach()
     relation = queue_softmax(keys_ND / key_temperature, queue_DK)
     negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
@@ -47,3 +48,6 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
     loss = (negatives_N - (q_ND * relation.mean_ND).sum(dim=1) / temperature).mean()
     positive_N = (q_ND * keys_ND).sum(dim=1) / temperature
     return Objective(loss, keys_ND, queue_metrics(positive_N, hardest_N, temperature))
+
+
+METHOD = Method(ressl, "queue", {"temperature": TEMPERATURE, "key_temperature": KEY_TEMPERATURE})

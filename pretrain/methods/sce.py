@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..limits import ABOVE_0, SHARE, Choice
 from .common import (
+    KEY_TEMPERATURE,
+    TEMPERATURE,
+    Hyperparameter,
+    Method,
     Objective,
-    at_least_float32,
-    check_positive,
-    check_queue_shapes,
-    check_range,
+    checked_queue_inputs,
     info_nce,
     negatives,
     queue_metrics,
@@ -37,7 +39,7 @@ def sce(
     Slot 0 is the positive. s_i is the softmax of k_i.n_j / tau_m over the negatives; what it holds in slot 0 is a flag:
     nothing (the equation: s_ii = 0) or a logit of 0 (the published pseudo-code). No gradient flows through s.
 
-    Nothing of size N x K is kept: with t_i = sum_{j>0} w_ij n_j and p_i's normaliser Z_i,
+    Nothing of size N x K is kept: with t_i = sum_{j>0} w_ij n_j and p_i's normalizer Z_i,
     L_i = log Z_i - w_i0 q_i.k_i / tau - q_i.t_i / tau.
 
     Args:
@@ -54,13 +56,12 @@ def sce(
         w_i0, from 0 to 1).
 
     Raises:
-        ValueError: tau, tau_m or lambda out of range, shapes that disagree, or more than one key a query.
+        ValueError: tau, tau_m or lambda out of range, shapes that disagree, or more than one key per query.
     """
-    check_positive("temperature", temperature)
-    check_positive("key_temperature", key_temperature)
-    check_range("lambda", lambda_, 1)
-    check_queue_shapes(q_ND, keys_MND, queue_DK, most_keys=1)
-    q_ND, keys_MND, queue_DK = map(at_least_float32, (q_ND, keys_MND, queue_DK))
+    ABOVE_0.check("temperature", temperature)
+    ABOVE_0.check("key_temperature", key_temperature)
+    SHARE.check("lambda", lambda_)
+    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0]
 
     relation = queue_softmax(keys_ND / key_temperature, queue_DK)
@@ -80,3 +81,16 @@ def sce(
     metrics = queue_metrics(positive_N, hardest_N, temperature)
     metrics["target_positive"] = weight_N.mean()
     return Objective(loss, keys_ND.detach(), metrics)
+
+
+METHOD = Method(
+    sce,
+    "queue",
+    {
+        "temperature": TEMPERATURE,
+        "key_temperature": KEY_TEMPERATURE,
+        "lambda_": Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE),  # 1 is MoCo, 0 is ReSSL
+        # True is the equation (s_ii = 0), False the published pseudo-code (a logit of 0).
+        "mask_positive": Hyperparameter("METHOD.MASK_POSITIVE", False, Choice((False, True))),
+    },
+)

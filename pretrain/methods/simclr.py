@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .common import Objective
-from .supcon import supcon
+from .common import TEMPERATURE, Method, Objective
+from .tcl import tcl
 
 
-def simclr(
-    anchors_AD: Tensor,
-    candidates_BD: Tensor,
-    anchor_labels_A: Tensor,
-    candidate_labels_B: Tensor,
-    self_index_A: Tensor,
-    *,
-    temperature: float,
-) -> Objective:
-    r"""NT-Xent, Eq. (1) of SimCLR (Chen et al. 2020): SupCon where the label is the image and has two views.
+def simclr(*batch: Tensor, temperature: float) -> Objective:
+    r"""NT-Xent, Eq. (1) of SimCLR (Chen et al. 2020): TCL with k1 = 0, k2 = 1, where the label is the image.
 
     .. math:: L_i = -\log \frac{\exp(z_i \cdot z_{p(i)} / \tau)}{\sum_{a \ne i} \exp(z_i \cdot z_a / \tau)}
 
     p(i) is the other view of i's image. With V > 2 views the loss is the mean over the V - 1 positives.
     Arguments, result and errors are those of :func:`pretrain.methods.tcl.tcl`; labels are image indices.
     """
-    return supcon(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, temperature=temperature)
+    return tcl(*batch, temperature=temperature, k1=0.0, k2=1.0)
+
+
+METHOD = Method(simclr, "batch", {"temperature": TEMPERATURE})

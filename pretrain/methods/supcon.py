@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .common import Objective
+from .common import TEMPERATURE, Method, Objective
 from .tcl import tcl
 
 
-def supcon(
-    anchors_AD: Tensor,
-    candidates_BD: Tensor,
-    anchor_labels_A: Tensor,
-    candidate_labels_B: Tensor,
-    self_index_A: Tensor,
-    *,
-    temperature: float,
-) -> Objective:
+def supcon(*batch: Tensor, temperature: float) -> Objective:
     r"""L_out of SupCon (Khosla et al. 2020), Eq. (2): TCL with k1 = 0 and k2 = 1.
 
     .. math:: L_i = \frac{-1}{|P_i|} \sum_{p \in P_i} \log \frac{\exp(z_i \cdot z_p / \tau)}
@@ -24,13 +16,7 @@ def supcon(
 
     Arguments, result and errors are those of :func:`pretrain.methods.tcl.tcl`.
     """
-    return tcl(
-        anchors_AD,
-        candidates_BD,
-        anchor_labels_A,
-        candidate_labels_B,
-        self_index_A,
-        temperature=temperature,
-        k1=0.0,
-        k2=1.0,
-    )
+    return tcl(*batch, temperature=temperature, k1=0.0, k2=1.0)
+
+
+METHOD = Method(supcon, "batch", {"temperature": TEMPERATURE}, supervised=True)

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .common import Objective, at_least_float32, check_batch_shapes, check_positive, check_range
+from ..limits import ABOVE_0, AT_LEAST_0
+from .common import TEMPERATURE, Hyperparameter, Method, Objective, at_least_float32
 
 
 def tcl(
@@ -51,10 +52,10 @@ def tcl(
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
     """
-    check_positive("temperature", temperature)
-    check_range("k1", k1)
-    check_range("k2", k2)
-    check_batch_shapes(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)
+    ABOVE_0.check("temperature", temperature)
+    AT_LEAST_0.check("k1", k1)
+    AT_LEAST_0.check("k2", k2)
+    _check_shapes(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)
     similarity_AB = at_least_float32(anchors_AD) @ at_least_float32(candidates_BD).T
     columns_B = torch.arange(candidates_BD.shape[0], device=similarity_AB.device)
     same_AB = anchor_labels_A[:, None] == candidate_labels_B[None, :]
@@ -87,3 +88,32 @@ def _batch_metrics(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) 
         "positive_similarity": similar / pairs_or_one,
         "positives_per_anchor": (pairs / similarity_AB.shape[0]).to(similarity_AB.dtype),
     }
+
+
+def _check_shapes(
+    anchors_AD: Tensor, candidates_BD: Tensor, anchor_labels_A: Tensor, candidate_labels_B: Tensor, self_index_A: Tensor
+) -> None:
+    named = {"anchors": anchors_AD, "candidates": candidates_BD, "anchor labels": anchor_labels_A}
+    named |= {"candidate labels": candidate_labels_B, "self index": self_index_A}
+    (count, *dims), (candidates, *same_dims) = anchors_AD.shape, candidates_BD.shape
+    if (
+        len(dims) != 1
+        or same_dims != dims
+        or 0 in (count, candidates, *dims)
+        or {anchor_labels_A.shape, self_index_A.shape} != {(count,)}
+        or candidate_labels_B.shape != (candidates,)
+    ):
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
+        raise ValueError(f"{shapes}: they must be (A, D), (B, D), (A,), (B,) and (A,), and none of these may be 0")
+
+
+METHOD = Method(
+    tcl,
+    "batch",
+    {
+        "temperature": TEMPERATURE,
+        "k1": Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0),  # weight of the positives' term
+        "k2": Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0),  # weight of the negatives' term
+    },
+    supervised=True,
+)

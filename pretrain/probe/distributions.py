@@ -1,12 +1,10 @@
-"""Fig. 3 of JCL: how alike the views of one image are to a frozen encoder, an image a point.
+"""Fig. 3 of JCL: how similar the views of one image are to a frozen encoder, one point per image.
 
-Shape letters: B images at once, A augmentations an image, F features.
+Shape letters: B images at once, A augmentations per image, F features.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +20,9 @@ from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop
 from ..encoder import pooled_features
-from ..loader import Loader
+from ..loader import build_loader
 from .features import load_frozen
-from .run import probe_run
+from .run import csv_text, probe_run
 
 
 def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
@@ -34,20 +32,20 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         cfg: DATA.TRAIN, VIEWS.KEY (the augmentation), VIEWS.IMAGE_SIZE, SEED, OUTPUT_DIR.
         runs: name in the legend -> run folder, checkpoint or ``random``.
         images: points in the histogram (JCL: 32,768); all images where the data set has fewer.
-        augmentations: A views an image (JCL: 32).
+        augmentations: A views per image (JCL: 32).
 
     Returns:
-        What results.json holds: mean and standard deviation of both measures for each run.
+        The content of results.json: mean and standard deviation of both measures for each run.
     """
     if augmentations < 2:
-        raise UserError(f"{augmentations} augmentation an image has no variance; ask for at least 2 (JCL uses 32)")
+        raise UserError(f"{augmentations} augmentation per image has no variance; ask for at least 2 (JCL uses 32)")
     with probe_run(cfg, "distributions") as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
         if count < images:
             run.log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
-        run.start("distributions.csv", "distributions.png")
+        run.start()
         points = {
             name: _points(backbone, data, cfg, run.device, count, augmentations)
             for name, (backbone, _) in frozen.items()
@@ -55,12 +53,13 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
         protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE,
                     "seed": cfg.SEED}  # fmt: skip
-        results = {"stage": "distributions", "images": count, "augmentations": augmentations, "protocol": protocol,
+        results = {"images": count, "augmentations": augmentations, "protocol": protocol,
                    "sources": {name: source for name, (_, source) in frozen.items()},
-                   "runs": _summary(points)}  # fmt: skip
+                   "runs": {name: _summary(p) for name, p in points.items()}}  # fmt: skip
         for name, row in results["runs"].items():
             run.log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
-        return run.finish(results, {"distributions.csv": _csv(points), "distributions.png": draw(points)})
+        rows = ([name, f"{s:.8g}", f"{v:.8g}"] for name, p in points.items() for s, v in p)
+        return run.finish(results, csv_text(["run", "similarity", "variance"], rows), lambda: draw(points))
 
 
 @torch.no_grad()
@@ -68,18 +67,13 @@ def _points(
     backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, count: int, augmentations: int
 ) -> np.ndarray:
     """(count, 2) float64: similarity and variance of each image's views."""
-    loader = Loader(
-        data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=min(16, count),
-        seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
-        pin_memory=device.type == "cuda",
-    )  # fmt: skip
+    batch_size = min(16, count)
+    recipes = [views.RECIPES[cfg.VIEWS.KEY]] * augmentations
+    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     rows: list[Tensor] = []
     stop = AgreedStop(device)
-    for batch in loader.epoch(0):
-        if sum(len(r) for r in rows) >= count:
-            break
-        reason = stop.poll()
-        if reason:
+    for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
+        if reason := stop.poll():
             raise Stopped(reason)
         x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True))
         features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
@@ -101,11 +95,8 @@ def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
     return similarity, (1 - similarity) / features_BAF.shape[2]
 
 
-def draw(points: Mapping[str, np.ndarray]) -> bytes:
-    """Two histograms as PNG: similarity left, variance right, a colour a run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+def draw(points: Mapping[str, np.ndarray]) -> Any:
+    """A figure of two histograms: similarity on the left, variance on the right, one color per run."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
@@ -118,26 +109,10 @@ def draw(points: Mapping[str, np.ndarray]) -> bytes:
         axis.set_xlabel(title)
         axis.set_ylabel("images")
         axis.legend()
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=130)
-    plt.close(figure)
-    return file.getvalue()
+    return figure
 
 
-def _summary(points: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
-    return {
-        name: {
-            "similarity_mean": float(p[:, 0].mean()), "similarity_std": float(p[:, 0].std()),
-            "variance_mean": float(p[:, 1].mean()), "variance_std": float(p[:, 1].std()),
-        }
-        for name, p in points.items()
-    }  # fmt: skip
-
-
-def _csv(points: Mapping[str, np.ndarray]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", "similarity", "variance"])
-    for name, p in points.items():
-        writer.writerows([name, f"{s:.8g}", f"{v:.8g}"] for s, v in p)
-    return file.getvalue()
+def _summary(points_N2: np.ndarray) -> dict[str, float]:
+    (similarity, variance), (similarity_std, variance_std) = points_N2.mean(axis=0), points_N2.std(axis=0)
+    return {"similarity_mean": float(similarity), "similarity_std": float(similarity_std),
+            "variance_mean": float(variance), "variance_std": float(variance_std)}  # fmt: skip

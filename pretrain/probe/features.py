@@ -1,4 +1,4 @@
-"""Frozen features of a whole data set, on one process or many."""
+"""Frozen features of a whole data set, on one process or several."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from .. import datasets, distributed, loader, views
 from ..common import backbone_file, checkpoint
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement
+from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
+from ..siamese import autocast
 
 _BATCH = 256  # images
 
@@ -33,21 +34,21 @@ class Features(NamedTuple):
 
 
 class NotProbeable(UserError):
-    """The data have no labels, or no validation images of their own: they can be learned from, but not probed."""
+    """The data have no labels, or no validation images of their own: they cannot be probed."""
 
 
 class ProbeData(NamedTuple):
-    """Labelled images a probe learns from, and those it is scored on."""
+    """Labeled images a probe learns from, and those it is scored on."""
 
     train: datasets.ImageData
     val: datasets.ImageData
 
 
 def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeData:
-    """The labelled train and val images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's own splits).
+    """The labeled train and val images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's own splits).
 
     Args:
-        opened: the train split of DATA.TRAIN, if it is open already; listing a large one takes long.
+        opened: the train split of DATA.TRAIN, if it is open already: listing a large one takes long.
 
     Raises:
         NotProbeable: there are no labels, or no val split.
@@ -60,32 +61,38 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     for name, data in ((train_name, train), (val_name, val)):
         if data.labels is None or not (data.labels >= 0).any():
             raise NotProbeable(
-                f"{name} has no labels to probe with; name labelled data in DATA.PROBE_TRAIN and DATA.VAL"
+                f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL"
             )
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
-        if cfg.DATA.VAL:  # asked for by name: a mistake, not an absence
+        if cfg.DATA.VAL:  # named explicitly: a mistake
             raise UserError(
-                f"DATA.VAL {val_name} holds the very images that probes learn from ({train_name}); name others"
+                f"DATA.VAL {val_name} holds the same images that probes learn from ({train_name}); name others"
             )
         raise NotProbeable(
-            f"{train_name} has no val split of its own: probes would be scored on what they learn from; name "
-            "labelled images in DATA.VAL, or make train/ and val/ folders"
+            f"{train_name} has no val split of its own: probes would be scored on what they learned from; name "
+            "labeled images in DATA.VAL, or make train/ and val/ folders"
         )
     if train.classes != val.classes:
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
-    return ProbeData(train.labelled(), val.labelled())
+    return ProbeData(train.labeled(), val.labeled())
 
 
-def protocol(cfg: CfgNode, data: ProbeData | None = None) -> dict[str, Any]:
-    """What decides how features are computed and scored, apart from the backbone: data, image size, precision.
+def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
+    """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
 
-    Sizes are in pixels, as `evaluation_size` resolves them; with ``data`` the numbers of labelled images are added.
+    Args:
+        probe: linear | knn; empty: only what decides how features are computed.
+        data: adds the numbers of labeled images.
     """
+    own = {}
+    if probe == "linear":
+        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+    elif probe == "knn":
+        own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), _data_names(cfg)
-    found = {"image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "on_corrupt": cfg.DATALOADER.ON_CORRUPT,
-             "train": train, "val": val}  # fmt: skip
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
-    return {**found, **counts}
+    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP,
+            "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
 
 def _data_names(cfg: CfgNode) -> tuple[str, str]:
@@ -116,12 +123,6 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     """(crop, shorter side before it) in pixels; 0 for the second: resize straight to the crop (small data sets)."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
-
-
-def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The precision of SOLVER.AMP: none | bf16 | fp16 (which is chosen where a GPU has no bf16)."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
-    return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def extract(
     most: int = 0,
     kept: FeatureFile | None = None,
 ) -> Features:
-    """Features of all labelled images, gathered from every rank.
+    """Features of all labeled images, gathered from every rank.
 
     The backbone runs in the mode it is in; pass it in eval mode.
 
@@ -179,28 +180,21 @@ def extract(
     Raises:
         Stopped: a rank was asked to stop.
     """
-    assert data.labels is not None
-    labelled = np.flatnonzero(data.labels >= 0)
-    if most and len(labelled) > most:
-        labelled = labelled[np.linspace(0, len(labelled) - 1, most).round().astype(int)]
-    ranks, corrupt = distributed.world_size(), cfg.DATALOADER.ON_CORRUPT  # skip: unreadable images are left out
-    start, end = distributed.slice_bounds(len(labelled), distributed.rank(), ranks)
-    mine = labelled[start:end]
+    mine = _my_share(data, most)
     images = hashlib.sha256(mine.tobytes()).hexdigest()
     empty = (0, torch.empty(0, dtype=torch.long), torch.empty(0, feature_dim(backbone)))
     done, index_N, features_NF = (kept.load(images) if kept else None) or empty
     left, positions, rows = len(mine) - done, [index_N], [features_NF.to(device)]
-    size, resize = evaluation_size(cfg)
     batches = loader.eval_batches(
-        data, size, resize, _BATCH, cfg.DATALOADER.NUM_WORKERS, mine[done:], corrupt, device.type == "cuda"
-    )
+        data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, mine[done:], cfg.DATALOADER.ON_CORRUPT,
+        device.type == "cuda",
+    )  # fmt: skip
     stop, reason = AgreedStop(device), ""
-    most_left = int(distributed.gather(torch.tensor([left], device=device), [1] * ranks).max())
-    for _ in range(0, most_left, _BATCH):  # as often on every rank
+    for _ in range(0, max(gather_objects(left)), _BATCH):  # as often on every rank
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True))
-            with autocast(cfg.SOLVER.AMP, device):
+            with autocast(cfg.SOLVER.AMP, device.type):
                 rows.append(pooled_features(backbone, pixels).float())
             positions.append(batch[1])
             done = min(done + _BATCH, len(mine))
@@ -214,6 +208,16 @@ def extract(
         distributed.barrier()  # no rank leaves while another one writes
         raise Stopped(reason)
     index_N = index_N.to(device)
-    sizes = distributed.gather(torch.tensor([len(index_N)], device=device), [1] * ranks).tolist()
+    sizes = gather_objects(len(index_N))
     features_NF, index_N = distributed.gather(features_NF, sizes), distributed.gather(index_N, sizes)
     return Features(features_NF, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))
+
+
+def _my_share(data: datasets.ImageData, most: int) -> np.ndarray:
+    """Positions of this rank's share of the labeled images, of which there are at most ``most`` (0: all)."""
+    assert data.labels is not None
+    labeled = np.flatnonzero(data.labels >= 0)
+    if most and len(labeled) > most:
+        labeled = labeled[np.linspace(0, len(labeled) - 1, most).round().astype(int)]
+    start, end = distributed.slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
+    return labeled[start:end]

@@ -1,4 +1,4 @@
-"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018, Sec. 3.4)."""
+"""Weighted k-nearest-neighbor classification of frozen features (Wu et al. 2018, Sec. 3.4)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from torchvision.models import ResNet
 from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
-from .features import Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
-from .features import protocol as feature_protocol
+from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
 from .run import probe_run
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns what stands in results.json.
+    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns the content of results.json.
 
     Raises:
         UserError: bad input, or OUTPUT_DIR belongs to another stage or a live run.
@@ -30,30 +29,21 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = probe_data(cfg)
         run.start()
-        kept = run.feature_files(source)
-        train = extract(backbone, data.train, cfg, run.device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
-        val = extract(backbone, data.val, cfg, run.device, kept=kept("val"))
-        score = classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
-        results = {"stage": "knn", "source": source, "protocol": protocol(cfg, data), "metrics": score}
+        score = _score(backbone, data, cfg, run.device, run.feature_files(source))
+        results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
         run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} (k {cfg.PROBE.KNN_K})")
         return run.finish(results)
 
 
-def protocol(cfg: CfgNode, data: ProbeData) -> dict[str, Any]:
-    """What two kNN scores must have in common to be compared."""
-    return {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES,
-            **feature_protocol(cfg, data)}  # fmt: skip
-
-
-def open_data(cfg: CfgNode, train: datasets.ImageData, say: Callable[[str], None]) -> ProbeData | None:
+def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None]) -> ProbeData | None:
     """Opens what kNN needs before pretraining takes its first step, so that a mistake in it costs nothing.
 
     Args:
         train: the open train split of DATA.TRAIN.
-        say: takes the reason where the data cannot be probed.
+        log: takes the reason where the data cannot be probed.
 
     Returns:
-        The data for `evaluate`; None where the data pretrained on have no labels or no val split, which is no mistake.
+        The data for `evaluate`; None where the data have no labels or no val split and probing them was not asked for.
 
     Raises:
         UserError: the data cannot be read, do not fit together, or were named in DATA.PROBE_TRAIN or DATA.VAL and
@@ -70,8 +60,8 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, say: Callable[[str], None
 
     data, reason = on_every_rank(load)
     if data is None:
-        say(f"kNN will not be run: {reason}")
-    refuse_disagreement(data and (len(data.train), len(data.val)), "the number of labelled images for kNN")
+        log(f"kNN will not be run: {reason}")
+    refuse_disagreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     return data
 
 
@@ -86,10 +76,17 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
     training = encoder.training
     encoder.eval()
     try:
-        train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
-        val = extract(encoder, data.val, cfg, device)
+        return _score(encoder, data, cfg, device)
     finally:
         encoder.train(training)
+
+
+def _score(
+    encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device,
+    kept: Callable[[str], FeatureFile | None] = lambda _split: None,
+) -> dict[str, float]:  # fmt: skip
+    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
+    val = extract(encoder, data.val, cfg, device, kept=kept("val"))
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 
@@ -109,13 +106,10 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     top = min(5, classes)
     hits1 = hits5 = 0
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
-        reason = stop.poll()
-        if reason:
+        if reason := stop.poll():
             raise Stopped(reason)
-        ranked = (
-            vote(F.normalize(queries, dim=1) @ bank_TF.T, train.labels_N, k, temperature, classes).topk(top).indices
-        )
-        right = ranked == labels[:, None]
+        votes = vote(F.normalize(queries, dim=1) @ bank_TF.T, train.labels_N, k, temperature, classes)
+        right = votes.topk(top).indices == labels[:, None]
         hits1 += int(right[:, 0].sum())
         hits5 += int(right.sum())
     count = len(val.labels_N)
@@ -125,7 +119,7 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
 def vote(similarity_QT: Tensor, labels_T: Tensor, k: int, temperature: float, classes: int) -> Tensor:
     """(Q, C) sums of exp(s / temperature) over each query's k nearest, by class."""
     nearest = similarity_QT.topk(k, dim=1)
-    # The largest similarity is taken out first: exp(1 / 0.01) does not fit float32.
+    # The largest similarity is subtracted first: exp(1 / 0.01) does not fit float32.
     weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()
     votes = weights.new_zeros(len(similarity_QT), classes)
     return votes.scatter_add_(1, labels_T[nearest.indices], weights)

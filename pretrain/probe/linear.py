@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,17 +16,19 @@ from .. import datasets, distributed, schedule, views
 from ..common import checkpoint, interrupt
 from ..common.config_io import flatten
 from ..common.errors import UserError
+from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
-from ..common.run_folder import MetricsWriter, read_json
+from ..common.run_folder import read_json
 from ..encoder import feature_dim, pooled_features
-from ..loader import Loader
+from ..loader import build_loader
 from ..progress import Progress
-from .features import Features, ProbeData, autocast, extract, load_frozen, probe_data, protocol
+from ..siamese import autocast
+from .features import Features, ProbeData, extract, load_frozen, probe_data, protocol
 from .run import ProbeRun, probe_run
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns what stands in results.json.
+    """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns the content of results.json.
 
     With LINEAR.LRS several heads learn side by side from one pass over the data, one per learning rate; one that
     diverges scores 0 and leaves the others alone. With LINEAR.AUGMENT none every feature is computed once.
@@ -43,12 +45,12 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             run.log.info(f"{run.folder} is complete; nothing to do")
             return complete
         data = probe_data(cfg)
-        sizes = {**protocol(cfg, data), "classes": len(data.train.classes)}
+        sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
         if state and state["sizes"] != sizes:
             changed = "; ".join(f"{key} {state['sizes'][key]} -> {now}" for key, now in sizes.items()
                                 if now != state["sizes"][key])  # fmt: skip
             raise UserError(
-                f"the labelled images have changed since {run.folder} was begun ({changed}); bring the same ones back, "
+                f"the labeled images have changed since {run.folder} was begun ({changed}); bring the same ones back, "
                 "or choose another OUTPUT_DIR"
             )
         run.start()
@@ -56,8 +58,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         best = _best(score)
         run.log.info(f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f}")
         return run.finish({
-            "stage": "linear", "source": source, "metrics": best, "per_learning_rate": score,
-            "protocol": {**{key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}, **protocol(cfg, data)}, "work": work,
+            "source": source, "metrics": best, "per_learning_rate": score, "protocol": protocol(cfg, "linear", data),
+            "work": work,
         })  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def _train(
     """Trains the heads from ``state`` (None: from the start) to the end; returns every head's scores.
 
     Args:
-        about: what every checkpoint says of the work it is of.
+        about: what every checkpoint says of the work that it belongs to.
     """
     cfg, device = run.cfg, run.device
     torch.manual_seed(cfg.SEED)
@@ -93,20 +95,14 @@ def _train(
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
     progress = Progress(total_steps, step, cfg.LINEAR.IMS_PER_BATCH, run.log, metrics is not None, "linear")
     stop, score = AgreedStop(device), heads.score(val)
-    while step < total_steps:
+    for features, labels in progress.timed(stream.batches(step, total_steps)):
         epoch = step // steps_per_epoch
         factor = heads.set_rates(epoch)
-        batches = stream.epoch(epoch, step % steps_per_epoch)
-        reason = ""
-        while step < (epoch + 1) * steps_per_epoch and not reason:
-            waiting = time.perf_counter()
-            features, labels = next(batches)
-            progress.waited(time.perf_counter() - waiting)
-            losses += heads.step(features, labels)
-            step += 1
-            progress.advance()
-            reason = stop.poll()
-        if step == (epoch + 1) * steps_per_epoch:
+        losses += heads.step(features, labels)
+        step += 1
+        progress.advance()
+        reason, epoch_ends = stop.poll(), step % steps_per_epoch == 0
+        if epoch_ends:
             heads.retire(losses, epoch, run.log.warning)
             score = heads.score(val)
             if metrics:
@@ -115,11 +111,8 @@ def _train(
                 metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
                 progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
             losses.zero_()
-        if metrics:
-            path = checkpoint.path_of_step(run.folder, step)
-            checkpoint.save(path, {**heads.state(), **about, "step": step, "losses": losses})
-            checkpoint.prune(run.folder, 1, path)
-        distributed.barrier()
+        if epoch_ends or reason:
+            _save(run.folder, step, {**heads.state(), **about, "step": step, "losses": losses})
         if reason and step < total_steps:
             progress.close()
             raise interrupt.Stopped(f"{reason}: checkpoint of step {step} is in {run.folder}")
@@ -127,6 +120,14 @@ def _train(
     if metrics:
         metrics.close()
     return score
+
+
+def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
+    if distributed.is_main():
+        path = checkpoint.path_of_step(folder, step)
+        checkpoint.save(path, state)
+        checkpoint.prune(folder, 1, path)
+    distributed.barrier()
 
 
 class Heads(nn.Module):
@@ -138,7 +139,7 @@ class Heads(nn.Module):
         self.diverged: list[float] = []
         self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
-        for head in heads:  # as MoCo's protocol starts it
+        for head in heads:  # as in MoCo's protocol
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
         self.heads = nn.ModuleList(heads)
@@ -147,20 +148,15 @@ class Heads(nn.Module):
 
     def set_rates(self, epoch: int) -> float:
         factor = schedule.learning_rate(
-            epoch,
-            1,
-            self.cfg.EPOCHS,
-            base_lr=1.0,
-            kind=self.cfg.LR_SCHEDULE,
-            milestones=self.cfg.STEPS,
+            epoch, 1, self.cfg.EPOCHS, base_lr=1.0, kind=self.cfg.LR_SCHEDULE, milestones=self.cfg.STEPS,
             gamma=self.cfg.GAMMA,
-        )
+        )  # fmt: skip
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
-        """One optimiser step on this rank's share; returns each head's mean loss over the global batch."""
+        """One optimizer step on this rank's share; returns each head's mean loss over the global batch."""
         ranks = distributed.world_size()
         share = len(labels_n) * ranks / self.cfg.IMS_PER_BATCH  # a rank with more images weighs more
         losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
@@ -175,7 +171,7 @@ class Heads(nn.Module):
         self.optimizer.step()
         return means
 
-    def retire(self, losses_H: Tensor, epoch: int, say: Callable[[str], None]) -> None:
+    def retire(self, losses_H: Tensor, epoch: int, log: Callable[[str], None]) -> None:
         """Zeroes the heads whose loss or weights were not finite in this epoch, on every rank alike.
 
         Raises:
@@ -186,7 +182,7 @@ class Heads(nn.Module):
         for head, rate, good in zip(self.heads, self.rates, finite.tolist(), strict=True):
             if not good and rate not in self.diverged:
                 self.diverged.append(rate)
-                say(f"the head of learning rate {rate:g} diverged in epoch {epoch}; it scores 0")
+                log(f"the head of learning rate {rate:g} diverged in epoch {epoch}; it scores 0")
             if not good:
                 for parameter in head.parameters():
                     nn.init.zeros_(parameter)
@@ -224,49 +220,48 @@ class _Augmented:
     """Batches of (features, labels) from augmented images."""
 
     def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
-        self.backbone, self.device, self.amp = backbone, device, cfg.SOLVER.AMP
-        self.loader = Loader(
-            data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
-            batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
-            world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-            on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",
-        )  # fmt: skip
+        self._backbone, self._device, self._amp = backbone, device, cfg.SOLVER.AMP
+        size, recipe = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE, views.RECIPES[cfg.LINEAR.AUGMENT]
+        self._loader = build_loader(cfg, data, [recipe], device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self._loader)
 
-    def epoch(self, epoch: int, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self.loader.epoch(epoch, start_step):
-            images = views.normalize(batch.views_VNCHW[0].to(self.device, non_blocking=True))
-            with torch.no_grad(), autocast(self.amp, self.device):
-                features = pooled_features(self.backbone, images).float()
-            yield features, batch.label_N.to(self.device, non_blocking=True)
+    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for _, batch in self._loader.batches(first_step, total_steps):
+            images = views.normalize(batch.views_VNCHW[0].to(self._device, non_blocking=True))
+            with torch.no_grad(), autocast(self._amp, self._device.type):
+                features = pooled_features(self._backbone, images).float()
+            yield features, batch.label_N.to(self._device, non_blocking=True)
 
 
 class _Cached:
     """Batches of (features, labels) from features computed once; the order is a function of (seed, epoch)."""
 
     def __init__(self, features: Features, cfg: CfgNode) -> None:
-        self.features, self.total, self.seed = features, cfg.LINEAR.IMS_PER_BATCH, cfg.SEED
-        if len(features.labels_N) < self.total:
+        self._features, self._total, self._seed = features, cfg.LINEAR.IMS_PER_BATCH, cfg.SEED
+        if len(features.labels_N) < self._total:
             raise UserError(
-                f"LINEAR.IMS_PER_BATCH is {self.total}, above the {len(features.labels_N)} labelled images; lower it"
+                f"LINEAR.IMS_PER_BATCH is {self._total}, above the {len(features.labels_N)} labeled images; lower it"
             )
 
     def __len__(self) -> int:
-        return len(self.features.labels_N) // self.total
+        return len(self._features.labels_N) // self._total
 
-    def epoch(self, epoch: int, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.features.labels_N), generator=generator).to(self.features.labels_N.device)
-        start, stop = distributed.slice_bounds(self.total, distributed.rank(), distributed.world_size())
-        for step in range(start_step, len(self)):
-            mine = order[step * self.total + start : step * self.total + stop]
-            yield self.features.features_NF[mine], self.features.labels_N[mine]
+    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        features_NF, labels_N, _ = self._features
+        start, stop = distributed.slice_bounds(self._total, distributed.rank(), distributed.world_size())
+        for step in range(first_step, total_steps):
+            epoch, at = divmod(step, len(self))
+            if step == first_step or at == 0:
+                generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+                order = torch.randperm(len(labels_N), generator=generator).to(labels_N.device)
+            mine = order[at * self._total + start : at * self._total + stop]
+            yield features_NF[mine], labels_N[mine]
 
 
 def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on: protocol, data, seed, and the backbone by its hash (or how it was drawn)."""
+    """What the result depends on: protocol, data, seed, and the backbone by its hash (or how it was initialized)."""
     settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
     return {"backbone": str(source.get("source_sha256") or source), **settings, **protocol(cfg)}
 
@@ -275,7 +270,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     """The result of a complete probe, or the newest checkpoint of one to go on with.
 
     Raises:
-        UserError: the folder holds a probe of another protocol or backbone.
+        UserError: the folder holds a probe with another protocol or backbone.
     """
     path = run.folder / "results.json"
     results = read_json(path) if path.is_file() else None
@@ -286,7 +281,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
         return None, None
     before = earlier.get("work")
     if not isinstance(before, dict):
-        raise UserError(f"{run.folder} does not say what its probe is of; choose another OUTPUT_DIR")
+        raise UserError(f"{run.folder} does not say what its probe was made from; choose another OUTPUT_DIR")
     changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in work.items() if before.get(key) != value]
     if changed:
         raise UserError(f"{run.folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
@@ -28,15 +30,16 @@ class ProbeRun:
         log: writes to standard output and log.txt.
     """
 
+    name: str
     cfg: CfgNode
     folder: Path
     device: torch.device
     log: Logger
 
-    def start(self, *products: str) -> None:
-        """Removes an earlier result and its ``products``, and records the config and the environment."""
+    def start(self) -> None:
+        """Removes an earlier result, and records the config and the environment. Mistakes are found before this."""
         if distributed.is_main():
-            for name in ("results.json", *products):
+            for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
                 (self.folder / name).unlink(missing_ok=True)
             atomic_write(self.folder / "config.yaml", dump(self.cfg))
             write_environment(self.folder)
@@ -47,14 +50,22 @@ class ProbeRun:
         rank = f"rank{distributed.rank()}of{distributed.world_size()}"
         return lambda split: FeatureFile(self.folder / f"features_{split}.{rank}.pth", made_from, self.log.warning)
 
-    def finish(self, results: dict[str, Any], products: Mapping[str, bytes | str] | None = None) -> dict[str, Any]:
-        """Writes the products, then results.json, which says that the probe is complete; returns ``results``."""
+    def finish(self, results: dict[str, Any], table: str = "", draw: Callable[[], Any] | None = None) -> dict[str, Any]:
+        """Writes the products, then results.json, which says that the probe is complete; returns the results.
+
+        Args:
+            table: content of <name>.csv.
+            draw: returns the matplotlib figure for <name>.png.
+        """
+        results = {"stage": self.name, **results}
         distributed.barrier()
         for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
             kept.unlink(missing_ok=True)
         if distributed.is_main():
-            for name, content in (products or {}).items():
-                atomic_write(self.folder / name, content)
+            if table:
+                atomic_write(self.folder / f"{self.name}.csv", table)
+            if draw:
+                atomic_write(self.folder / f"{self.name}.png", _png(draw))
             write_json(self.folder / "results.json", results)
         distributed.barrier()
         return results
@@ -69,4 +80,25 @@ def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
-        yield ProbeRun(cfg, folder, device, setup_logging(folder, distributed.rank()))
+        yield ProbeRun(name, cfg, folder, device, setup_logging(folder, distributed.rank()))
+
+
+def csv_text(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table as CSV."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _png(draw: Callable[[], Any]) -> bytes:
+    import matplotlib  # slow to import
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, file = draw(), io.BytesIO()
+    figure.savefig(file, format="png", dpi=130)
+    plt.close(figure)
+    return file.getvalue()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
 
 from pretrain.config import load_config
+from pretrain.objectives import build_objective
+from pretrain.optim import build_optimizer
+from pretrain.state import Training
 from pretrain.train import main
 
 STEPS_PER_EPOCH = 6
@@ -12,7 +20,7 @@ STEPS_PER_EPOCH = 6
 
 def overrides(images: Path, output: Path, *more: str) -> list[str]:
     return [
-        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.JCL_LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
         "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "2", "SOLVER.CHECKPOINT_PERIOD", "4", "SOLVER.LOG_PERIOD", "1",
         "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
@@ -22,3 +30,18 @@ def overrides(images: Path, output: Path, *more: str) -> list[str]:
 
 def run(images: Path, output: Path, *more: str) -> dict:
     return main(load_config(None, overrides(images, output, *more)))
+
+
+def lines(output: Path, having: str) -> list[dict[str, Any]]:
+    """The lines of metrics.json that have a value of that name."""
+    path = output / "metrics.json"
+    found = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [line for line in found if having in line]
+
+
+def training(cfg: CfgNode, log=lambda _: None) -> Training:
+    """What a step changes, on the CPU; 4 steps per epoch."""
+    device = torch.device("cpu")
+    objective = build_objective(cfg, device, 4, log)
+    scaler = torch.amp.GradScaler("cpu", enabled=cfg.SOLVER.AMP == "fp16")
+    return Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)

@@ -3,19 +3,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
+from pretrain import distributed
+from pretrain.common.errors import UserError
+from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, local_bn_groups, pooled_features
 
 
 def test_head_has_mocos_names():
     v1 = build_encoder("resnet18", "imagenet", hidden_dims=[], head_bn=False, dim=16)
     v2 = build_encoder("resnet18", "imagenet", hidden_dims=[32], head_bn=False, dim=16)
     assert {k for k in v1.state_dict() if k.startswith("fc")} == {"fc.weight", "fc.bias"}
-    assert {k for k in v2.state_dict() if k.startswith("fc")} == {
-        "fc.0.weight",
-        "fc.0.bias",
-        "fc.2.weight",
-        "fc.2.bias",
-    }
+    two_layers = {"fc.0.weight", "fc.0.bias", "fc.2.weight", "fc.2.bias"}
+    assert {k for k in v2.state_dict() if k.startswith("fc")} == two_layers
     assert v2(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
 
 
@@ -35,7 +33,7 @@ def test_pooled_features_are_the_backbones_output():
 
 @pytest.mark.parametrize("count, groups", [(12, [4, 4, 4]), (13, [4, 4, 5]), (26, [4, 4, 5]), (12, [6])])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_grouped_bn_is_a_bn_a_group(count, groups, channels_last):
+def test_grouped_bn_is_one_bn_per_group(count, groups, channels_last):
     x = torch.randn(count, 4, 5, 5, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -52,3 +50,21 @@ def test_grouped_bn_is_a_bn_a_group(count, groups, channels_last):
     torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))
     assert bn.num_batches_tracked == 1
     torch.testing.assert_close(bn.eval()(x), F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias))
+
+
+def test_a_single_process_splits_bn_and_says_so():
+    lines: list[str] = []
+    assert local_bn_groups(256, 0, True, lines.append) == [32] * 8
+    assert "split BN with 8 groups stands in for ShuffleBN" in lines[0]
+    assert local_bn_groups(1, 0, True, lines.append) == [1]
+    with pytest.raises(UserError, match="BN_GROUPS is 99"):
+        local_bn_groups(8, 99, True, lines.append)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_statistics_that_query_and_keys_share_are_said_to_leak(ranks, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
+    local_bn_groups(8, 1, True, lines.append)
+    local_bn_groups(8, 1, False, lines.append)  # nothing to leak within the batch
+    assert len(lines) == 1 and "share BN statistics, which can leak the answer" in lines[0]

@@ -80,8 +80,8 @@ def test_an_empty_folder_is_filled(tmp_path: Path):
 
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     script = (
-        "import os, sys; from tools import make_data; from tools.data import coco_writer;"
-        " write = coco_writer.CocoWriter.write\n"
+        "import os, sys; from tools import make_data; from tools.data import coco_writer\n"
+        "write = coco_writer.CocoWriter.write\n"
         "coco_writer.CocoWriter.write = lambda *a: (write(*a), os.kill(os.getpid(), 9))\n"
         f"make_data.main(['digits', sys.argv[1], *{DIGITS!r}])"
     )

@@ -49,16 +49,16 @@ def test_damaged_and_diverged_checkpoints_are_reported_and_passed_over(tmp_path:
     content[content.index(b"\x00\x00\x40\x40" * 4)] ^= 1  # one bit of a weight; only the checksum tells
     flipped.write_bytes(content)
     write(tmp_path, "model_0000004.pth", 4, model={"w": torch.tensor([1.0, float("nan")])})
-    said: list[str] = []
-    found = checkpoints.newest(tmp_path, said.append)
+    messages: list[str] = []
+    found = checkpoints.newest(tmp_path, messages.append)
     assert found is not None and found[1]["iteration"] == 1
-    assert [("0000004" in line, "0000003" in line, "0000002" in line) for line in said[1:]] == [
+    assert [("0000004" in line, "0000003" in line, "0000002" in line) for line in messages[1:]] == [
         (True, False, False), (False, True, False)
     ]  # fmt: skip
-    assert "0000002.pth is damaged" in said[0] and "w has values that are not finite" in said[1]
+    assert "0000002.pth is damaged" in messages[0] and "w has values that are not finite" in messages[1]
     (tmp_path / "model_0000001.pth").unlink()
     with pytest.raises(UserError, match=r"every checkpoint in .* is damaged; delete them to start again"):
-        checkpoints.newest(tmp_path, said.append)
+        checkpoints.newest(tmp_path, messages.append)
     assert checkpoints.newest(tmp_path / "elsewhere") is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer import config
 
-SOURCES = "\n".join(p.read_text() for p in Path(config.__file__).parent.glob("torchvision_engine/*.py"))
+FOLDER = Path(config.__file__).parent
+READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
+SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
 REFUSED = config.keys(config.REFUSED)
 IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
 
@@ -31,45 +35,38 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
 
 
 def test_every_key_stands_in_exactly_one_class():
-    honoured = config.keys(config.HONOURED)
-    everything = [*honoured, *REFUSED, *IRRELEVANT]
+    honored = config.keys(config.HONORED)
+    everything = [*honored, *REFUSED, *IRRELEVANT]
     assert len(everything) == len(set(everything)) == len(dict(flatten(config.default_config())))
-    assert set(config.ALLOWED) <= set(honoured)
+    assert set(config.ALLOWED) <= set(honored)
 
 
 CHECKED = {*config.ALLOWED, "MODEL.RESNETS.RES2_OUT_CHANNELS"}  # these may have one value only, and then no reader
 
 
-@pytest.mark.parametrize("key", sorted(set(config.keys(config.HONOURED)) - CHECKED))
-def test_an_honoured_key_is_read_by_the_engine(key):
-    name = key.split(".")[-1]
-    assert re.search(rf"\b{name}\b", SOURCES), f"nothing reads {key}"
+def test_every_honored_key_is_read_by_the_engine():
+    names = {key: key.split(".")[-1] for key in set(config.keys(config.HONORED)) - CHECKED}
+    assert not [key for key, name in names.items() if not re.search(rf"\b{name}\b", SOURCES)]
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED))
-def test_another_value_of_a_refused_key_is_named(tmp_path, key):
-    cfg = tiny_coco.config(tmp_path, "coco_2017_val")
-    config.check_supported(cfg)
-    other = {bool: True, int: 7, str: "giou"}.get(type(REFUSED[key]), ["x"])
-    section, name = key.rsplit(".", 1) if "." in key else ("", key)
-    node = cfg
-    for part in section.split(".") if section else []:
-        node = node[part]
-    node[name] = (not REFUSED[key]) if isinstance(REFUSED[key], bool) else other
-    with pytest.raises(UserError, match=re.escape(key)):
-        config.check_supported(cfg)
+def test_another_value_of_a_refused_key_is_named(tmp_path):
+    good = tiny_coco.config(tmp_path, "coco_2017_val")
+    config.check_supported(good)
+    others = {bool: True, int: 7, str: "giou"}
+    for key, default in REFUSED.items():
+        other = (not default) if isinstance(default, bool) else others.get(type(default), ["x"])
+        with pytest.raises(UserError, match=re.escape(f"{key} is {other!r} (it does only {default!r})")):
+            config.check_supported(changed(good, key, other))
+    for key, allowed in config.ALLOWED.items():
+        with pytest.raises(UserError, match=re.escape(f"{key} is 'nonsense' (it does {allowed[0]!r}")):
+            config.check_supported(changed(good, key, "nonsense"))
 
 
-@pytest.mark.parametrize("key", sorted(config.ALLOWED))
-def test_a_value_that_is_not_built_here_is_named_with_those_that_are(tmp_path, key):
-    cfg = tiny_coco.config(tmp_path, "coco_2017_val")
-    *section, name = key.split(".")
-    node = cfg
-    for part in section:
-        node = node[part]
-    node[name] = "nonsense"
-    with pytest.raises(UserError, match=re.escape(f"{key} is 'nonsense' (it does {config.ALLOWED[key][0]!r}")):
-        config.check_supported(cfg)
+def changed(cfg, key, value):
+    cfg = cfg.clone()
+    *sections, name = key.split(".")
+    functools.reduce(lambda node, section: node[section], sections, cfg)[name] = value
+    return cfg
 
 
 def test_base_files_overrides_and_their_order(tmp_path):
@@ -91,3 +88,17 @@ def test_channels_that_do_not_fit_the_depth_are_refused(tmp_path):
     cfg = tiny_coco.config(tmp_path, "x", MODEL__RESNETS__RES2_OUT_CHANNELS=256)
     with pytest.raises(UserError, match="ResNet-18 has 64"):
         config.check_supported(cfg)
+
+
+def test_scaling_to_the_number_of_processes():
+    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
+    cfg = config.load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
+    cfg.freeze()
+    scaled = config.scale_to_world(cfg, 2)
+    assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)
+    assert (scaled.SOLVER.STEPS, scaled.TEST.EVAL_PERIOD) == ((240000, 320000), 40000)
+    assert config.scale_to_world(cfg, 8) == cfg
+    cfg.defrost()
+    cfg.SOLVER.IMS_PER_BATCH = 12
+    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is no multiple"):
+        config.scale_to_world(cfg, 4)

@@ -10,10 +10,11 @@ import torch
 
 from tests.transfer import tiny_coco
 from transfer import stream
-from transfer.torchvision_engine import data as data
+from transfer.torchvision_engine import data
 from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.evaluation import to_coco
-from transfer.torchvision_engine.model import build_model, detectron2_state
+from transfer.torchvision_engine.mapper import Mapper, build_mapper
+from transfer.torchvision_engine.model import build_model
 
 detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -28,7 +29,12 @@ KINDS = {
     },
 }
 WIDE = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
-CASES = [(kind, depth) for kind in KINDS for depth in (18, 50)]
+FAST = [("faster", 18), ("mask", 50), ("keypoint", 18)]
+CASES = [
+    pytest.param(kind, depth, marks=() if (kind, depth) in FAST else pytest.mark.slow)
+    for kind in KINDS
+    for depth in (18, 50)
+]
 
 
 def both(tmp_path, kind: str, depth: int = 18, **keys):
@@ -60,17 +66,18 @@ def models(ours, theirs):
     torch.manual_seed(0)
     own = build_model(ours, torch.device("cpu"))
     with torch.no_grad():
-        own.roi_heads.box_predictor.cls_score.weight.mul_(30 if own.arch == "resnet18" else 3)  # scores away from ties
-        own.rpn.head.bbox_pred.weight.mul_(5)
+        # Scores away from ties.
+        own.roi_heads.box_predictor.cls_score.weight.mul_(30 if ours.MODEL.RESNETS.DEPTH == 18 else 3)
+        own.proposal_generator.rpn_head.anchor_deltas.weight.mul_(5)
     norms = [m for m in own.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
     with torch.no_grad():
-        own.fpn(own.body(torch.randn(4, 3, 96, 96)))
+        own.backbone(torch.randn(4, 3, 96, 96))
     for norm in norms:
         norm.momentum = 0.1
     other = build_theirs(theirs)
-    other.load_state_dict(detectron2_state(own), strict=True)
+    other.load_state_dict(own.state_dict(), strict=True)
     return own, other
 
 
@@ -79,7 +86,7 @@ def batch_of(ours, theirs, indices, seed=3):
     from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 
     records, info = data.training_records(ours)
-    mapper = data.mapper(ours, True, info.flip)
+    mapper = build_mapper(ours, True, info.flip)
     mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
     other = []
     for record in mine:
@@ -116,7 +123,7 @@ def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     sum(a.values()).backward()
     sum(b.values()).backward()
     grads = dict(other.named_parameters())
-    for name, parameter in zip(detectron2_state(own), own.state_dict(keep_vars=True).values(), strict=True):
+    for name, parameter in zip(own.state_dict(), own.state_dict(keep_vars=True).values(), strict=True):
         if isinstance(parameter, torch.nn.Parameter):
             wanted = grads[name].grad
             assert torch.allclose(parameter.grad, wanted, rtol=1e-2, atol=1e-3 * wanted.abs().max().item() + 1e-7), name
@@ -131,7 +138,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     own.eval()
     other.eval()
     records, info = data.load_coco(ours.DATASETS.TEST[0])
-    mapper = data.mapper(ours, False, info.flip)
+    mapper = build_mapper(ours, False, info.flip)
     for record in [mapper(r, None) for r in records[:3]]:
         with torch.no_grad():
             mine = to_coco(own([record])[0], record, list(range(len(info.category_ids))))
@@ -209,7 +216,7 @@ def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     records, info = data.training_records(ours)
     assert [d["image_id"] for d in dicts] == [r["image_id"] for r in records] == [1, 2, 3, 4, 5]
     for size in (64, 80, 100):
-        mapper = data.Mapper([size], "choice", 128, flip, "BGR", masks, info.flip if kind == "keypoint" else ())
+        mapper = Mapper([size], "choice", 128, flip, "BGR", masks, info.flip if kind == "keypoint" else ())
         augmentations = [T.ResizeShortestEdge([size], 128, "choice"), T.RandomFlip(1.0 if flip else 0.0)]
         settings = {k: v for k, v in DatasetMapper.from_config(theirs, True).items() if k != "augmentations"}
         reference = DatasetMapper(**settings, augmentations=augmentations)
@@ -282,7 +289,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
         own, other = build_model(ours, torch.device("cpu")), build_theirs(theirs)
         wanted = other.state_dict()
-        for name, tensor in detectron2_state(own).items():
+        for name, tensor in own.state_dict().items():
             if tensor.is_floating_point() and tensor.numel() > 1:
                 expected = wanted[name].std().item()
                 assert tensor.std().item() == pytest.approx(expected, rel=5 / tensor.numel() ** 0.5, abs=1e-7), name

@@ -11,11 +11,10 @@ import torch
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
 from pretrain.config import load_config
+from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import moco, resnet_state
-from tools import convert_to_d2, report
+from tools import report
 from transfer import train_net
 from transfer.convert import convert
 from transfer.weights import read_weights
@@ -59,7 +58,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     assert len(evaluated["fine_tuned_on"]) == 1
 
     done = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)
-    found = load_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is told beside the file
+    found = load_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
     for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
         assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 7, first["config"])
         assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1
@@ -78,40 +77,3 @@ def test_weights_of_a_damaged_run_folder_are_refused_in_one_line(tmp_path: Path)
         (tmp_path / "initial_weights.json").write_bytes(content)
         with pytest.raises(UserError, match=r"initial_weights\.json (is not JSON|holds a JSON list)"):
             convert(tmp_path / "model_final.pth", tmp_path / "w.pth")
-
-
-def test_two_conversions_to_one_output_are_refused(tmp_path: Path) -> None:
-    source = str(checkpoint(tmp_path / "run"))
-    with claim(tmp_path, "conversion", of="w.pth"):
-        with pytest.raises(UserError, match=r"w\.pth is in use: conversion on .*, process \d+"):
-            convert_to_d2.main([source, str(tmp_path / "w.pth")])
-        assert not (tmp_path / "w.pth").exists()
-        convert_to_d2.main([source, str(tmp_path / "other.pth")])
-    convert_to_d2.main([source, str(tmp_path / "w.pth")])
-    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert left == {"w.pth", "w.pth.json", "other.pth", "other.pth.json"}
-
-
-@pytest.mark.parametrize("output", ["checkpoint_final.pth", "checkpoint_00000007.pth", "model_final.pth"])
-def test_a_conversion_never_takes_the_place_of_a_runs_checkpoint(tmp_path: Path, output: str) -> None:
-    source = checkpoint(tmp_path / "run")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=r"is a run's checkpoint, which a conversion would destroy; name another file"):
-        convert_to_d2.main([str(source), str(tmp_path / "run" / output), "--overwrite"])
-    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()} == before
-
-
-@pytest.mark.parametrize("name", ["w.pth", "w.pkl", "w.safetensors"])
-def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    source = checkpoint(tmp_path / "run")
-    convert(source, tmp_path / name)
-    kept = (tmp_path / name).read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        convert(source, tmp_path / name, encoder="key", overwrite=True)
-    assert (tmp_path / name).read_bytes() == kept
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

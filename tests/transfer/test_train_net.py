@@ -1,4 +1,4 @@
-"""The command line around the engines: what it refuses before the start, what it leaves alone, how it stops."""
+"""The command line of both engines: what it refuses before the start, what it leaves alone, how it stops."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
 from tests.pretrain.ranks import run_ranks
+from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import resnet_state
 from transfer import train_net
 from transfer.convert import convert
-from transfer.distributed import check_unused
+from transfer.distributed import refuse_used_output_dir
 from transfer.weights import check_same_weights
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,6 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
     return train_net.work(train_net.argument_parser().parse_args(words(folder, engine, *flags, **keys)))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -76,9 +75,9 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
     ],
 )
 def test_numbers_that_cannot_work_end_the_run_before_it_starts(
-    tmp_path: Path, engine: str, keys: dict[str, Any], message: str
+    tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    chosen = words(tmp_path, engine, **keys)
+    chosen = words(tmp_path, "torchvision", **keys)
     if "nan" in chosen:  # a word of the command line would be text
         (tmp_path / "empty.yaml").write_text("SOLVER: {GAMMA: .nan}\n")
         del chosen[chosen.index("nan") - 1 : chosen.index("nan") + 1]
@@ -87,7 +86,9 @@ def test_numbers_that_cannot_work_end_the_run_before_it_starts(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", ["torchvision", pytest.param("detectron2", marks=[pytest.mark.detectron2, pytest.mark.slow])]
+)
 def test_evaluation_and_resuming_leave_what_the_training_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
@@ -211,16 +212,16 @@ def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
-    check_unused(tmp_path / "nowhere", resume=False)
+    refuse_used_output_dir(tmp_path / "nowhere", resume=False)
     (tmp_path / "metrics.json").write_text("")  # it failed before its first line
-    check_unused(tmp_path, resume=False)
+    refuse_used_output_dir(tmp_path, resume=False)
     (tmp_path / "metrics.json").write_text("{}\n")
     with pytest.raises(UserError, match="holds an earlier run; add --resume"):
-        check_unused(tmp_path, resume=False)
-    check_unused(tmp_path, resume=True)
+        refuse_used_output_dir(tmp_path, resume=False)
+    refuse_used_output_dir(tmp_path, resume=True)
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds the results of an earlier run, but no checkpoint .*results\.json"):
-        check_unused(tmp_path, resume=True)
+        refuse_used_output_dir(tmp_path, resume=True)
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
@@ -230,7 +231,7 @@ PLACES = {  # the functions that last long, where each engine looks them up
 
 
 def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
-    """SIGTERM is heard at the beginning of that call of a function, counted from 1."""
+    """SIGTERM arrives at the beginning of that call of a function, counted from 1."""
     module, name = place.rsplit(".", 1)
     original, calls = getattr(importlib.import_module(module), name), iter(range(1, 99))
 
@@ -303,7 +304,7 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_half(
         patch.setattr(torch, "save", fill_the_disk)
         with pytest.raises(UserError, match=r"cannot write .*\.pth: No space left on device"):
             work(tmp_path, engine, SOLVER__MAX_ITER=1)
-    assert not any((tmp_path / "out").glob("*.pth")) and not any((tmp_path / "out").glob(".*.tmp"))
+    assert not any((tmp_path / "out").glob("*.pth")) and not any((tmp_path / "out").glob(".*.tmp*"))
     assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=1)["iteration"] == 1
 
 
@@ -315,7 +316,7 @@ def test_more_processes_than_gpus_are_refused_at_once(tmp_path: Path, monkeypatc
 
 
 def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
-    """Sent to the whole process group while the ranks still import: they hear it when they can save a checkpoint."""
+    """Sent to the whole process group during the ranks' imports, the signal takes effect once they can be stopped."""
     chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
     command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
@@ -323,15 +324,22 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGTERM)
-    _, said = run.communicate(timeout=240)
-    assert run.returncode == 130 and said.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", said
-    assert "Traceback" not in said
+    _, errors = run.communicate(timeout=240)
+    assert run.returncode == 130 and errors.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", errors
+    assert "Traceback" not in errors
     assert torch.load(tmp_path / "out" / "model_0000000.pth", weights_only=True)["iteration"] == 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_step_in_hand_and_leaves_a_checkpoint(tmp_path: Path, engine: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ("torchvision", signal.SIGINT),
+        pytest.param("detectron2", signal.SIGTERM, marks=pytest.mark.detectron2),
+        pytest.param("torchvision", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("detectron2", signal.SIGINT, marks=[pytest.mark.detectron2, pytest.mark.slow]),
+    ],
+)
+def test_a_signal_ends_the_current_step_and_leaves_a_checkpoint(tmp_path: Path, engine: str, number: int) -> None:
     chosen = words(tmp_path, engine, SOLVER__MAX_ITER=5000, SOLVER__CHECKPOINT_PERIOD=5000)
     command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -339,9 +347,11 @@ def test_a_signal_ends_the_step_in_hand_and_leaves_a_checkpoint(tmp_path: Path, 
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline and run.poll() is None:
         time.sleep(0.2)
     os.kill(run.pid, number)
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 130 and said.splitlines()[-1].startswith(f"stopped by {signal.Signals(number).name}"), said
-    assert "Traceback" not in said
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130 and errors.splitlines()[-1].startswith(f"stopped by {signal.Signals(number).name}"), (
+        errors
+    )
+    assert "Traceback" not in errors
     (found,) = (tmp_path / "out").glob("model_*.pth")
     assert torch.load(found, weights_only=True)["iteration"] >= 19
 
@@ -365,7 +375,7 @@ def test_the_files_hold_the_seed_and_the_schedule_that_were_used(tmp_path: Path,
 
 
 @pytest.mark.detectron2
-def test_detectron2_says_in_a_line_that_training_diverged(tmp_path: Path) -> None:
+def test_detectron2_reports_in_one_line_that_training_diverged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training diverged: .*lower SOLVER\.BASE_LR"):
         work(tmp_path, "detectron2", SOLVER__BASE_LR=1e12, SOLVER__MAX_ITER=9)
     assert not any((tmp_path / "out").glob("*.pth"))

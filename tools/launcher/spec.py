@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain.common import run_folder
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, empty_or_text
+from pretrain.common.files import check_name, empty_or_text, sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
@@ -221,7 +221,7 @@ def content_of(weights: str) -> str:
     """``sha256:...`` of a weights file, or of a run folder's newest checkpoint; empty: there is none."""
     path = Path(weights)
     if path.is_dir():  # by name, ..._final is after the numbers
-        path = max(path.glob("*.pth"), default=path)
+        path = max(path.glob("[!.]*.pth"), default=path)
     if not path.is_file():
         return ""
     stat = path.stat()
@@ -230,11 +230,7 @@ def content_of(weights: str) -> str:
 
 @functools.cache
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
-    try:
-        with open(path, "rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return f"sha256:{sha256(path)}"
 
 
 def _defaults(stage: str) -> dict[str, Any]:

@@ -174,12 +174,12 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
 
 def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
     """What a probe under ``cfg`` records of its protocol in results.json."""
-    from pretrain.probe.features import evaluation_size  # imports torch
+    from pretrain.probe.features import protocol  # imports torch
 
-    own = dict(cfg.LINEAR) if kind == "linear" else {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE}
-    (size, resize), train = evaluation_size(cfg), cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP, "train": train,
-            "val": cfg.DATA.VAL or train}  # fmt: skip
+    recorded = protocol(cfg, "linear" if kind == "linear" else "knn")  # of which earlier versions lack two
+    return {
+        key: value for key, value in recorded.items() if key not in ("max_images", "on_corrupt")
+    }  # earlier: not recorded
 
 
 def differing(protocols: Sequence[Protocol]) -> list[str]:

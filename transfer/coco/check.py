@@ -1,9 +1,10 @@
-"""Finds the bad records of a data set in COCO's format, whatever JSON they hold, and leaves them out."""
+"""Finds the bad records of a data set in COCO's format, whatever JSON it holds, and removes them."""
 
 from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 
 SECTIONS = ("images", "annotations", "categories")
-_LONGEST = 8  # characters of one number in a compressed RLE: 40 bits, more than any image has pixels
 _LARGEST = 2**63  # of a number: NumPy holds integers up to here
 _MAX_PIXELS = 2**31  # of an image: pycocotools counts the pixels of a mask in 32 bits
+# A compressed RLE: numbers of at most 8 characters (40 bits, more than any image has pixels), 5 bits per character. The
+# characters P to o say that more follow; pycocotools would read past the end of a text that ends in one of them.
+_COMPRESSED = re.compile(r"(?:[P-o]{0,7}[0-O])+")
 # Length of an outline, in sides of its box. pycocotools allocates 80 bytes per pixel of an outline without checking
 # that it gets them; a noisy mask that is traced pixel by pixel stays below 4 * (width + height) of a large image.
 _MAX_OUTLINE = 10_000
@@ -30,24 +33,27 @@ class Problem:
 
 
 def check(
-    content: Mapping[str, Any], images: str | Path, *, masks: bool = True, keypoints: int = 0
+    content: Mapping[str, Any], images: str | Path | None = None, *, masks: bool = True, keypoints: int = 0
 ) -> Iterator[Problem]:
     """Every bad record of a data set, once, in the file's order.
 
     Args:
-        content: what `coco_data.read` returns.
-        images: folder that the images' ``file_name`` are relative to.
-        masks: objects without a mask are bad, too.
-        keypoints: objects need so many; 0: objects may have as many as their category names.
+        content: what `data.read` returns.
+        images: folder that the images' ``file_name`` are relative to. None: only records that would crash a reader, or
+            pycocotools behind it, are bad, and COCO's own releases pass. pycocotools checks nothing: it converts
+            coordinates to 32-bit integers, allocates memory for every pixel between them, and reads past the end of
+            run lengths.
+        masks: with ``images``: objects without a mask are bad, too.
+        keypoints: with ``images``: objects need so many; 0: objects may have as many as their category names.
     """
     sizes: dict[Any, tuple[float, float]] = {}
-    named: set[Any] = set()
+    bad_images: set[Any] = set()
     for index, image in enumerate(content["images"]):
-        text = _record_problem(image, sizes) or _image_problem(image, str(images))
+        text = _record_problem(image, sizes) or _size_problem(image) or _file_problem(image, images)
         if text:
             yield Problem("images", index, f"image {_name(image)}: {text}")
             if isinstance(image, dict) and _is_id(image.get("id")):
-                named.add(image["id"])
+                bad_images.add(image["id"])
         else:
             sizes[image["id"]] = (image["width"], image["height"])
     points: dict[Any, int] = {}
@@ -60,41 +66,20 @@ def check(
     seen: dict[Any, None] = {}
     for index, record in enumerate(content["annotations"]):
         owner = record.get("image_id") if isinstance(record, dict) else None
-        if _is_id(owner) and owner in named and owner not in sizes:
-            continue  # its image is named already, and goes with it
-        text = _record_problem(record, seen, mixed=True) or _annotation_problem(
-            record, sizes, points, masks, keypoints > 0
-        )
-        if isinstance(record, dict) and _is_id(record.get("id")):
-            seen[record["id"]] = None
+        if _is_id(owner) and owner in bad_images and owner not in sizes:
+            continue  # its image is reported already, and goes with it
+        text = _record_problem(record, seen, mixed=True) or _annotation_problem(record)
+        if images is not None:
+            text = text or _object_problem(record, sizes, points)
+        if not text and owner in sizes and record.get("segmentation"):
+            text = _unsafe_mask(record["segmentation"], record["bbox"], *sizes[owner])
+        if images is not None:
+            text = text or _mask_problem(record, masks)
+            text = text or _keypoint_problem(record, points[record["category_id"]], keypoints > 0, *sizes[owner])
+            if isinstance(record, dict) and _is_id(record.get("id")):
+                seen[record["id"]] = None
         if text:
             yield Problem("annotations", index, f"annotation {_name(record)} of image {_short(owner)}: {text}")
-
-
-def unreadable(content: Mapping[str, Any]) -> str:
-    """The first record that would crash a reader, or pycocotools behind it; empty if there is none.
-
-    COCO's own releases pass, although `check` would complain about some of their boxes. pycocotools checks nothing: it
-    converts coordinates to 32-bit integers, allocates memory for every pixel between them, and reads run lengths past
-    their end or for ever.
-    """
-    sizes: dict[Any, tuple[float, float]] = {}
-    for image in content["images"]:
-        if text := _record_problem(image, sizes) or _size_problem(image) or _file_name_problem(image):
-            return f"image {_name(image)}: {text}"
-        sizes[image["id"]] = (image["width"], image["height"])
-    named: dict[Any, None] = {}
-    for category in content["categories"]:
-        if text := _record_problem(category, named) or _category_problem(category):
-            return f"category {_name(category)}: {text}"
-        named[category["id"]] = None
-    for record in content["annotations"]:
-        text = _record_problem(record, {}) or _reference_problem(record) or _box_problem(record.get("bbox"))
-        if not text and record["image_id"] in sizes and record.get("segmentation"):
-            text = _unsafe_mask(record["segmentation"], record["bbox"], *sizes[record["image_id"]])
-        if text:
-            return f"annotation {_name(record)}: {text}"
-    return ""
 
 
 def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
@@ -154,22 +139,18 @@ def _size_problem(image: Mapping[str, Any]) -> str:
     return f"{width} x {height} has 2^31 pixels or more" if width * height >= _MAX_PIXELS else ""
 
 
-def _file_name_problem(image: Mapping[str, Any]) -> str:
+def _file_problem(image: Mapping[str, Any], folder: str | Path | None) -> str:
     name = image.get("file_name")
-    return "" if isinstance(name, str) and name else f"file_name {_short(name)} is not a text"
-
-
-def _image_problem(image: Mapping[str, Any], folder: str) -> str:
-    if text := _size_problem(image) or _file_name_problem(image):
-        return text
-    path = os.path.join(folder, image["file_name"])
-    return "" if os.path.isfile(path) else f"missing image {path}"
+    if not isinstance(name, str) or not name:
+        return f"file_name {_short(name)} is not a text"
+    path = os.path.join(folder or "", name)
+    return "" if folder is None or os.path.isfile(path) else f"missing image {path}"
 
 
 def _category_problem(category: Mapping[str, Any]) -> str:
     if not isinstance(category.get("name"), str) or not category["name"]:
         return "no name"
-    points = category.get("keypoints")  # null is as good as none
+    points = category.get("keypoints")  # null means none
     if points is not None and not (isinstance(points, list) and all(isinstance(name, str) for name in points)):
         return f"keypoints {_short(points)} is not a list of names"
     bones = category.get("skeleton")
@@ -182,50 +163,34 @@ def _is_bone(bone: Any) -> bool:
     return isinstance(bone, list) and len(bone) == 2 and all(isinstance(end, int) and end >= 1 for end in bone)
 
 
-def _reference_problem(record: Mapping[str, Any]) -> str:
-    wrong = next((key for key in ("image_id", "category_id") if not _is_id(record.get(key))), "")
-    return wrong and f"{wrong} {_short(record.get(wrong))} is neither a number nor a text"
-
-
-def _annotation_problem(
-    record: Mapping[str, Any],
-    sizes: Mapping[Any, tuple[float, float]],
-    points: Mapping[Any, int],
-    masks: bool,
-    needs_keypoints: bool,
-) -> str:
-    image, category = record.get("image_id"), record.get("category_id")
-    if not _is_id(image) or image not in sizes:
-        return "unknown image"
-    if not _is_id(category) or category not in points:
-        return f"unknown category {_short(category)}"
-    width, height = sizes[image]
+def _annotation_problem(record: Mapping[str, Any]) -> str:
+    for key in ("image_id", "category_id"):
+        if not _is_id(record.get(key)):
+            return f"{key} {_short(record.get(key))} is neither a number nor a text"
     box: Any = record.get("bbox")
-    if text := _box_problem(box):
-        return text
-    x, y, w, h = box
+    return "" if _numbers(box) and len(box) == 4 else f"box {_short(box)} is not [x, y, width, height]"
+
+
+def _object_problem(
+    record: Mapping[str, Any], sizes: Mapping[Any, tuple[float, float]], points: Mapping[Any, int]
+) -> str:
+    if record["image_id"] not in sizes:
+        return "unknown image"
+    if record["category_id"] not in points:
+        return f"unknown category {_short(record['category_id'])}"
+    width, height = sizes[record["image_id"]]
+    x, y, w, h = box = record["bbox"]
     if w <= 0 or h <= 0:
         return f"box {box} has no area"
     if x < -1 or y < -1 or x + w > width + 1 or y + h > height + 1:  # COCO's own boxes overhang by less than a pixel
         return f"box {box} is outside the image of {width} x {height}"
     if record.get("iscrowd", 0) not in (0, 1):
         return f"iscrowd {_short(record['iscrowd'], repr)} is not 0 or 1"
-    if not _is_number(record.get("area", 0)):
-        return f"area {_short(record['area'], repr)} is not a number"
-    mask = record.get("segmentation")
-    if not mask:
-        text = "empty polygon or no mask" if masks else ""
-    else:
-        text = _unsafe_mask(mask, box, width, height) or _short_polygon(mask)
-    return text or _keypoint_problem(record, points[category], needs_keypoints, width, height)
-
-
-def _box_problem(box: Any) -> str:
-    return "" if _numbers(box) and len(box) == 4 else f"box {_short(box)} is not [x, y, width, height]"
+    return "" if _is_number(record.get("area", 0)) else f"area {_short(record['area'], repr)} is not a number"
 
 
 def _unsafe_mask(mask: Any, box: Sequence[float], width: float, height: float) -> str:
-    """What is wrong with a mask that pycocotools must not see; see `unreadable`."""
+    """What is wrong with a mask that pycocotools must not see; see `check`."""
     if isinstance(mask, dict):
         size: Any = mask.get("size")
         if size != [height, width] or not all(isinstance(side, int) for side in size) or "counts" not in mask:
@@ -258,30 +223,27 @@ def _far_outside(values: Sequence[float], size: float) -> str:
     return ""
 
 
-def _short_polygon(mask: Any) -> str:
-    for polygon in mask if isinstance(mask, list) else ():
-        if len(polygon) < 6 or len(polygon) % 2:
-            return f"empty polygon (it has {len(polygon)} numbers, at least 6 needed)"
-    return ""
+def _mask_problem(record: Mapping[str, Any], needed: bool) -> str:
+    mask = record.get("segmentation")
+    short = next((p for p in mask if len(p) < 6 or len(p) % 2), None) if isinstance(mask, list) else None
+    if short is not None:
+        return f"empty polygon (it has {len(short)} numbers, at least 6 needed)"
+    return "empty polygon or no mask" if needed and not mask else ""
 
 
 def _rle_pixels(counts: Any) -> int | None:
     """The number of pixels that run lengths cover; None if they are none.
 
-    pycocotools decodes any text, reading and writing where it should not: so its code is read here, without it.
+    pycocotools shows no run lengths, and fills a mask with random memory where they are too short.
     """
     if isinstance(counts, list):
         return sum(counts) if all(isinstance(n, int) and n >= 0 for n in counts) else None
-    if not isinstance(counts, str) or not counts or not counts.isascii():
+    if not isinstance(counts, str) or not _COMPRESSED.fullmatch(counts):
         return None
     code = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48  # 5 bits, lowest first; 32: more to come
-    ends = np.flatnonzero((code & 32) == 0)
-    if code.min() < 0 or code.max() > 63 or not len(ends) or ends[-1] != len(code) - 1:
-        return None
+    ends = np.flatnonzero(code < 32)
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends - starts + 1
-    if lengths.max() > _LONGEST:
-        return None
     shift = 5 * (np.arange(len(code)) - np.repeat(starts, lengths))
     runs = np.add.reduceat((code & 31) << shift, starts)
     runs -= np.where(code[ends] & 16, np.int64(1) << 5 * lengths, 0)  # the last one's highest bit is the sign

@@ -2,7 +2,7 @@
 
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records of the latter end the run before it starts;
-`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` leaves them out and says how many.
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError, nearest
 from pretrain.common.run_folder import atomic_write, read_json
 
-from .check import SECTIONS, Problem, check, leave_out, unreadable
+from .check import SECTIONS, Problem, check, leave_out
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -35,7 +35,7 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
 
 @dataclass(frozen=True)
 class CocoSet:
-    """Where a data set stands, and what to do with its bad records (COCO's own releases are not checked)."""
+    """Where a data set is, and what to do with its bad records (COCO's own releases are not checked)."""
 
     annotations: Path
     images: Path
@@ -59,7 +59,7 @@ def find(name: str) -> CocoSet:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
         images, annotations = _SPLITS[name]
         found = CocoSet(root / "coco" / annotations, root / "coco" / images, standard=True)
-        hint = f" of {name}; COCO's annotations/ and {images}/ belong into {root / 'coco'}; or set DETECTRON2_DATASETS"
+        hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
         known = ", ".join(_SPLITS)
         raise UserError(
@@ -79,7 +79,7 @@ def resolve(name: str) -> tuple[Path, Path]:
 
 
 def folder_name(name: str) -> str:
-    """A short name for files about a data set, its own: two annotation files may have the same base name."""
+    """A short and unique name for files about a data set: two annotation files may have the same base name."""
     if not name.startswith("coco:"):
         return name
     annotations, images = resolve(name)
@@ -91,10 +91,10 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
     """Finds and checks every data set of a config before the first iteration.
 
     Returns:
-        ``cfg``; where records were left out, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
+        ``cfg``; where records were skipped, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
 
     Raises:
-        UserError: no such data set, bad records (unless they may be left out), another number of categories, other
+        UserError: no such data set, bad records (unless they may be skipped), another number of categories, other
             categories than another data set's.
     """
     cfg = cfg.clone()
@@ -105,7 +105,7 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
         done[name], names = _prepare_one(name, cfg, log)
         categories |= {name: names} if names else {}
     standard = next((name for name in done if name not in categories), "")
-    if standard and categories:  # COCO's own sets have the same categories: reading one of the large files is enough
+    if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
         categories[standard] = category_names(read(find(standard).annotations))
     check_same_categories(categories)
     cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
@@ -149,7 +149,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     if problems and not found.skip_bad:
         shown = "; ".join(problem.text for problem in problems[:5])
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"{found.annotations}: {shown}{more}; mend them, or add :skip_bad to leave these records out")
+        raise UserError(f"{found.annotations}: {shown}{more}; fix them, or add :skip_bad to skip these records")
     if problems:
         target = Path(cfg.OUTPUT_DIR) / "datasets" / f"{folder_name(name)}_checked.json"
         if ":" in str(target):
@@ -165,7 +165,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
 
 
 def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
-    """Data without a single mask (or keypoints) were made for another detector: leaving all out would help nobody."""
+    """Refuses data without a single mask (or keypoints), which were made for another detector."""
     for key, field in (("MASK_ON", "segmentation"), ("KEYPOINT_ON", "keypoints")):
         records = content["annotations"]
         if cfg.MODEL[key] and records and not any(isinstance(r, dict) and r.get(field) for r in records):
@@ -173,16 +173,16 @@ def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
 
 
 def _left_out(found: CocoSet, target: Path, problems: Sequence[Problem]) -> dict[str, Any]:
-    """What a cleaned copy tells about itself; the engines put the summary into the run's log."""
+    """What a cleaned copy records about itself; the engines put the summary into the run's log."""
     counts = Counter(problem.section for problem in problems)
     numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-    summary = f"{found.annotations}: left out bad records: {numbers}; {target} lists them under left_out"
+    summary = f"{found.annotations}: skipped bad records: {numbers}; {target} lists them under left_out"
     return {"summary": summary, "records": [problem.text for problem in problems]}
 
 
 @functools.cache
 def say_once(say: Callable[[str], None], text: str) -> None:
-    """Says ``text`` once a process: the engines read a test set before every evaluation."""
+    """Logs ``text`` once per process: the engines read a test set before every evaluation."""
     say(text)
 
 
@@ -194,8 +194,10 @@ def read(annotations: str | Path) -> dict[str, Any]:
             reader or pycocotools.
     """
     content = _parse(annotations)
-    if text := unreadable(content):
-        raise UserError(f"{annotations}: {text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad")
+    if problem := next(check(content), None):
+        raise UserError(
+            f"{annotations}: {problem.text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad"
+        )
     return content
 
 

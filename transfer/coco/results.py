@@ -1,15 +1,16 @@
-"""COCO metrics of either engine through pycocotools, in one schema (Detectron2's names, 0 to 100, null for none)."""
+"""COCO metrics of either engine through pycocotools, in one schema: Detectron2's names, 0 to 100, null for none."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from fvcore.common.config import CfgNode
+from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -17,7 +18,8 @@ from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
-from . import data as coco_data
+from .data import folder_name, read, resolve
+from .pictures import draw
 
 TASKS = ("bbox", "segm", "keypoints")
 _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "ARs": 9, "ARm": 10, "ARl": 11}
@@ -29,9 +31,23 @@ _STATS = {  # name: position in COCOeval.stats
 Metrics = dict[str, dict[str, float | None]]
 
 
-def tasks_of(cfg: CfgNode) -> list[str]:
-    """What the detector of ``cfg`` is scored on."""
-    return ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+def score(
+    cfg: CfgNode, name: str, predictions: Sequence[Mapping[str, Any]], log: Callable[[str], None], pictures: int = 0
+) -> Metrics:
+    """The metrics of the predictions on one set of DATASETS.TEST.
+
+    Keeps the predictions in OUTPUT_DIR/inference/<data set>/coco_instances_results.json, and draws them on ``pictures``
+    images in OUTPUT_DIR/visualizations, with one folder per data set where there are several.
+    """
+    out, (annotations, images) = Path(cfg.OUTPUT_DIR), resolve(name)
+    atomic_write(out / "inference" / folder_name(name) / "coco_instances_results.json", json_text(list(predictions)))
+    tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+    metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    log(f"{name}: {len(predictions)} predictions\n{_table(metrics)}")
+    if pictures:
+        folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
+        draw(annotations, images, predictions, out / "visualizations" / folder, count=pictures)
+    return metrics
 
 
 def evaluate(
@@ -47,13 +63,13 @@ def evaluate(
         predictions: COCO's result format: image_id, category_id (the file's), bbox [x, y, w, h], score and, where the
             task needs it, segmentation (RLE) or keypoints. May be empty: every metric is then 0.
         tasks: of bbox, segm, keypoints.
-        oks_sigmas: one a keypoint, for other than COCO's 17.
+        oks_sigmas: one per keypoint, for other keypoints than COCO's 17.
 
     Returns:
         {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}}, 0 to 100 (no APs and ARs for
         keypoints); None where the ground truth has no such object.
     """
-    content = annotations if isinstance(annotations, Mapping) else coco_data.read(annotations)
+    content = annotations if isinstance(annotations, Mapping) else read(annotations)
     truth = _index(content, content["annotations"])
     results: Metrics = {}
     for task in tasks:
@@ -74,35 +90,27 @@ def evaluate(
     return results
 
 
-def flat(metrics: Metrics) -> dict[str, float]:
-    """``{"bbox/AP": 38.1, ...}`` without the empty ones: what metrics.json takes."""
+def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
+    """Data set -> its metrics as ``{"bbox/AP": 38.1, ...}`` without the empty ones, for metrics.json.
+
+    Where there are several data sets, the set's name comes first, as in Detectron2.
+    """
     return {
-        f"{task}/{name}": value for task, row in metrics.items() for name, value in row.items() if value is not None
+        f"{name}/{task}/{key}" if len(results) > 1 else f"{task}/{key}": value
+        for name, metrics in results.items()
+        for task, row in metrics.items()
+        for key, value in row.items()
+        if value is not None
     }
 
 
-def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
-    """`flat` of each data set's metrics; where there are several, the set's name stands before: Detectron2's names."""
-    if len(results) == 1:
-        return flat(next(iter(results.values())))
-    return {f"{name}/{key}": value for name, metrics in results.items() for key, value in flat(metrics).items()}
-
-
-def table(metrics: Metrics) -> str:
-    """The metrics of every task, a line each, for a log."""
+def _table(metrics: Metrics) -> str:
     show = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     lines = ["task       " + "".join(f"{name:>8}" for name in show)]
     for task, row in metrics.items():
         cells = ("" if name not in row else "-" if row[name] is None else f"{row[name]:.2f}" for name in show)
         lines.append(f"{task:<11}" + "".join(f"{cell:>8}" for cell in cells))
     return "\n".join(lines)
-
-
-def write_predictions(folder: str | Path, predictions: Sequence[Mapping[str, Any]]) -> Path:
-    """Keeps the predictions in COCO's result format: `coco_instances_results.json` in ``folder``."""
-    path = Path(folder) / "coco_instances_results.json"
-    atomic_write(path, json_text(list(predictions)))
-    return path
 
 
 def write_results(
@@ -118,10 +126,10 @@ def write_results(
     """Writes the results.json of a transfer run to ``path`` and returns its content.
 
     Args:
-        engine: detectron2 | torchvision; versions tell two runs apart.
+        engine: detectron2 | torchvision.
         metrics: data set name -> what `evaluate` returned.
         weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
-        iteration: optimiser steps done; None for an evaluation only.
+        iteration: optimizer steps done; None where nothing was trained.
     """
     box, depth = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.RESNETS.DEPTH
     first = next(iter(metrics.values()), {})
@@ -171,7 +179,7 @@ def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tas
             _complete(new, task)
         else:
             new.setdefault("area", new["bbox"][2] * new["bbox"][3])
-            if new.get("keypoints") is not None:  # null is as good as none
+            if new.get("keypoints") is not None:  # null means none
                 new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
         kept.append(new)
     coco.dataset = cast(Any, {"images": content["images"], "categories": content["categories"], "annotations": kept})
@@ -183,9 +191,7 @@ def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tas
 def _complete(prediction: dict[str, Any], task: str) -> None:
     """The area that sorts a prediction into small, medium, large: its mask's for masks, its box's otherwise."""
     if task == "segm":
-        from pycocotools import mask
-
-        prediction["area"] = float(mask.area(prediction["segmentation"]))
+        prediction["area"] = float(coco_mask.area(prediction["segmentation"]))
     else:
         prediction["area"] = prediction["bbox"][2] * prediction["bbox"][3]
 

@@ -1,25 +1,18 @@
-"""The Detectron2 engine's data: sets by two paths, and training batches from any position of stock's stream."""
+"""The Detectron2 engine's data: data sets named by two paths, and batches from any position of Detectron2's stream."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from detectron2.data import (
-    DatasetCatalog,
-    DatasetFromList,
-    DatasetMapper,
-    build_detection_test_loader,
-    detection_utils,
-    get_detection_dataset_dicts,
-)
-from detectron2.data.build import trivial_batch_collator
+import torch
+from detectron2.data import DatasetCatalog, DatasetFromList, DatasetMapper, detection_utils, get_detection_dataset_dicts
 from detectron2.data.datasets import register_coco_instances
-from detectron2.data.detection_utils import SizeMismatchError
-from detectron2.data.samplers import RepeatFactorTrainingSampler
+from detectron2.data.samplers import InferenceSampler, RepeatFactorTrainingSampler
+from detectron2.data.transforms import AugInput
 from detectron2.utils import comm
 from fvcore.common.config import CfgNode
 from torch.utils.data import Dataset
@@ -29,22 +22,21 @@ from pretrain.common.image_io import open_upright
 from pretrain.common.interrupt import stop_requested
 from pretrain.common.workers import ShieldedDataLoader
 
-from ..coco import data as coco_data
+from ..coco.data import read, resolve, say_once
 from ..stream import Batches
 
 log = logging.getLogger("detectron2.transfer")
 
 
 def register(name: str) -> None:
-    """Makes a data set by two paths known to Detectron2; the standard names are, already."""
-    annotations, images = coco_data.resolve(name)
-    detection_utils.read_image = read_image  # every DatasetMapper, ours and stock's, looks it up there
-    content = coco_data.read(annotations)  # a standard one too: pycocotools does not check what it is given
+    """Makes a data set named by two paths known to Detectron2, which knows the standard names already."""
+    annotations, images = resolve(name)
+    content = read(annotations)  # a standard one, too: pycocotools does not check what it is given
     if name in DatasetCatalog:
         return
     metadata: dict[str, Any] = {}
     if "left_out" in content:
-        coco_data.say_once(log.warning, content["left_out"]["summary"])
+        say_once(log.warning, content["left_out"]["summary"])
     names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), None)
     if names:
         pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
@@ -54,7 +46,7 @@ def register(name: str) -> None:
 
 
 def read_image(file_name: str, format: str | None = None) -> np.ndarray:
-    """Detectron2's reader, but 16 bits are scaled where its own clips, and a damaged PNG fails where its own is black.
+    """An image as Detectron2 reads it, except that 16 bits are scaled, not clipped, and a damaged PNG is an error.
 
     Raises:
         UserError: unreadable image.
@@ -62,24 +54,50 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
     return detection_utils.convert_PIL_to_numpy(open_upright(file_name), format)
 
 
-class TrainingBatches:
-    """This rank's endless batches, stock Detectron2's for the same seed, from batch ``start`` on.
+class Mapper(DatasetMapper):
+    """Detectron2's mapper with this project's `read_image`; a record that cannot be made is returned as a UserError.
 
-    Stock's loader begins its stream anew when a run resumes, and draws resize and flip from a history of its own. Here
-    the images of a batch and their random choices are functions of (seed, position). ``seed`` and ``start`` may be set
-    until iteration begins.
+    Raised in a worker process, the error would lose its one line.
     """
 
-    def __init__(self, cfg: CfgNode, seed: int) -> None:
-        self.seed, self.start = seed, 0
-        self._workers = cfg.DATALOADER.NUM_WORKERS
+    def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any] | UserError:
+        """Args: dataset_dict: of Detectron2's format; it is modified."""
+        record, path = dataset_dict, dataset_dict["file_name"]
+        try:
+            augmented = AugInput(read_image(path, self.image_format))
+            detection_utils.check_image_size(record, augmented.image)
+        except UserError as error:
+            return error
+        except (OSError, detection_utils.SizeMismatchError) as error:
+            return UserError(f"{path} cannot be read: {error}")
+        transforms = self.augmentations(augmented)
+        image: Any = augmented.image
+        record["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
+        if self.proposal_topk is not None:
+            detection_utils.transform_proposals(record, image.shape[:2], transforms, proposal_topk=self.proposal_topk)
+        if not self.is_train:
+            record.pop("annotations", None)
+        elif "annotations" in record:
+            self._transform_annotations(record, transforms, image.shape[:2])
+        return record
+
+
+class TrainingBatches:
+    """This rank's endless batches, those of Detectron2 for the same seed, from batch ``start`` on.
+
+    The images of a batch and their random choices are functions of (seed, position in the stream). Detectron2's loader
+    begins its stream anew when a run resumes, and draws resize and flip from a history. ``seed`` and ``start`` may be
+    set until iteration begins.
+    """
+
+    def __init__(self, cfg: CfgNode, seed: int, workers: int) -> None:
+        self.seed, self.start, self._workers = seed, 0, workers
         self._size = cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()
-        self._mapper = DatasetMapper(cfg, True)  # type: ignore[call-arg]
-        keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
+        self._mapper = Mapper(cfg, True)  # type: ignore[call-arg]
         records: Any = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,
             filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-            min_keypoints=keypoints,
+            min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
             proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
         )
         self._weights: Sequence[float] = [1.0] * len(records)
@@ -94,56 +112,38 @@ class TrainingBatches:
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         rank, world = comm.get_rank(), comm.get_world_size()
         batches = Batches(self._weights, self._wide, self._size, self.seed, rank, world, self.start)
-        loader = ShieldedDataLoader(
-            _Mapped(self._records, _OrError(self._mapper), self.seed),
-            batch_sampler=batches,
-            num_workers=self._workers,
-            collate_fn=trivial_batch_collator,
+        return _load(_Mapped(self._records, self._mapper, self.seed), batches, self._workers)
+
+
+class TestBatches:
+    """This rank's share of a data set in DATASETS.TEST, one image per batch.
+
+    The batches end early when a stop is requested: what was evaluated is then incomplete.
+    """
+
+    def __init__(self, cfg: CfgNode, name: str) -> None:
+        self._workers = cfg.DATALOADER.NUM_WORKERS
+        self._mapper = Mapper(cfg, False)  # type: ignore[call-arg]
+        proposals = dict(zip(cfg.DATASETS.TEST, cfg.DATASETS.PROPOSAL_FILES_TEST, strict=False))
+        records: Any = get_detection_dataset_dicts(
+            name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
         )
-        yield from _raising(loader)
-
-
-class _OrError:
-    """A mapper that returns a UserError: raised in a worker it would lose its one line."""
-
-    def __init__(self, mapper: Callable[[dict[str, Any]], Any]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, record: dict[str, Any]) -> Any:
-        try:
-            return self._mapper(record)
-        except UserError as error:
-            return error
-        except (OSError, SizeMismatchError) as error:
-            return UserError(f"{record['file_name']} cannot be read: {error}")
-
-
-def _raising(loader: Any) -> Iterator[list[Any]]:
-    """A loader's batches; raises what `_OrError` returned."""
-    for batch in loader:
-        for record in batch:
-            if isinstance(record, UserError):
-                raise record
-        yield batch
-
-
-class _TestBatches:
-    """A loader's batches, with the length that Detectron2 wants; they end early when a stop is requested."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self._records = DatasetFromList(records, copy=False)
+        self._share = list(InferenceSampler(len(self._records)))
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._share)
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        return itertools.takewhile(lambda _: not stop_requested(), _raising(self._loader))
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        batches = [[(index, index)] for index in self._share]
+        loaded = _load(_Mapped(self._records, self._mapper, seed=0), batches, self._workers)
+        return itertools.takewhile(lambda _: not stop_requested(), loaded)
 
 
 class _Mapped(Dataset):
-    """Records by (position, index), mapped by Detectron2 under numpy's random state of (seed, position)."""
+    """Records by (position, index), mapped by Detectron2 under NumPy's random state of (seed, position)."""
 
-    def __init__(self, records: Dataset, mapper: Callable[[dict[str, Any]], Any], seed: int) -> None:
+    def __init__(self, records: Dataset, mapper: Mapper, seed: int) -> None:
         self._records, self._mapper, self._seed = records, mapper, seed
 
     def name(self, item: tuple[int, int]) -> str:
@@ -157,16 +157,11 @@ class _Mapped(Dataset):
         return self._mapper(self._records[index])
 
 
-def test_batches(cfg: CfgNode, name: str) -> Any:
-    """Stock's test batches of this rank, one image each; an unreadable image ends them with one line.
-
-    They end early when a stop is requested: what was evaluated is then incomplete.
-    """
-    stock: Any = build_detection_test_loader(cfg, name, mapper=dict)  # type: ignore[call-arg, misc]  # its records
-    loader = ShieldedDataLoader(
-        _Mapped(stock.dataset, _OrError(DatasetMapper(cfg, False)), seed=0),  # type: ignore[call-arg]
-        batch_sampler=[[(index, index)] for index in stock.sampler],
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
-        collate_fn=trivial_batch_collator,
-    )
-    return _TestBatches(loader)
+def _load(dataset: _Mapped, batches: Iterable[list[tuple[int, int]]], workers: int) -> Iterator[list[dict[str, Any]]]:
+    """The batches; raises the UserError of a record that cannot be made."""
+    loader = ShieldedDataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=list)
+    for batch in loader:
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        yield batch

@@ -1,4 +1,4 @@
-"""What the Detectron2 engine does around an iteration: random state, precise BN, checkpoints, evaluation, stops."""
+"""What the Detectron2 engine does around an iteration: precise BN, checkpoints, evaluation, skipped steps, stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common.copies import AsyncHostCopy
-from pretrain.common.interrupt import Stopped, stop_requested
+from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
 
 from .. import checkpoints
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
     from .train import Trainer
 
 log = logging.getLogger("detectron2.transfer")
-_STOP_PERIOD = 10  # iterations between two agreements of several ranks on a request to stop
-
-
-class SeedIteration(HookBase):
-    """Before each iteration: the sampling of anchors and proposals depends on (seed, iteration, rank) only."""
-
-    trainer: Trainer  # type: ignore[assignment]
-
-    def before_step(self) -> None:
-        torch.manual_seed(mix(self.trainer.seed, self.trainer.iter, comm.get_rank()))
 
 
 class CountSkippedSteps(HookBase):
@@ -50,7 +41,8 @@ class CountSkippedSteps(HookBase):
         self._scale = AsyncHostCopy(self._scaler.scale(torch.ones((), device=device)))
 
     def after_step(self) -> None:
-        self._skipped.see(self._scale.read().item(), self.trainer.iter)  # it is here: the losses were read after it
+        # The copy has arrived: the losses, which were read after it, had to wait for it.
+        self._skipped.see(self._scale.read().item(), self.trainer.iter)
         self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
 
     def after_train(self) -> None:
@@ -67,9 +59,9 @@ class CountSkippedSteps(HookBase):
 
 
 class PreciseBatchNorm(hooks.PreciseBN):
-    """Detectron2's, from images that depend on (seed, iteration) only, its statistics pooled over ranks.
+    """Detectron2's hook, with images that are a function of (seed, iteration), and its statistics pooled over ranks.
 
-    Stock leaves each rank the statistics of its own images.
+    Detectron2 leaves each rank with the statistics of its own images.
     """
 
     trainer: Trainer  # type: ignore[assignment]
@@ -85,7 +77,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
 
 
 class SaveBeforeEvaluation(HookBase):
-    """Keeps the iterations done in a checkpoint while precise BN and evaluation last, which may be stopped."""
+    """Keeps the finished iterations in a checkpoint during precise BN and evaluation, which may be stopped."""
 
     trainer: Trainer  # type: ignore[assignment]
 
@@ -95,13 +87,16 @@ class SaveBeforeEvaluation(HookBase):
 
 
 class Evaluation(hooks.EvalHook):
-    """Detectron2's, but not after a failure in the last iteration, and first of all what a stop left undone."""
+    """Detectron2's hook, which also begins with what a stop left undone, and evaluates no run that has failed.
+
+    Detectron2's evaluates after a failure in the last iteration, too.
+    """
 
     trainer: Trainer  # type: ignore[assignment]
 
     def before_train(self) -> None:
         trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
-        if trainer.pending or complete:  # the metrics belong to the iteration done before
+        if trainer.pending or complete:  # the metrics belong to the iteration before
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
         if trainer.pending:
             if trainer.precise_bn:
@@ -120,7 +115,7 @@ class Evaluation(hooks.EvalHook):
     def after_train(self) -> None:
         if self.trainer.iter >= self.trainer.max_iter:
             self._do_eval()
-        del self._func  # as stock does
+        del self._func  # it holds the trainer, which holds this hook
 
     def _forget_checkpoint(self) -> None:
         if comm.is_main_process():
@@ -133,19 +128,17 @@ def _evaluation_is_due(trainer: Trainer) -> bool:
 
 
 class StopOnRequest(HookBase):
-    """Ends the run after the current step, its checkpoint on disk, when a stop was requested on any rank."""
+    """Ends the run after the current step, with a checkpoint, when a stop was requested on any rank."""
 
     trainer: Trainer  # type: ignore[assignment]
 
+    def __init__(self, device: torch.device) -> None:
+        self._stop = AgreedStop(device)
+
     def after_step(self) -> None:
-        reason, done = stop_requested(), self.trainer.iter + 1
-        if done == self.trainer.max_iter:
+        if self.trainer.iter + 1 == self.trainer.max_iter:
             return  # the last checkpoint and the evaluation come next
-        if comm.get_world_size() > 1:
-            if done % _STOP_PERIOD:
-                return
-            reason = next((said for said in comm.all_gather(reason) if said), "")
-        if reason:
+        if reason := self._stop.poll():
             if comm.is_main_process():
                 self.trainer.save(f"model_{self.trainer.iter:07d}")
             comm.synchronize()
@@ -153,7 +146,7 @@ class StopOnRequest(HookBase):
 
 
 class Checkpointer(DetectionCheckpointer):
-    """Detectron2's, but a file is written whole or not at all, and never with weights that are not finite."""
+    """Detectron2's, but a file is complete, with weights that are finite, or it is not written."""
 
     def save(self, name: str, **kwargs: Any) -> None:
         if not self.save_dir or not self.save_to_disk:

@@ -1,51 +1,44 @@
-"""The reference engine: Detectron2's DefaultTrainer, and only what it lacks.
-
-Added: strict weights, the SyncBN rule of a CPU, BN statistics that agree across ranks after PRECISE_BN, refusal of a
-used OUTPUT_DIR without --resume, data sets by two paths, one schema of results, checkpoints that are whole and finite,
-one when a stop is requested, random choices that depend on the seed and the iteration only, so that a resumed run is
-the uninterrupted one. An iteration is stock Detectron2's.
-"""
+"""A run of the Detectron2 engine; what it adds to Detectron2 is listed in the package's docstring."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
-from detectron2.engine import AMPTrainer, DefaultTrainer, HookBase, default_setup, defaults, hooks
+from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, default_setup, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model
 from detectron2.utils import comm
 from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import get_bn_modules
 
-from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
-from pretrain.common.run_folder import drop_metrics, make_folder, write_environment
+from pretrain.common.run_folder import write_environment
 
 from .. import checkpoints
-from ..coco import data as coco_data
-from ..coco import pictures as drawing
-from ..coco import results as coco_results
-from ..distributed import check_not_beyond, check_same_start, join, raise_if_stopped, settle_seed
-from ..weights import Weights, check_config, load_weights, read_weights
-from .data import TrainingBatches, register, test_batches
+from ..coco.results import Metrics, flat_sets, score
+from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
+from ..stream import mix
+from ..weights import Weights, check_config, load_weights
+from .data import TestBatches, TrainingBatches, register
 from .hooks import (
     Checkpointer,
     CountSkippedSteps,
     Evaluation,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
-    SeedIteration,
     StopOnRequest,
 )
 
@@ -53,25 +46,15 @@ log = logging.getLogger("detectron2.transfer")
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 
 
-def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> CfgNode:
-    """Detectron2's own defaults, then the file (and its `_BASE_`), then ``KEY VALUE`` overrides.
-
-    Raises:
-        UserError: missing file, unknown key (the nearest known one is named), wrong type.
-    """
-    cfg = get_cfg()
-    if config_file:
-        merge_file(cfg, config_file)
-    merge_overrides(cfg, opts)
-    return cfg
-
-
-def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualize: int = 0) -> dict[str, Any]:
+def run(
+    cfg: CfgNode, *, weights: Weights | None, resume: bool = False, eval_only: bool = False, visualize: int = 0
+) -> dict[str, Any]:
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
 
     Args:
-        cfg: of `load_config` here or in transfer.config; its SEED is set to the one that is used.
-        resume: go on from OUTPUT_DIR's newest good checkpoint (none: start with MODEL.WEIGHTS).
+        cfg: of transfer.config.load_config; its SEED is set to the one that is used.
+        weights: what the run begins with; not needed where it resumes from a checkpoint.
+        resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
         visualize: draw the predictions on that many test images, into OUTPUT_DIR/visualizations.
 
     Returns:
@@ -79,30 +62,25 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         several); {} elsewhere or without DATASETS.TEST.
 
     Raises:
-        UserError: weights, data or keys that do not fit, a loss or weights that
-            are not finite, ranks that do not see the same checkpoint.
+        UserError: weights, data or keys that do not fit, a loss or weights that are not finite, ranks that do not see
+            the same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    out = Path(cfg.OUTPUT_DIR)
-    own, notes = _adapt(cfg)
-    join(own.MODEL.DEVICE)
-    make_folder(out)
+    out, notes = Path(cfg.OUTPUT_DIR), []
     found = checkpoints.agreed(out, notes.append) if resume and not eval_only else None
-    state = found[1] if found else None
-    if found and state:
+    path, state = found or (out, None)
+    if state:
         if not isinstance(state.get("trainer"), dict):
-            raise UserError(f"{found[0]} holds no state of Detectron2's trainer; resume with the engine that wrote it")
+            raise UserError(f"{path} holds no state of Detectron2's trainer; resume with the engine that wrote it")
         check_not_beyond(cfg, state["iteration"] + 1)
-        weights = Weights(str(found[0]), "", state["model"], {})
+        weights = Weights(str(path), "", state["model"], {})
     else:
-        check_config(weights := read_weights(cfg.MODEL.WEIGHTS), own, notes.append)
+        assert weights
+        check_config(weights, cfg, notes.append)
     settle_seed(cfg, state["trainer"].get("seed") if state else None, notes.append)
-    own.defrost()
-    own.SEED = cfg.SEED
-    own.freeze()
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(world))))
+    own = detectron2_config(cfg, notes.append)
+    if comm.get_world_size() > 1:
+        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
     logging.getLogger("detectron2.engine.train_loop").addFilter(_is_unplanned)
     default_setup(own, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
     if comm.is_main_process():
@@ -113,14 +91,13 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
         register(name)
     if eval_only:
         model = build_model(own)
-        load_weights(model.state_dict, weights, whole=True, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return _named(evaluate(own, model, visualize))
-    start = state["iteration"] + 1 if state else 0
-    if comm.is_main_process():
-        drop_metrics(out, start)  # before the trainer opens the file; stock Detectron2 writes them twice
+    if comm.is_main_process():  # before the trainer opens the file; Detectron2 writes these lines twice
+        drop_metrics(out, state["iteration"] + 1 if state else 0)
     trainer = Trainer(own, visualize)
-    trainer.begin(weights, state, pending=found is not None and found[0].name == checkpoints.EVALUATING)
-    del found, state, weights
+    trainer.begin(weights, state, pending=path.name == checkpoints.EVALUATING)
+    del found, state, weights  # the model and the optimizer hold them now
     try:
         trainer.train()
     except FloatingPointError as error:
@@ -130,41 +107,98 @@ def run(cfg: CfgNode, *, resume: bool = False, eval_only: bool = False, visualiz
     return _named(trainer.results)
 
 
+def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
+    """``cfg`` as Detectron2's own, with the device and the norms that this machine can run; logs what was changed.
+
+    Raises:
+        UserError: a key that cannot be honored.
+    """
+    own, world = get_cfg(), comm.get_world_size()
+    own.merge_from_other_cfg(cfg)
+    if own.TEST.AUG.ENABLED:
+        raise UserError("TEST.AUG.ENABLED is True; test-time augmentation needs Detectron2's own train_net.py")
+    if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        own.MODEL.DEVICE = "cpu"
+        log("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+    if own.MODEL.DEVICE == "cpu" and world > 1:
+        for part in _NORMS:
+            if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
+                own.MODEL[part].NORM = "naiveSyncBN"
+                log(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
+    if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu":
+        raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+    if own.SOLVER.IMS_PER_BATCH % world:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
+    own.freeze()
+    return own
+
+
 def _is_unplanned(record: logging.LogRecord) -> bool:
-    """Stock logs the traceback of everything that ends a training; a planned end has its one line."""
+    """Detectron2 logs the traceback of everything that ends a training; a planned end has its one line."""
     return not (record.exc_info and isinstance(record.exc_info[1], Stopped | UserError | FloatingPointError))
 
 
 class Trainer(DefaultTrainer):
-    """DefaultTrainer with strict weights and this project's evaluation; ``results`` is the last evaluation's."""
+    """Detectron2's default trainer with this engine's data, hooks and checkpoints.
+
+    Attributes:
+        results: the last evaluation's.
+        pending: precise BN and the evaluation before the first iteration were not finished.
+    """
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
-        self.results: dict[str, coco_results.Metrics] = {}
-        self._visualize = visualize
+        TrainerBase.__init__(self)  # DefaultTrainer's __init__ puts DDP on the GPU of the local rank, even on a CPU
+        self.cfg, self._visualize = cfg, visualize
+        self.results: dict[str, Metrics] = {}
+        self.pending = False
+        self.start_iter, self.max_iter, self.seed = 0, cfg.SOLVER.MAX_ITER, cfg.SEED
+        model: Any = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
+        step = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
+        self._trainer = step(data_parallel(model, model.device), batches, optimizer)
+        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self._device: torch.device = model.device
+        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.precise_bn: PreciseBatchNorm | None = None
-        self.pending = False  # precise BN and the evaluation before the first iteration were not finished
-        self.seed: int = cfg.SEED
-        # Stock passes the local rank as device id: wrong on a CPU, and where a job sees one GPU of several.
-        with (
-            mock.patch.object(defaults, "create_ddp_model", lambda model, **_: data_parallel(model, model.device)),
-            mock.patch.object(defaults, "DetectionCheckpointer", Checkpointer),
-        ):
-            super().__init__(cfg)
+        if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(model):
+            batches = TrainingBatches(cfg, self.seed, workers=0)
+            self.precise_bn = PreciseBatchNorm(
+                cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
+            )
+        self.register_hooks(self.build_hooks())
+
+    def build_hooks(self) -> list[Any]:
+        """Detectron2's default hooks in their order, in this engine's form where it differs."""
+        cfg, is_main = self.cfg, comm.is_main_process()
+        return [
+            CountSkippedSteps(self._trainer.grad_scaler) if isinstance(self._trainer, AMPTrainer) else None,
+            hooks.IterationTimer(),
+            hooks.LRScheduler(),
+            SaveBeforeEvaluation(),
+            self.precise_bn,
+            hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,
+            Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate),
+            hooks.PeriodicWriter(self.build_writers(), period=20) if is_main else None,
+            StopOnRequest(self._device),
+        ]
 
     def begin(self, weights: Weights, state: Mapping[str, Any] | None, *, pending: bool = False) -> None:
-        """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, goes on from there."""
+        """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, continues from there."""
         model = self.checkpointer.model
-        load_weights(model.state_dict, weights, whole=state is not None, log=log.info)
+        load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
         if state:
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
-        data: Any = self._trainer.data_loader
-        data.start = self.start_iter
+        batches: Any = self._trainer.data_loader
+        batches.start = self.start_iter
 
-    def build_train_loader(self, cfg: CfgNode) -> Any:  # type: ignore[override]  # stock's is a class's method
-        return TrainingBatches(cfg, self.seed)
+    def run_step(self) -> None:
+        # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.
+        torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
+        super().run_step()
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seed": self.seed}
@@ -173,31 +207,10 @@ class Trainer(DefaultTrainer):
         """Rank 0 writes a checkpoint."""
         self.checkpointer.save(name, iteration=self.iter)
 
-    def build_hooks(self) -> list[HookBase]:
-        built: list[HookBase] = [SeedIteration()]
-        if isinstance(self._trainer, AMPTrainer):
-            built.append(CountSkippedSteps(self._trainer.grad_scaler))
-        for hook in super().build_hooks():
-            if isinstance(hook, hooks.EvalHook):
-                hook = Evaluation(self.cfg.TEST.EVAL_PERIOD, self._evaluate)
-            elif isinstance(hook, hooks.PreciseBN):
-                period, count = self.cfg.TEST.EVAL_PERIOD, self.cfg.TEST.PRECISE_BN.NUM_ITER
-                # Stock makes the hook only where there are BN layers.
-                hook = PreciseBatchNorm(period, self._trainer.model, hook._data_loader, count)
-                self.precise_bn = hook
-            elif isinstance(hook, hooks.LRScheduler):
-                built.append(hook)
-                hook = SaveBeforeEvaluation()
-            built.extend([] if hook is None else [hook])
-        return [*built, StopOnRequest()]
-
-    def _evaluate(self) -> dict[str, Any]:
-        """For EvalHook: nested numbers; what has no value is left out (metrics.json would hold a bare NaN)."""
+    def _evaluate(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._trainer.model, self._visualize)
-        named = _named(self.results)
-        several = len(self.results) > 1
-        self._last_eval_results = {k: _numbers(v) for k, v in named.items()} if several else _numbers(named)
-        return self._last_eval_results
+        self._last_eval_results = _named(self.results)  # for TEST.EXPECTED_RESULTS
+        return flat_sets(self.results)
 
 
 class CocoPredictions(DatasetEvaluator):
@@ -219,55 +232,19 @@ class CocoPredictions(DatasetEvaluator):
         return {"predictions": [record for part in gathered for record in part]}
 
 
-def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, coco_results.Metrics]:
-    """Data set -> its metrics, on rank 0; {} elsewhere. Predictions are kept in OUTPUT_DIR/inference/<data set>."""
-    results: dict[str, coco_results.Metrics] = {}
+def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
+    """Data set -> its metrics, on rank 0; {} elsewhere."""
+    results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
-        loader: Any = test_batches(cfg, name)  # reads the file, which gives the metadata its ids
+        loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
         ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
         found = inference_on_dataset(model, loader, CocoPredictions(ids))
         raise_if_stopped()
         if not comm.is_main_process():
             continue
-        annotations, images = coco_data.resolve(name)
-        predictions = found["predictions"]
-        coco_results.write_predictions(Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name), predictions)
-        tasks = coco_results.tasks_of(cfg)
-        results[name] = coco_results.evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
-        log.info(f"{name}: {len(predictions)} predictions\n{coco_results.table(results[name])}")
-        if pictures:
-            folder = drawing.folder_of(cfg, name)
-            drawing.draw(annotations, images, predictions, folder, count=pictures)
+        results[name] = score(cfg, name, found["predictions"], log.info, pictures)
     return results
-
-
-def _adapt(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
-    """``cfg`` as Detectron2's own, with the device and the norms this machine can run; and what was changed."""
-    own = get_cfg()
-    own.merge_from_other_cfg(cfg)
-    notes: list[str] = []
-    if own.TEST.AUG.ENABLED:
-        raise UserError("TEST.AUG.ENABLED is True; test-time augmentation needs Detectron2's own train_net.py")
-    if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
-        own.MODEL.DEVICE = "cpu"
-        notes.append("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if own.MODEL.DEVICE == "cpu" and world > 1:
-        for part in _NORMS:
-            if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
-                own.MODEL[part].NORM = "naiveSyncBN"
-                notes.append(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
-    if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu":
-        raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
-    if own.SOLVER.IMS_PER_BATCH % world:
-        raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
-    own.freeze()
-    return own, notes
 
 
 def _named(results: Mapping[str, Any]) -> dict[str, Any]:
     return dict(results) if len(results) != 1 else dict(next(iter(results.values())))
-
-
-def _numbers(metrics: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    return {task: {name: v for name, v in row.items() if v is not None} for task, row in metrics.items()}

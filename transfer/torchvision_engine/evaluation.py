@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,23 +14,18 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
-from pretrain.common.errors import UserError
 from pretrain.common.interrupt import stop_requested
 
-from ..coco import data as coco_data
-from ..coco import pictures as visualize
-from ..coco import results as coco_results
+from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped
 from .data import load_coco
-from .loader import evaluation_loader
+from .loader import evaluation_batches
 from .model import Detector
 
 log = logging.getLogger("transfer")
 
 
-def evaluate(
-    cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0
-) -> dict[str, coco_results.Metrics]:
+def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
     """Metrics of every data set in DATASETS.TEST; all processes take part, the first one returns them (others: {}).
 
     Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
@@ -40,20 +34,13 @@ def evaluate(
     Returns:
         ``{data set: {"bbox": {"AP": ..., ...}, ...}}``.
     """
-    results: dict[str, coco_results.Metrics] = {}
+    results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, info = load_coco(name)
         predictions = predict(cfg, model, records, info.category_ids, rank, world)
         if rank > 0:
             continue
-        folder = Path(cfg.OUTPUT_DIR) / "inference" / coco_data.folder_name(name)
-        coco_results.write_predictions(folder, predictions)
-        tasks, sigmas = coco_results.tasks_of(cfg), cfg.TEST.KEYPOINT_OKS_SIGMAS
-        results[name] = coco_results.evaluate(info.annotations, predictions, tasks, sigmas)
-        log.info(f"{name}:\n{coco_results.table(results[name])}")
-        if pictures:
-            out = visualize.folder_of(cfg, name)
-            visualize.draw(info.annotations, info.image_dir, predictions, out, count=pictures)
+        results[name] = score(cfg, name, predictions, log.info, pictures)
     return results
 
 
@@ -69,19 +56,17 @@ def predict(
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
-    loader = evaluation_loader(cfg, records, rank, world)
+    share = len(records) // world  # of this rank; some have one more
     start = shown = time.perf_counter()
-    for done, batch in enumerate(loader, start=1):
-        if isinstance(batch[0], UserError):
-            raise batch[0]
+    for done, batch in enumerate(evaluation_batches(cfg, records, rank, world), start=1):
         if stop_requested():
             break
         found += to_coco(model(batch)[0], batch[0], category_ids)
         if time.perf_counter() - shown > 30:
             shown = time.perf_counter()
             rate = done / (shown - start)
-            left = (len(loader) - done) / rate
-            log.info(f"evaluated {done} / {len(loader)} images, {rate:.1f} images/s, {left:.0f} s left")
+            left = (share - done) / rate
+            log.info(f"evaluated {done} / {share} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     raise_if_stopped()
     if world > 1:

@@ -1,12 +1,13 @@
 """The torchvision engine's loaders of training and evaluation.
 
-A record's random choices are a function of (seed, position in the stream), as a batch's content is.
+A record's random choices are a function of (seed, position), the position being its place in the infinite training
+stream: the same whatever the number of ranks and workers, and where a resumed run begins.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.workers import ShieldedDataLoader
 
 from ..stream import Batches, repeat_factors
-from .data import CocoInfo, Mapper, mapper
+from .mapper import Mapper, build_mapper
 
 
 class Records(Dataset):
@@ -53,21 +54,17 @@ class Records(Dataset):
         return pickle.loads(self.bytes[start : self.ends[index]].tobytes())
 
 
-def training_loader(
-    cfg: CfgNode,
-    records: list[dict[str, Any]],
-    info: CocoInfo,
-    *,
-    seed: int,
-    rank: int,
-    world: int,
-    start: int,
+def training_batches(
+    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], *, seed: int, rank: int, world: int, start: int,
     workers: int,
-) -> DataLoader:
-    """Endless batches of this process, from batch ``start`` on; SOLVER.IMS_PER_BATCH counts all processes' images.
+) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+    """Endless batches of this rank, from batch ``start`` on; SOLVER.IMS_PER_BATCH counts all ranks' images.
+
+    Args:
+        flip: the index of every keypoint's mirror image.
 
     Raises:
-        UserError: the batch cannot be divided among the processes.
+        UserError: the batch cannot be divided among the ranks, or a record cannot be made.
     """
     if cfg.SOLVER.IMS_PER_BATCH % world or cfg.SOLVER.IMS_PER_BATCH < 1:
         raise UserError(
@@ -79,18 +76,32 @@ def training_loader(
         weights = repeat_factors(records, loader.REPEAT_THRESHOLD, loader.REPEAT_SQRT)
     wide = [r["width"] > r["height"] for r in records] if loader.ASPECT_RATIO_GROUPING else None
     batches = Batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
-    return _loader(cfg, Records(records, mapper(cfg, True, info.flip), seed), workers, batch_sampler=batches)
+    return _checked(_loader(cfg, Records(records, build_mapper(cfg, True, flip), seed), batches, workers))
 
 
-def evaluation_loader(cfg: CfgNode, records: list[dict[str, Any]], rank: int, world: int) -> DataLoader:
-    """This process's contiguous share of the test images, one at a time."""
+def evaluation_batches(
+    cfg: CfgNode, records: list[dict[str, Any]], rank: int, world: int
+) -> Iterator[list[dict[str, Any]]]:
+    """This rank's contiguous share of the test images, one at a time.
+
+    Raises:
+        UserError: a record cannot be made.
+    """
     share = records[len(records) * rank // world : len(records) * (rank + 1) // world]
     if not share:
-        return DataLoader([])  # type: ignore[arg-type]
-    batches = [[i] for i in range(len(share))]
-    return _loader(cfg, Records(share, mapper(cfg, False, ()), None), cfg.DATALOADER.NUM_WORKERS, batch_sampler=batches)
+        return iter(())
+    dataset = Records(share, build_mapper(cfg, False, ()), None)
+    return _checked(_loader(cfg, dataset, [[i] for i in range(len(share))], cfg.DATALOADER.NUM_WORKERS))
 
 
-def _loader(cfg: CfgNode, dataset: Dataset, workers: int, **kwargs: Any) -> DataLoader:
-    pin = cfg.MODEL.DEVICE.startswith("cuda") and torch.cuda.is_available()  # so that copies to the device do not wait
-    return ShieldedDataLoader(dataset, num_workers=workers, collate_fn=list, pin_memory=pin, **kwargs)
+def _loader(cfg: CfgNode, dataset: Dataset, batches: Any, workers: int) -> DataLoader:
+    pin = cfg.MODEL.DEVICE.startswith("cuda") and torch.cuda.is_available()  # else copies to the device would wait
+    return ShieldedDataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=list, pin_memory=pin)
+
+
+def _checked(batches: DataLoader) -> Iterator[list[dict[str, Any]]]:
+    for batch in batches:
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        yield batch

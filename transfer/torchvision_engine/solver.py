@@ -18,8 +18,6 @@ from fvcore.common.param_scheduler import (
 )
 from torch import nn
 
-from pretrain.common.errors import UserError
-
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -86,32 +84,3 @@ def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:
             nn.utils.clip_grad_norm_(parameter, clip.CLIP_VALUE, clip.NORM_TYPE)
         else:
             nn.utils.clip_grad_value_(parameter, clip.CLIP_VALUE)
-
-
-def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
-    """The config for ``world`` processes, where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
-
-    Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
-
-    Raises:
-        UserError: the batch is no multiple of the reference.
-    """
-    cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
-    if reference in (0, world):
-        return cfg
-    cfg.defrost()
-    solver = cfg.SOLVER
-    if solver.IMS_PER_BATCH % reference:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is no multiple of REFERENCE_WORLD_SIZE {reference}"
-        )
-    scale = world / reference
-    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
-    solver.BASE_LR *= scale
-    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
-    for key in ("MAX_ITER", "CHECKPOINT_PERIOD"):
-        solver[key] = max(1, round(solver[key] / scale))
-    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
-    cfg.TEST.EVAL_PERIOD = round(cfg.TEST.EVAL_PERIOD / scale)
-    solver.REFERENCE_WORLD_SIZE = world
-    return cfg

@@ -1,6 +1,5 @@
 import contextlib
 import os
-import pickle
 
 import pytest
 import torch
@@ -43,39 +42,21 @@ def test_damage_is_an_error_when_named_and_a_fallback_on_resume(tmp_path, damage
     bad.write_bytes(data)
     with pytest.raises(UserError, match="is damaged or not a checkpoint"):
         checkpoint.read(bad)
-    said = []
-    found = checkpoint.newest(tmp_path, said.append)
+    messages = []
+    found = checkpoint.newest(tmp_path, messages.append)
     assert found is not None and found[1]["step"] == 1
-    assert len(said) == 1 and "falling back" in said[0] and bad.name in said[0]
+    assert len(messages) == 1 and "trying the checkpoint before it" in messages[0] and bad.name in messages[0]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(b"", "it is empty"), (b" \n", "it holds text, ''"), (b"cos\nsystem\n", "it holds text, 'cos system'")],
-)
-def test_what_is_no_checkpoint_at_all_is_named(tmp_path, content, says):
-    (tmp_path / "weights.pth").write_bytes(content)
-    with pytest.raises(UserError, match=f"weights.pth is damaged or not a checkpoint: {says}$"):
-        checkpoint.read(tmp_path / "weights.pth")
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (OSError(5, "Input/output error"), "cannot read .*00000002.pth: Input/output error; make it readable"),
-        (MemoryError(), r"not enough memory to read .*00000002.pth \(0 MiB\)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "not enough memory"),
-    ],
-)
-def test_a_failing_disk_or_memory_is_not_damage(tmp_path, monkeypatch, error, says):
+def test_a_failing_disk_is_not_damage(tmp_path, monkeypatch):
     for step in (1, 2):
         checkpoint.save(checkpoint.path_of_step(tmp_path, step), _state(step))
 
     def fail(*_args, **_kwargs):
-        raise error
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(UserError, match=says):  # no fall-back: the work of step 2 is there
+    with pytest.raises(UserError, match=r"cannot read .*00000002\.pth"):  # not 1 instead: the work of step 2 is there
         checkpoint.newest(tmp_path, lambda text: pytest.fail(text))
 
 
@@ -109,23 +90,6 @@ def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path):
     assert checkpoint.newest(tmp_path / "nowhere", lambda _: None) is None
 
 
-class _Evil:
-    def __reduce__(self):
-        return os.getcwd, ()
-
-
-def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path):
-    torch.save({"state_dict": {}, "args": _Evil()}, tmp_path / "evil.pth")
-    with pytest.raises(UserError, match="--unsafe-pickle"):
-        checkpoint.read(tmp_path / "evil.pth")
-    assert "args" in checkpoint.read(tmp_path / "evil.pth", unsafe_pickle=True)
-
-
-def test_old_tar_format_is_read(tmp_path):
-    torch.save(_state(4), tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
-    assert checkpoint.read(tmp_path / "old.pth.tar")["step"] == 4
-
-
 def test_a_full_disk_keeps_the_earlier_file(tmp_path, monkeypatch):
     path = checkpoint.path_of_step(tmp_path, 1)
     checkpoint.save(path, _state(1))
@@ -149,7 +113,7 @@ def test_prune_keeps_the_newest_and_the_final(tmp_path):
         "checkpoint_final.pth", "checkpoint_00000003.pth", "checkpoint_00000002.pth",
     ]  # fmt: skip
     assert checkpoint.resolve(tmp_path).name == "checkpoint_final.pth"
-    assert pickle.dumps(checkpoint.resolve(tmp_path / "checkpoint_00000002.pth"))
+    assert checkpoint.resolve(tmp_path / "checkpoint_00000002.pth").name == "checkpoint_00000002.pth"
 
 
 def test_prune_drops_what_is_newer_than_the_checkpoint_just_saved(tmp_path):

@@ -1,4 +1,4 @@
-"""How a command line ends: its exit status and the one line it says."""
+"""How a command line ends: its exit status and its last line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ends(ending: str, **environment: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "environment, said",
+    "environment, printed",
     [
         ({"PYTHONIOENCODING": "ascii"}, r"odd\udcff caf\xe9"),
         ({"PYTHONIOENCODING": "utf-8"}, r"odd\udcff café"),
@@ -41,10 +41,10 @@ def ends(ending: str, **environment: str) -> tuple[int, str, str]:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], said: str) -> None:
-    assert ends("pass", **environment) == (0, f"reading {said}", "")
+def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], printed: str) -> None:
+    assert ends("pass", **environment) == (0, f"reading {printed}", "")
     refused = ends(r"raise UserError('no file at ' + os.fsdecode(b'odd\xff'))", **environment)
-    assert refused == (2, f"reading {said}", r"error: no file at odd\udcff")
+    assert refused == (2, f"reading {printed}", r"error: no file at odd\udcff")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def _owner_elsewhere(folder: Path, silent_s: float, **values: str) -> Path:
     return path
 
 
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_holds_the_folder(tmp_path: Path) -> None:
     process = _holder(tmp_path)
     try:
         with pytest.raises(UserError, match=rf"{tmp_path} is in use: pretraining on .*, process {process.pid}, since"):

@@ -87,13 +87,8 @@ def _refuse() -> None:
     raise UserError("another config")
 
 
-def test_an_error_of_some_ranks_is_raised_on_all():
-    run_ranks(_each_rank_its_own_way, 3)
-    assert process_group.gather_objects(3) == [3] and process_group.on_every_rank(lambda: 5) == 5
-
-
 def test_a_gpu_is_not_chosen_by_number():
-    with pytest.raises(UserError, match=r"MODEL\.DEVICE is cuda:1; say cuda, and choose by CUDA_VISIBLE_DEVICES=1"):
+    with pytest.raises(UserError, match=r"DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"):
         join("cuda:1")
 
 
@@ -117,25 +112,28 @@ def _rank_0_decides() -> None:
         process_group.refuse_disagreement(mine, "the checkpoint")
 
 
-def test_rank_0_decides_and_all_ranks_hear_its_error():
-    run_ranks(_rank_0_decides, 2)
-
-
-def _gradients_of_two() -> None:
+def _average_gradients() -> None:
     module = torch.nn.Linear(1, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wrapped = process_group.data_parallel(module, torch.device("cpu"))
     wrapped(torch.full((1, 1), float(distributed.rank()))).sum().backward()
-    assert module.weight.grad is not None and module.weight.grad.item() == 0.5  # of 0 and 1
+    assert module.weight.grad is not None and module.weight.grad.item() == 1  # of 0, 1 and 2
 
 
-def test_gradients_are_averaged_over_ranks_without_a_warning():
-    run_ranks(_gradients_of_two, 2)
-    module = torch.nn.Linear(1, 1)
-    assert process_group.data_parallel(module, torch.device("cpu")) is module
+def _in_every_way() -> None:
+    _each_rank_its_own_way()
+    _rank_0_decides()
+    _average_gradients()
+
+
+def test_ranks_agree_on_results_errors_and_gradients():
+    run_ranks(_in_every_way, 3)
 
 
 def test_a_single_process_decides_for_itself():
-    assert process_group.on_first_rank(lambda: 5) == 5
+    assert process_group.on_first_rank(lambda: 5) == process_group.on_every_rank(lambda: 5) == 5
+    assert process_group.gather_objects(3) == [3]
     process_group.refuse_disagreement(object(), "anything")
+    module = torch.nn.Linear(1, 1)
+    assert process_group.data_parallel(module, torch.device("cpu")) is module

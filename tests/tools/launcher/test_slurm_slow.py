@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 def tiny(images: Path, output: Path, *more: str) -> list[str]:
     """Overrides for a pretraining of seconds."""
     return [
-        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.JCL_LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
         "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "DEVICE", "cpu",
         "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
@@ -311,7 +311,7 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     more = ("SOLVER.MAX_STEPS", "2", "LINEAR.EPOCHS", "1", "LINEAR.IMS_PER_BATCH", "16")
     (tmp_path / "linear.yaml").write_text("LINEAR: {BASE_LR: 1.0}\n")
     plan = {
-        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.JCL_LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
         "OVERRIDES": [*tiny(images, tmp_path)[:-2], *more],
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))

@@ -28,9 +28,9 @@ def test_every_sweep_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("GRID: {METHOD.LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
-        ("GRID: {METHOD.LAMBDA: [1, 1]}", "would share"),
-        ("GRID: {METHOD.LAMBDA: 1}", "write a list of values"),
+        ("GRID: {METHOD.JCL_LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
+        ("GRID: {METHOD.JCL_LAMBDA: [1, 1]}", "would share"),
+        ("GRID: {METHOD.JCL_LAMBDA: 1}", "write a list of values"),
         ("GRID: {1: [1]}", "write a list of values"),
     ],
 )
@@ -48,7 +48,7 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     file = tmp_path / "s.yaml"
     file.write_text(
         f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
-        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.LAMBDA: [0.5, 4]}\n"
+        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
     )
     graph = sweep.load(str(file))
     assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()

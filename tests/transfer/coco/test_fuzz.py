@@ -14,9 +14,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer.coco import data as coco_data
-from transfer.coco import pictures as visualize
-from transfer.coco import results as coco_results
+from transfer.coco import data, pictures, results
 from transfer.torchvision_engine.data import load_coco
 
 LEAVES = [
@@ -58,17 +56,17 @@ def test_a_spoiled_file_is_read_or_refused(good: tuple[Path, dict[str, Any]], se
         for _ in range(rng.randint(1, 3)):
             spoiled = spoil(spoiled, rng)
         path.write_text(json.dumps(spoiled))
-        _read_or_refuse(lambda: coco_data.read(path))
+        _read_or_refuse(lambda: data.read(path))
         keys = {"MODEL__MASK_ON": rng.random() < 0.5, "MODEL__KEYPOINT_ON": rng.random() < 0.5}
         name = f"coco:{path}:{folder}{rng.choice(['', ':skip_bad'])}"
         cfg = tiny_coco.config(folder / "out", name, MODEL__ROI_HEADS__NUM_CLASSES=1, **keys)
-        prepared = _read_or_refuse(lambda cfg=cfg: coco_data.prepare(cfg, lambda line: None))
+        prepared = _read_or_refuse(lambda cfg=cfg: data.prepare(cfg, lambda line: None))
         if prepared is not None:
-            checked = coco_data.resolve(prepared.DATASETS.TEST[0])
+            checked = data.resolve(prepared.DATASETS.TEST[0])
             tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else [])]
             _read_or_refuse(lambda prepared=prepared: load_coco(prepared.DATASETS.TEST[0]))
-            _read_or_refuse(lambda checked=checked, tasks=tasks: coco_results.evaluate(checked[0], [], tasks))
-            _read_or_refuse(lambda checked=checked: visualize.draw(*checked, [], folder / "pictures", count=1))
+            _read_or_refuse(lambda checked=checked, tasks=tasks: results.evaluate(checked[0], [], tasks))
+            _read_or_refuse(lambda checked=checked: pictures.draw(*checked, [], folder / "pictures", count=1))
 
 
 def _read_or_refuse(read: Callable[[], Any]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer.coco import pictures as visualize
+from transfer.coco import pictures
 
 
 def predictions_of(folder) -> list[dict]:
@@ -22,7 +22,7 @@ def predictions_of(folder) -> list[dict]:
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     tiny_coco.write(tmp_path, keypoints=kind == "keypoints", rle=kind == "rle")
-    written = visualize.draw(
+    written = pictures.draw(
         tmp_path / "annotations.json", tmp_path, predictions_of(tmp_path), tmp_path / "out", count=6
     )
     assert [p.name for p in written] == [f"{i}.jpg" for i in range(1, 7)]
@@ -41,8 +41,8 @@ def test_weak_predictions_are_left_out_but_the_best_one(tmp_path):
     tiny_coco.write(tmp_path)
     best, *rest = predictions_of(tmp_path)
     weak = [best | {"score": 0.3}] + [p | {"score": 0.1} for p in rest]
-    (one,) = visualize.draw(tmp_path / "annotations.json", tmp_path, weak, tmp_path / "a", count=1)
-    (alone,) = visualize.draw(tmp_path / "annotations.json", tmp_path, weak[:1], tmp_path / "b", count=1)
+    (one,) = pictures.draw(tmp_path / "annotations.json", tmp_path, weak, tmp_path / "a", count=1)
+    (alone,) = pictures.draw(tmp_path / "annotations.json", tmp_path, weak[:1], tmp_path / "b", count=1)
     assert one.read_bytes() == alone.read_bytes()
 
 
@@ -54,7 +54,7 @@ def test_pictures_stay_in_their_folder(tmp_path, kind):
         start = str(tmp_path / "elsewhere") if kind == "absolute" else kind
         image["id"] = f"{start}/{image['id']}"
     (tmp_path / "annotations.json").write_text(json.dumps(content | {"annotations": []}))
-    written = visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=6)
+    written = pictures.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=6)
     assert len(set(written)) == 6 and {path.resolve().parent for path in written} == {tmp_path / "out"}
 
 
@@ -62,7 +62,7 @@ def test_a_missing_image_is_named(tmp_path):
     tiny_coco.write(tmp_path)
     (tmp_path / "1.png").unlink()
     with pytest.raises(UserError, match=r"1\.png"):
-        visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=1)
+        pictures.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=1)
 
 
 def test_any_folder_and_any_category_name(tmp_path):
@@ -72,5 +72,5 @@ def test_any_folder_and_any_category_name(tmp_path):
     for category in content["categories"]:
         category["name"] = "caf\u00e9 \ud800"  # half a surrogate pair: JSON allows it
     (folder / "annotations.json").write_text(json.dumps(content))
-    written = visualize.draw(folder / "annotations.json", folder, [], folder / "out", count=6)
+    written = pictures.draw(folder / "annotations.json", folder, [], folder / "out", count=6)
     assert len(written) == 6 and all(path.stat().st_size for path in written)

@@ -1,7 +1,9 @@
-"""The Detectron2 engine's reader and loaders."""
+"""The Detectron2 engine's reader, mapper and loaders."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import multiprocessing
 import subprocess
@@ -11,50 +13,76 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from fvcore.common.config import CfgNode
 from PIL import Image
 
 from pretrain.common import workers
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 
-pytest.importorskip("detectron2")
+pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+from detectron2.config import get_cfg
+from detectron2.data import DatasetMapper, build_detection_train_loader, get_detection_dataset_dicts
+
+from transfer.detectron2_engine import data
+
+pytestmark = pytest.mark.detectron2
+
+
+def own_config(folder: Path, keypoints: bool = False, **keys: Any) -> tuple[CfgNode, str]:
+    """Detectron2's config of a tiny detector, and the name of its data set, which is registered."""
+    name = tiny_coco.write(folder / "data", keypoints=keypoints)
+    cfg = get_cfg()
+    cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
+    data.register(name)
+    return cfg, name
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
-    from detectron2.config import get_cfg
-
-    from transfer.detectron2_engine import data as detectron2_data
-
-    name = tiny_coco.write(tmp_path / "data")
-    cfg = get_cfg()
-    keys = {"DATALOADER__NUM_WORKERS": workers, "INPUT__MIN_SIZE_TEST": 0}
-    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, **keys))
-    detectron2_data.register(name)
+def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
+    cfg, name = own_config(tmp_path, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    batches = detectron2_data.test_batches(cfg, name)
+    batches = data.TestBatches(cfg, name)
     assert len(batches) == 6
     images = [batch[0]["image"] for batch in batches]
     assert len(images) == 6 and images[0].unique().tolist() == [100]
     path = tmp_path / "data" / "2.png"
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
-        list(batches)
-    assert "\n" not in str(caught.value)
+    for loaded in (batches, itertools.islice(data.TrainingBatches(cfg, 5, workers), 9)):
+        with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
+            list(loaded)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_stream_of_images_is_detectron2s(tmp_path: Path) -> None:
+    cfg, _ = own_config(tmp_path, SEED=5)
+    own = data.TrainingBatches(cfg, 5, workers=0)
+    ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
+    theirs = itertools.islice(build_detection_train_loader(cfg), 9)
+    assert ids == [[record["image_id"] for record in batch] for batch in theirs]
+    own.start = 4
+    assert [record["image_id"] for record in next(iter(own))] == ids[4]
+
+
+@pytest.mark.parametrize("kind", ["mask", "keypoint"])
+def test_a_record_is_mapped_as_detectron2_maps_it(tmp_path: Path, kind: str) -> None:
+    cfg, name = own_config(tmp_path, keypoints=kind == "keypoint", **{f"MODEL__{kind.upper()}_ON": True})
+    records = get_detection_dataset_dicts([name])
+    for is_train in (True, False):
+        pair = []
+        for mapper in (data.Mapper(cfg, is_train), DatasetMapper(cfg, is_train)):
+            np.random.seed(3)
+            pair.append([mapper(copy.deepcopy(record)) for record in records])
+        for own, theirs in zip(*pair, strict=True):
+            assert own.keys() == theirs.keys() and torch.equal(own["image"], theirs["image"])
+            assert str(own.get("instances")) == str(theirs.get("instances"))
 
 
 @pytest.fixture
-def one_worker(tmp_path: Path) -> Any:
+def one_worker(tmp_path: Path) -> data.TestBatches:
     """The test batches of one worker."""
-    from detectron2.config import get_cfg
-
-    from transfer.detectron2_engine import data as detectron2_data
-
-    name = tiny_coco.write(tmp_path / "data")
-    cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=1))
-    detectron2_data.register(name)
-    return detectron2_data.test_batches(cfg, name)
+    return data.TestBatches(*own_config(tmp_path, DATALOADER__NUM_WORKERS=1))
 
 
 def test_a_signal_to_the_job_does_not_end_an_evaluations_workers(one_worker: Any) -> None:
@@ -67,15 +95,13 @@ def test_a_signal_to_the_job_does_not_end_an_evaluations_workers(one_worker: Any
 
 
 def test_an_evaluation_that_hangs_names_the_image_and_ends(one_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer.detectron2_engine import data as detectron2_data
-
-    read = detectron2_data.open_upright
+    read = data.open_upright
 
     def hang(path: str) -> Image.Image:
         time.sleep(15 * path.endswith("3.png"))
         return read(path)
 
-    monkeypatch.setattr(detectron2_data, "open_upright", hang)
+    monkeypatch.setattr(data, "open_upright", hang)
     monkeypatch.setattr(workers, "REPORT_AFTER_S", 1.0)
     monkeypatch.setattr(workers, "GIVE_UP_AFTER_S", 3.0)
     with pytest.raises(UserError, match=r"no batch for 3 s: worker process \d+ is reading .*3\.png; check"):
@@ -83,8 +109,6 @@ def test_an_evaluation_that_hangs_names_the_image_and_ends(one_worker: Any, monk
 
 
 def test_a_mask_that_would_crash_pycocotools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer.detectron2_engine import data as detectron2_data
-
     tiny_coco.write(tmp_path / "coco" / "val2017")
     (tmp_path / "coco" / "annotations").mkdir()
     path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
@@ -93,5 +117,5 @@ def test_a_mask_that_would_crash_pycocotools_is_refused(tmp_path: Path, monkeypa
     path.write_text(json.dumps(content))
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     for name in ("coco_2017_val", f"coco:{path}:{tmp_path / 'coco' / 'val2017'}"):  # the first is Detectron2's own
-        with pytest.raises(UserError, match=r"annotation 1: polygon reaches from 0 to 1e\+09"):
-            detectron2_data.register(name)
+        with pytest.raises(UserError, match=r"annotation 1 of image 1: polygon reaches from 0 to 1e\+09"):
+            data.register(name)

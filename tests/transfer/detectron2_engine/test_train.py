@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +11,11 @@ import torch
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
+from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from tests.transfer.test_convert import resnet_state
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX
-from transfer.train_net import argument_parser, main, spawn, work
+from transfer.train_net import argument_parser, launch, main, work
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -53,7 +49,7 @@ def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
     return work(argument_parser().parse_args(command(tmp_path, name, *flags, **keys)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("faster", marks=pytest.mark.slow), "mask", "keypoint"])
 def test_trains_and_evaluates(tmp_path: Path, weights: Path, kind: str) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     keys = {key.replace(".", "__"): value for key, value in KINDS[kind].items()}
@@ -94,67 +90,38 @@ def test_starts_from_the_weights_and_evaluates_what_it_trained(tmp_path: Path, w
     assert back.provenance["INPUT.FORMAT"] == "RGB" and "layer4.1.bn2.weight" in torch.load(tmp_path / "plain.pth")
 
 
-def test_used_output_dir_resume_and_damaged_checkpoint(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    go(tmp_path, name, SOLVER__MAX_ITER=4, SOLVER__CHECKPOINT_PERIOD=2)
-    assert "the backbone starts from random values" in (tmp_path / "out" / "log.txt").read_text()
-    with pytest.raises(UserError, match="--resume"):
-        go(tmp_path, name)
-    out = tmp_path / "out"
-    (out / "model_final.pth").unlink()
-    (out / "model_0000003.pth").write_bytes((out / "model_0000003.pth").read_bytes()[:4000])
-    results = go(tmp_path, name, "--resume", SOLVER__MAX_ITER=5)
-    log = (out / "log.txt").read_text()
-    assert "trying the checkpoint before it" in log and "Starting training from iteration 2" in log
-    assert results["iteration"] == 5
-    (out / "model_final.pth").unlink()
-    for path in out.glob("model_*.pth"):
-        path.write_bytes(b"damaged")
-    with pytest.raises(UserError, match="every checkpoint"):
-        go(tmp_path, name, "--resume")
-
-
-def test_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    interrupt.request_stop("SIGUSR2")
-    try:
-        with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
-            go(tmp_path, name, SOLVER__MAX_ITER=3, SEED=-1)
-    finally:
-        interrupt.clear()
-    seed = torch.load(tmp_path / "out" / "model_0000000.pth")["trainer"]["seed"]
-    assert (tmp_path / "out" / "last_checkpoint").read_text() == "model_0000000.pth"
-    assert not (tmp_path / "out" / "results.json").exists()
-    go(tmp_path, name, "--resume", SOLVER__MAX_ITER=3, SEED=-1)
-    assert torch.load(tmp_path / "out" / "model_final.pth")["trainer"]["seed"] == seed  # a random one stays
-    assert "Starting training from iteration 1" in (tmp_path / "out" / "log.txt").read_text()
-
-
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [
-        ("mask", {"DATALOADER__NUM_WORKERS": 2, "TEST__EVAL_PERIOD": 2}),
-        ("keypoint", {"DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler", "DATALOADER__REPEAT_THRESHOLD": 0.9}),
-        ("faster", {"SOLVER__STEPS": [4]}),
+        ("faster", {"DATALOADER__SAMPLER_TRAIN": "RepeatFactorTrainingSampler", "DATALOADER__REPEAT_THRESHOLD": 0.9,
+                    "DATALOADER__NUM_WORKERS": 1, "SOLVER__STEPS": [4]}),
+        pytest.param("mask", {"DATALOADER__NUM_WORKERS": 2, "TEST__EVAL_PERIOD": 2}, marks=pytest.mark.slow),
+        pytest.param("keypoint", {}, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_a_stopped_run_resumes_to_the_bit_equal_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, keys: dict[str, Any]
 ) -> None:
-    from transfer.detectron2_engine import hooks as detectron2_hooks
-
-    name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
-    keys = {"SOLVER__MAX_ITER": 5, **{k.replace(".", "__"): v for k, v in KINDS[kind].items()}, **keys}
+    """From the newest checkpoint that is not damaged."""
+    name, out = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint"), tmp_path / "out"
+    kind_keys = {key.replace(".", "__"): value for key, value in KINDS[kind].items()}
+    keys = {"SOLVER__MAX_ITER": 5, "SOLVER__CHECKPOINT_PERIOD": 2, **kind_keys, **keys}
     expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
     asked = iter(["", "", "SIGUSR2"])
     with monkeypatch.context() as patch:
-        patch.setattr(detectron2_hooks, "stop_requested", lambda: next(asked))
+        patch.setattr(interrupt, "stop_requested", lambda: next(asked))
         with pytest.raises(interrupt.Stopped, match="SIGUSR2"):
             go(tmp_path, name, **keys)
+    assert (out / "last_checkpoint").read_text() == "model_0000002.pth" and not (out / "results.json").exists()
+    if kind == "faster":
+        (out / "model_0000002.pth").write_bytes((out / "model_0000002.pth").read_bytes()[:4000])
     torch.rand(5)
     found = go(tmp_path, name, "--resume", **keys)
+    log = (out / "log.txt").read_text()
+    assert f"Starting training from iteration {2 if kind == 'faster' else 3}" in log
+    assert ("trying the checkpoint before it" in log) == (kind == "faster")
     assert found["metrics"] == expected["metrics"]
-    states = [torch.load(tmp_path / out / "model_final.pth") for out in ("whole", "out")]
+    states = [torch.load(tmp_path / folder / "model_final.pth") for folder in ("whole", "out")]
     assert states[0]["trainer"]["seed"] == states[1]["trainer"]["seed"]
     momentum = [state["trainer"]["_trainer"]["optimizer"]["state"] for state in states]
     for number, state in momentum[0].items():
@@ -163,95 +130,12 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(
         assert torch.equal(tensor, states[1]["model"][key]), key
 
 
-def test_the_stream_of_images_is_stock_detectron2s(tmp_path: Path) -> None:
-    from detectron2.config import get_cfg
-    from detectron2.data import build_detection_train_loader
-
-    from transfer.detectron2_engine import data as detectron2_data
-
-    name = tiny_coco.write(tmp_path / "data")
-    cfg = get_cfg()
-    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name, SEED=5))
-    detectron2_data.register(name)
-    own = detectron2_data.TrainingBatches(cfg, 5)
-    ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
-    stock = itertools.islice(build_detection_train_loader(cfg), 9)
-    assert ids == [[record["image_id"] for record in batch] for batch in stock]
-    own.start = 4
-    first = next(iter(own))
-    assert [record["image_id"] for record in first] == ids[4]
-
-
-def test_steps_that_fp16_skips_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    from transfer.detectron2_engine.hooks import CountSkippedSteps
-
-    model = torch.nn.Linear(2, 1)
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
-    said: list[tuple[float, float]] = []
-    storage = SimpleNamespace(put_scalars=lambda **v: said.append((v["loss_scale"], v["skipped_steps"])))
-    trainer = SimpleNamespace(_trainer=SimpleNamespace(model=model), iter=0, max_iter=4, storage=storage)
-
-    def train(hook: CountSkippedSteps, factors: dict[int, float]) -> None:
-        hook.trainer = trainer  # type: ignore[assignment]
-        for trainer.iter, factor in factors.items():
-            hook.before_step()
-            optimizer.zero_grad()
-            scaler.scale(factor * model(torch.ones(2)).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            hook.after_step()
-
-    train(first := CountSkippedSteps(scaler), {0: torch.inf, 1: 1.0, 2: torch.inf})
-    assert said == [(4.0, 0), (2.0, 1), (2.0, 1)] and first.state_dict() == {"skipped_steps": 2}
-    resumed = CountSkippedSteps(scaler)
-    resumed.load_state_dict(first.state_dict())
-    train(resumed, {3: torch.inf})
-    trainer.iter = 4
-    with caplog.at_level(logging.INFO):
-        resumed.after_train()
-    assert "fp16: 3 of 4 steps were skipped" in caplog.text
-
-
-def test_an_image_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    (tmp_path / "data" / "3.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"cannot read image .*3\.png: cannot identify image file"):
-        go(tmp_path, name, SOLVER__MAX_ITER=9, DATALOADER__NUM_WORKERS=1)
-
-
-def spoil(path: Path, how: str) -> None:
-    content = torch.load(path)
-    name = f"{PREFIX}res3.1.conv1.weight"
-    if how == "missing":
-        del content["model"][name]
-    elif how == "nan":
-        content["model"][name][0, 0, 0, 0] = float("nan")
-    elif how == "transposed":  # square: its shape still fits
-        content["model"][name] = content["model"][name].transpose(0, 1).contiguous()
-    elif how == "prefix":
-        content["model"] = {"net." + key: tensor for key, tensor in content["model"].items()}
-    if how == "truncated":
-        path.write_bytes(path.read_bytes()[:9999])
-    else:
-        torch.save(content, path)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("missing", r"lacks backbone.bottom_up.res3.1.conv1.weight"),
-        ("nan", r"res3.1.conv1.weight has values that are not finite"),
-        ("transposed", r"res3.1.conv1.weight is not what was converted"),
-        ("prefix", r"holds no backbone.bottom_up"),
-        ("truncated", "damaged"),
-    ],
-)
-def test_bad_weights_end_the_run_before_it_starts(tmp_path: Path, weights: Path, how: str, message: str) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    shutil.copy(weights, tmp_path / "bad.pth")
-    spoil(tmp_path / "bad.pth", how)
-    with pytest.raises(UserError, match=message):
-        go(tmp_path, name, MODEL__WEIGHTS=str(tmp_path / "bad.pth"))
+def test_weights_that_lack_a_tensor_end_the_run_before_it_starts(tmp_path: Path, weights: Path) -> None:
+    content = torch.load(weights)
+    del content["model"][f"{PREFIX}res3.1.conv1.weight"]
+    torch.save(content, tmp_path / "bad.pth")
+    with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res3.1.conv1.weight"):
+        go(tmp_path, tiny_coco.write(tmp_path / "data"), MODEL__WEIGHTS=str(tmp_path / "bad.pth"))
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
@@ -264,4 +148,4 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="holds an earlier run"):  # a rank's mistake is one line here, too
-        spawn(argument_parser().parse_args(words))
+        launch(argument_parser().parse_args(words))

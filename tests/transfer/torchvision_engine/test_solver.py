@@ -1,4 +1,4 @@
-"""SGD groups, the learning rate's course, clipping and scaling to the number of processes."""
+"""SGD groups, the learning rate's course and clipping."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.common.errors import UserError
 from transfer.config import load_config
 from transfer.torchvision_engine.solver import (
     build_optimizer,
     clip_gradients,
     learning_rate,
-    scale_to_world,
     set_learning_rate,
 )
 
@@ -105,17 +103,3 @@ def test_clipping_by_value_and_by_each_parameters_norm():
     assert gradients(ENABLED=True) == [[1.0, -1.0], pytest.approx([0.3, 0.4])]
     norm = gradients(ENABLED=True, CLIP_TYPE="norm", CLIP_VALUE=1.0)
     assert norm == [pytest.approx([0.6, -0.8], abs=1e-5), pytest.approx([0.3, 0.4])]
-
-
-def test_scaling_to_the_number_of_processes():
-    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
-    cfg = load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
-    cfg.freeze()
-    scaled = scale_to_world(cfg, 2)
-    assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)
-    assert (scaled.SOLVER.STEPS, scaled.TEST.EVAL_PERIOD) == ((240000, 320000), 40000)
-    assert scale_to_world(cfg, 8) == cfg
-    cfg.defrost()
-    cfg.SOLVER.IMS_PER_BATCH = 12
-    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is no multiple"):
-        scale_to_world(cfg, 4)

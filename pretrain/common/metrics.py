@@ -1,0 +1,63 @@
+"""What a run measures, iteration by iteration: `metrics.json` and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .run_folder import atomic_write, cannot_write, json_text
+
+
+def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
+    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
+    path = Path(output_dir) / "metrics.json"
+    if path.is_file():
+        kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
+        atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
+
+
+class MetricsWriter:
+    """`metrics.json` (one JSON object per line, as Detectron2 writes it) and TensorBoard events.
+
+    On opening, lines at or after ``start_iteration`` are dropped, so that a resumed run repeats none.
+    """
+
+    def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
+        self._path = Path(output_dir) / "metrics.json"
+        drop_metrics(output_dir, start_iteration)
+        from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
+
+        self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
+
+    def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
+        """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
+        try:
+            with open(self._path, "a") as file:
+                file.write(json_text({"iteration": iteration, **values}) + "\n")
+        except OSError as error:
+            raise cannot_write(self._path, error, resume=True) from error
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._events.add_scalar(name, value, iteration)
+
+    def holds(self, iteration: int, name: str) -> bool:
+        """True if a line of ``iteration`` has ``name``."""
+        return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The good lines of a metrics file; one that was cut short by a crash, or damaged, is dropped."""
+    kept: list[dict[str, Any]] = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and type(value.get("iteration")) is int:
+            kept.append(value)
+    return kept

@@ -1,0 +1,44 @@
+"""The values that a config key or a hyperparameter may have."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from .common.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``; with ``above``, ``low`` itself is excluded."""
+
+    low: float = 0
+    high: float = math.inf
+    above: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises UserError unless ``value`` is a number in this range that a float can hold."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        if not number or not self.low <= value <= self.high or (self.above and value == self.low):
+            most = "" if self.high == math.inf else f" and at most {self.high}"
+            raise UserError(f"{name} is {value}; it must be {'above' if self.above else 'at least'} {self.low}{most}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values."""
+
+    options: tuple[Any, ...]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises UserError unless ``value`` is one of the options."""
+        if value not in self.options:
+            words = [str(option) for option in self.options]
+            raise UserError(f"{name} is {value!r}; choose one of {', '.join(words)}{nearest(str(value), words)}")
+
+
+AT_LEAST_0 = Range()
+ABOVE_0 = Range(above=True)
+SHARE = Range(high=1)

@@ -1,0 +1,183 @@
+"""What a step computes and what follows it: objectives with a queue, and objectives within the batch.
+
+Shape letters: V views, M positive keys per image, N images of the global batch, n of this rank, D dimensions; A anchors
+of this rank, B candidates of all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torchvision.models import ResNet
+
+from . import distributed, methods, schedule
+from .common import process_group
+from .common.backbone_file import load_backbone
+from .common.config_io import get
+from .common.copies import to_device
+from .common.errors import UserError
+from .encoder import build_encoder, local_bn_groups
+from .loader import Batch
+from .queue import NegativeQueue
+from .siamese import Embed, SiameseEncoder, embed
+
+Loss = Callable[..., methods.Objective]  # (tensors, step) -> loss; an objective with the step's hyperparameters
+
+
+class QueueObjective:
+    """A query against keys of the momentum encoder and a queue of negatives.
+
+    Args:
+        model: both encoders and the queue.
+        query_forward: ``model.encoder_q``, or its DistributedDataParallel.
+        loss_of: (q_ND, keys_MND, queue_DK, step=...) -> the method's loss.
+        momentum_of: step -> momentum of the key encoder.
+        update_first: the key encoder follows before the keys are encoded (MoCo), not after the step (SCE).
+        batch_size: N.
+        seed: of the shuffles.
+    """
+
+    def __init__(
+        self, model: SiameseEncoder, query_forward: nn.Module, embed: Embed, loss_of: Loss,
+        momentum_of: Callable[[int], float], *, update_first: bool, batch_size: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.model, self.encoder = model, cast(ResNet, model.encoder_q)
+        self._query_forward, self._embed, self._loss_of, self._momentum_of = query_forward, embed, loss_of, momentum_of
+        self._update_first, self._batch_size, self._seed = update_first, batch_size, seed
+
+    def loss(self, images_VnCHW: Tensor, _batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of this rank's queries (view 0) against their keys (the other views), and metrics."""
+        if self._update_first:
+            self.model.update_keys(self._momentum_of(step))
+        shuffle = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        keys_MnD = self.model.encode_keys(images_VnCHW[1:], self._batch_size, shuffle, self._embed)
+        q_nD = self._embed(self._query_forward, images_VnCHW[0])
+        result = self._loss_of(q_nD, keys_MnD, self.model.negatives.queue, step=step)
+        self._enqueue_nD = cast(Tensor, result.enqueue_ND)
+        return result.loss, {**result.metrics, "feature_spread": _spread(q_nD)}
+
+    def after_step(self, step: int) -> None:
+        """Moves the key encoder (unless `loss` has) and enqueues this step's keys."""
+        if not self._update_first:
+            self.model.update_keys(self._momentum_of(step))
+        sizes = distributed.slice_sizes(self._batch_size)
+        self.model.negatives.enqueue(distributed.gather(self._enqueue_nD, sizes))
+
+
+class InBatchObjective:
+    """Every view against the other views of the global batch: one encoder, no queue.
+
+    Args:
+        model: a module with ``encoder_q`` alone.
+        query_forward: ``encoder_q``, or its DistributedDataParallel.
+        loss_of: (anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=...) -> the method's loss.
+        supervised: images of one class are alike, not only the views of one image.
+        batch_size: N.
+    """
+
+    def __init__(
+        self, model: nn.ModuleDict, query_forward: nn.Module, embed: Embed, loss_of: Loss, *, supervised: bool,
+        batch_size: int,
+    ) -> None:  # fmt: skip
+        self.model, self.encoder = model, cast(ResNet, model["encoder_q"])
+        self._query_forward, self._embed, self._loss_of = query_forward, embed, loss_of
+        self._supervised, self._batch_size = supervised, batch_size
+
+    def loss(self, images_VnCHW: Tensor, batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of this rank's views as anchors, and metrics."""
+        num_views = len(images_VnCHW)
+        # Image by image, not view by view: a BN group then holds all views of its images, as a rank's does.
+        anchors_AD = self._embed(self._query_forward, images_VnCHW.transpose(0, 1).flatten(0, 1))
+        labels_n = batch.label_N if self._supervised else batch.index_N
+        labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)  # no label: alike to its own views only
+        labels_A = to_device(labels_n, anchors_AD.device).repeat_interleave(num_views)
+        sizes = [num_views * size for size in distributed.slice_sizes(self._batch_size)]
+        candidates_BD = distributed.gather(anchors_AD, sizes, with_grad=True)
+        labels_B = distributed.gather(labels_A, sizes)
+        start = sum(sizes[: distributed.rank()])
+        self_index_A = torch.arange(start, start + len(labels_A), device=anchors_AD.device)
+        result = self._loss_of(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=step)
+        return result.loss, {**result.metrics, "feature_spread": _spread(anchors_AD)}
+
+    def after_step(self, step: int) -> None:
+        """Nothing follows a step."""
+
+
+def _spread(embeddings_ND: Tensor) -> Tensor:
+    """Standard deviation per dimension, relative to that of vectors all around the sphere: 1; collapsed: 0."""
+    return embeddings_ND.detach().std(dim=0).mean() * embeddings_ND.shape[1] ** 0.5
+
+
+def build_objective(
+    cfg: CfgNode, device: torch.device, steps_per_epoch: int, log: Callable[[str], None], read_weights: bool = True
+) -> QueueObjective | InBatchObjective:
+    """The objective of METHOD.NAME, with initial weights and queue that are the same on every rank.
+
+    Args:
+        log: takes a line for the log.
+        read_weights: start from MODEL.WEIGHTS; a run that is resumed does not need that file any more.
+    """
+    torch.manual_seed(cfg.SEED)
+    method, total = methods.METHODS[cfg.METHOD.NAME], cfg.SOLVER.IMS_PER_BATCH
+    encoder = _build_query_encoder(cfg, device, method.kind == "queue", log, read_weights)
+    if method.kind == "queue":
+        model = SiameseEncoder(encoder, NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE))
+    else:
+        model = nn.ModuleDict({"encoder_q": encoder})
+    memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
+    model.to(device).to(memory_format=cast(Any, memory_format)).train()
+    if cfg.SOLVER.COMPILE:
+        for name, child in model.named_children():
+            if name.startswith("encoder"):
+                child.compile()
+    bound_embed = functools.partial(embed, amp=cfg.SOLVER.AMP, memory_format=memory_format)
+    forward = process_group.data_parallel(encoder, device)
+    all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
+
+    def loss_of(*tensors: Tensor, step: int) -> methods.Objective:
+        hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
+        if method.schedule:
+            hyper = method.schedule(step // steps_per_epoch, cfg.SOLVER.EPOCHS, hyper)
+        return method.objective(*tensors, **hyper)
+
+    def momentum_of(step: int) -> float:
+        return schedule.ema_momentum(step / all_steps, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE)
+
+    if isinstance(model, SiameseEncoder):
+        first = cfg.MODEL.EMA_UPDATE == "before_keys"
+        return QueueObjective(model, forward, bound_embed, loss_of, momentum_of, update_first=first, batch_size=total,
+                              seed=cfg.SEED)  # fmt: skip
+    supervised = cfg.METHOD.LABELS == "class"
+    return InBatchObjective(model, forward, bound_embed, loss_of, supervised=supervised, batch_size=total)
+
+
+def _build_query_encoder(
+    cfg: CfgNode, device: torch.device, has_keys: bool, log: Callable[[str], None], read_weights: bool
+) -> nn.Module:
+    ranks, model = distributed.world_size(), cfg.MODEL
+    groups = local_bn_groups(cfg.SOLVER.IMS_PER_BATCH, model.BN_GROUPS, has_keys, log)
+    encoder = build_encoder(
+        model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
+        bn_groups=groups,
+    )  # fmt: skip
+    if model.WEIGHTS and read_weights:
+        source = load_backbone(model.WEIGHTS)
+        if (source.arch, source.stem) != (model.ARCH, model.STEM):
+            raise UserError(
+                f"MODEL.WEIGHTS holds a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
+                f"MODEL.STEM {model.STEM}"
+            )
+        encoder.load_state_dict(source.state_dict, strict=False)  # only the head is missing: load_backbone is strict
+    if model.BN_GROUPS == 1 and ranks > 1:
+        if device.type != "cuda":
+            raise UserError(
+                f"MODEL.BN_GROUPS is 1 with {ranks} processes: that is SyncBN, which torch has on GPUs only; start one "
+                "process, or set MODEL.BN_GROUPS 0 (one per process)"
+            )
+        return nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
+    return encoder

@@ -1,0 +1,137 @@
+"""Everything that a step changes, to a checkpoint in MoCo's format and back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from .common import checkpoint, process_group
+from .common.config_io import dump, flatten
+from .common.errors import UserError
+from .common.weights_file import tensor_digest
+from .config import FREE_ON_RESUME, from_yaml_text
+from .encoder import bn_parts
+from .objectives import InBatchObjective, QueueObjective
+
+_REMEDY = "choose another OUTPUT_DIR"
+
+
+class Training(NamedTuple):
+    """Everything that a step changes."""
+
+    objective: QueueObjective | InBatchObjective
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+
+def to_checkpoint(
+    training: Training, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
+) -> dict[str, Any]:
+    """Everything that resuming needs after ``step`` steps.
+
+    Args:
+        skipped_steps: `watch.Watch.skipped_steps`.
+
+    Raises:
+        UserError: a weight is not finite, which no later step would fix.
+    """
+    encoder = training.objective.encoder
+    norms = torch._foreach_norm([p.detach() for p in encoder.parameters()])
+    if not torch.stack(norms).isfinite().all():
+        raise UserError(
+            f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
+            "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
+        )
+    random_states = {"torch": torch.get_rng_state()}
+    device = next(encoder.parameters()).device
+    if device.type == "cuda":
+        random_states["cuda"] = torch.cuda.get_rng_state(device)
+    weights = training.objective.model.state_dict()
+    return {
+        "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH,
+        "state_dict": {_moco_name(name): value for name, value in weights.items()},
+        "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
+        "scaler": training.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
+        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": dump(cfg),
+    }  # fmt: skip
+
+
+def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[str], None]) -> int:
+    """Restores what `to_checkpoint` returned; returns the step to go on from.
+
+    Args:
+        log: takes a line for the log.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
+    model, encoder = training.objective.model, training.objective.encoder
+    device = next(encoder.parameters()).device
+    try:
+        names = {_moco_name(name): name for name in model.state_dict()}
+        weights = state["state_dict"].items()
+        model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
+        training.optimizer.load_state_dict(state["optimizer"])
+        training.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["random_states"]["torch"])
+        if device.type == "cuda" and "cuda" in state["random_states"]:
+            torch.cuda.set_rng_state(state["random_states"]["cuda"], device)
+        step = int(state["step"])
+    except KeyError as error:
+        raise UserError(f"the checkpoint lacks {error}, so no run can go on from it; {_REMEDY}") from error
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the checkpoint does not fit this config: {reason}; {_REMEDY}") from error
+    earlier, now = state.get("bn_groups", bn_parts(encoder)), bn_parts(encoder)
+    if earlier != now:
+        log(
+            f"warning: begun with batch-norm statistics over {earlier} parts of the batch, now {now} (another number "
+            "of processes): the result will not be the uninterrupted run's"
+        )
+    return step
+
+
+def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
+
+    Raises:
+        UserError: a rank cannot read it, or it is not of a run of ``cfg``, and the result would be neither's.
+    """
+
+    def choose() -> Path | None:
+        found = checkpoint.newest(folder, warn)
+        return found[0] if found else None
+
+    path = process_group.on_first_rank(choose)
+    if path is None:
+        return None
+
+    def read() -> dict[str, Any]:
+        state = checkpoint.read(path)
+        if not isinstance(state.get("config"), str):
+            raise UserError(f"{path} holds no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
+        earlier = dict(flatten(from_yaml_text(state["config"], f"the config in {path}")))
+        changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
+                   if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
+        if changed:
+            raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
+        return state
+
+    return path, process_group.on_every_rank(read)
+
+
+def digest(model: nn.Module) -> str:
+    """16 hexadecimal digits that change with any weight, statistic or negative."""
+    joined = "".join(tensor_digest(tensor) for tensor in model.state_dict().values())
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def _moco_name(name: str) -> str:
+    """``module.encoder_q.*``, ``module.encoder_k.*``, ``module.queue``, ``module.queue_ptr``."""
+    return f"module.{name.removeprefix('negatives.')}"

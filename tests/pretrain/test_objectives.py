@@ -1,0 +1,174 @@
+"""A step of each kind of objective: the same numbers on one process and on several with the same BN groups."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import distributed
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.loader import Batch
+from pretrain.objectives import build_objective
+from pretrain.optim import build_optimizer
+from pretrain.siamese import embed
+from pretrain.state import to_checkpoint
+from pretrain.watch import Watch
+from tests.pretrain.ranks import run_ranks
+from tests.pretrain.runs import training
+
+N, V = 8, 4
+
+
+def config(method: str, *more: str):
+    keys = str(V - 1) if method in ("jcl", "multikey") else "1"
+    return load_config(None, [
+        "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar",
+        "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16", "MODEL.QUEUE_SIZE", "20",
+        "SOLVER.IMS_PER_BATCH", str(N), "SOLVER.BASE_LR", "0.1", "SOLVER.EPOCHS", "2", "MODEL.BN_GROUPS", "2",
+        "MODEL.EMA_MOMENTUM", "0.9", "DEVICE", "cpu", *more,
+    ])  # fmt: skip
+
+
+def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lambda index: index % 3) -> Batch:
+    generator, index = torch.Generator().manual_seed(seed), torch.arange(share.stop)[share]
+    images = torch.randint(0, 256, (num_views, share.stop, 3, 16, 16), generator=generator).to(torch.uint8)
+    return Batch(images[:, share], index, labels(index), None, {})
+
+
+def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
+    """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
+    cfg = config(method, *more)
+    objective, total = build_objective(cfg, torch.device("cpu"), 4, lambda _: None), cfg.SOLVER.IMS_PER_BATCH
+    optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
+    watch = Watch(objective.model, scaler, str)
+    start, stop = distributed.slice_bounds(total, distributed.rank(), distributed.world_size())
+    weight, out = (stop - start) * distributed.world_size() / total, {}
+    for step in range(2):
+        whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
+        views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
+        loss, _ = objective.loss(views, Batch(views, index, labels, None, {}), step)
+        optimizer.zero_grad()
+        (loss * weight).backward()
+        optimizer.step()
+        objective.after_step(step)
+        watch.step(loss.detach(), step, 0.1, index)
+        out[f"loss{step}"] = distributed.mean_(loss.detach() * weight)
+        if step == 0:
+            out |= {f"grad.{name}": p.grad.clone() for name, p in objective.encoder.named_parameters()}
+    return out | {f"end.{name}": value.clone() for name, value in objective.model.state_dict().items()}
+
+
+def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
+    for number, case in enumerate(cases):
+        got = _two_steps(*case)
+        if distributed.is_main():
+            torch.save(got, folder / f"{number}.pth")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, [("mocov2",), ("jcl",), ("simclr",), ("supcon",), ("simclr", "SOLVER.IMS_PER_BATCH", "9")]),
+        (3, [("jcl", "MODEL.BN_GROUPS", "6", "SOLVER.IMS_PER_BATCH", "16")]),  # parts of unequal size
+    ],
+)
+def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_path):
+    run_ranks(_on_ranks, ranks, tmp_path, cases)
+    for number, case in enumerate(cases):
+        one, several = _two_steps(*case), torch.load(tmp_path / f"{number}.pth")
+        assert one.keys() == several.keys()
+        assert (one["loss0"] - several["loss0"]).abs() < 1e-5
+        largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
+        for name, value in one.items():
+            difference = (value - several[name]).abs().max()
+            if name.startswith("grad."):
+                assert difference < 1e-5 * largest, (case, name)
+            elif name.endswith(("queue_ptr", "num_batches_tracked")):
+                assert difference == 0, (case, name)
+            else:  # after two steps at a high learning rate rounding has grown
+                assert difference < 1e-2 * value.abs().max().clamp(min=1), (case, name)
+
+
+def test_batch_norm_of_one_image_is_refused():
+    with pytest.raises(UserError, match=r"statistics of one image \(1 here\): raise SOLVER.IMS_PER_BATCH"):
+        embed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12)), torch.ones(1, 3, 2, 2))
+
+
+def test_keys_follow_the_queries_by_the_moving_average():
+    model = training(config("mocov2")).objective.model
+    with torch.no_grad():
+        for p in model.encoder_q.parameters():
+            p.add_(1.0)
+    before = [p.clone() for p in model.encoder_k.parameters()]
+    model.update_keys(0.9)
+    for old, q, k in zip(before, model.encoder_q.parameters(), model.encoder_k.parameters(), strict=True):
+        torch.testing.assert_close(k, 0.9 * old + 0.1 * q)
+        assert not k.requires_grad
+
+
+def test_shuffling_hides_the_batch_statistics():
+    """The group of a query and the group of its key differ for some images; otherwise BN leaks the answer."""
+    model, seen = training(config("mocov2")).objective.model, []
+    model.encoder_k.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, 0, 0, 0].clone()))
+    images = torch.arange(N, dtype=torch.uint8).view(1, N, 1, 1, 1).expand(1, N, 3, 16, 16) * 10
+    plain = lambda encoder, x: torch.nn.functional.normalize(encoder(x.float()))  # noqa: E731
+    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain)
+    order = (seen[0] / 10).long()
+    assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
+    groups_of_keys = {i: position * 2 // N for position, i in enumerate(order.tolist())}
+    assert any(groups_of_keys[i] != i * 2 // N for i in range(N))
+    assert keys.shape == (1, N, 16)
+
+
+def _loss(method: str, batch: Batch, *more: str) -> float:
+    objective = build_objective(config(method, *more), torch.device("cpu"), 4, lambda _: None)
+    return float(objective.loss(batch.views_VNCHW, batch, 0)[0].detach())
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_is_near_full_precision(amp):
+    batch = batch_of(V)
+    full, mixed = _loss("jcl", batch), _loss("jcl", batch, "SOLVER.AMP", amp, "SOLVER.CHANNELS_LAST", "True")
+    assert mixed == pytest.approx(full, rel=0.05) and mixed != full
+
+
+def test_an_image_without_a_label_is_alike_to_its_own_views_only():
+    batch = batch_of(2, labels=lambda index: torch.full_like(index, -1))
+    assert _loss("supcon", batch, "METHOD.LABELS", "class") == _loss("supcon", batch, "METHOD.LABELS", "index")
+
+
+def test_jcls_lambda_rises_where_its_schedule_is_linear():
+    """Of 2 epochs of 4 steps the first has half of lambda."""
+    objective = build_objective(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"),
+                                torch.device("cpu"), 4, lambda _: None)  # fmt: skip
+    for step, constant in ((3, "4.0"), (4, "8.0")):
+        other = build_objective(config("jcl", "METHOD.JCL_LAMBDA", constant), torch.device("cpu"), 4, lambda _: None)
+        batch, results = batch_of(V), []
+        for each in (objective, other):
+            each.model.load_state_dict(other.model.state_dict())
+            results.append(each.loss(batch.views_VNCHW, batch, step)[0])
+        assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["MODEL.BN_GROUPS", "1"], "SyncBN, which torch has on GPUs only"),
+        (["MODEL.BN_GROUPS", "3"], "BN_GROUPS is 3; it must be a multiple of 2 processes"),
+        (["SOLVER.IMS_PER_BATCH", "1"], "fewer images than the 2 processes"),
+    ],
+)
+def test_what_two_processes_cannot_do_is_refused(overrides, says, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(UserError, match=says):
+        build_objective(config("simclr", *overrides), torch.device("cpu"), 4, lambda _: None)
+
+
+@pytest.mark.parametrize("method", ["mocov2", "simclr"])
+def test_the_state_has_mocos_names(method):
+    cfg = config(method)
+    names = set(to_checkpoint(training(cfg), cfg, 0, 4, 0)["state_dict"])
+    assert "module.encoder_q.conv1.weight" in names
+    keys = {"module.encoder_k.fc.2.bias", "module.queue", "module.queue_ptr"}
+    assert names & keys == (keys if method == "mocov2" else set())

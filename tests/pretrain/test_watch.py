@@ -1,0 +1,52 @@
+"""The watch over steps: what it reports, and that it reads nothing of the last step."""
+
+import pytest
+import torch
+
+from pretrain import distributed, watch
+from pretrain.common import interrupt
+from pretrain.common.copies import AsyncHostCopy
+from pretrain.common.errors import UserError
+from pretrain.watch import Watch
+
+INDEX = torch.arange(9)
+
+
+def _watch(skipped_steps: int = 0) -> Watch:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return Watch(torch.nn.BatchNorm1d(2), scaler, lambda i: f"{i}.png", skipped_steps)
+
+
+def test_a_loss_that_is_not_finite_is_reported_one_step_later():
+    report = _watch()
+    report.step(torch.tensor(torch.nan), 4, 0.5, INDEX)
+    with pytest.raises(UserError, match=r"not finite at step 4 \(learning rate 0.5; images: 0.png, .*7.png, \.\.\.\)"):
+        report.step(torch.tensor(1.0), 5, 0.5, INDEX)
+
+
+def test_a_request_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
+    report = _watch()
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
+    report.step(torch.tensor(1.0), 0, 0.1, INDEX)
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "")
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
+        assert report.stop_agreed() == ""
+    report.check()
+    assert report.stop_agreed() == "another rank was asked to stop"
+
+
+def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
+    assert watch._MAX_SKIPPED == 50
+    monkeypatch.setattr(watch, "_MAX_SKIPPED", 3)
+    report, scales = _watch(skipped_steps=2), iter([8.0, 8.0, 4.0, 2.0, 1.0])
+    report._scale = torch.tensor(16.0)
+    monkeypatch.setattr(report._scaler, "scale", lambda one: one * next(scales))
+    for step in range(4):
+        report.step(torch.tensor(1.0), step, 0.1, INDEX)
+    report.check()
+    assert report.skipped_steps == 5  # steps 0, 2 and 3
+    report.step(torch.tensor(1.0), 4, 0.1, INDEX)
+    with pytest.raises(UserError, match=r"fp16: the 3 steps up to step 4 were all skipped.* loss scale of 2; set"):
+        report.check()

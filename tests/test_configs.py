@@ -1,0 +1,68 @@
+"""Every recipe says how to run it, what it needs and what is published; every file that a recipe names exists."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+PRETRAIN = [path for path in sorted((CONFIGS / "pretrain").glob("*.yaml")) if not path.name.startswith("Base-")]
+RECIPES = [*sorted(CONFIGS.glob("*.yaml")), *PRETRAIN, *sorted((CONFIGS / "linear").glob("*.yaml"))]
+PLANS = [*sorted((CONFIGS / "pipeline").glob("*.yaml")), *sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))]
+FRAGMENTS = sorted({*CONFIGS.rglob("*.yaml")} - {*RECIPES, *PLANS})
+
+
+def header(path: Path) -> str:
+    """The comment lines above the first key."""
+    return "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Path) -> None:
+    text = header(path)
+    commands = re.findall(r"^#   (?:make|python (?:tools/launch|transfer/train_net)\.py) .+$", text, re.MULTILINE)
+    name = str(path.relative_to(ROOT))
+    method = f"--method {path.name.split('_')[0]}"
+    assert any(name in command or command.endswith(method) for command in commands), text
+    for field in ("Hardware", "Time", "Published"):
+        assert len(re.findall(rf"^# {field}: \S.*\.$", text, re.MULTILINE)) == 1, field
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
+def test_a_fragment_says_so_and_is_used(path: Path) -> None:
+    assert "Not run by itself." in header(path)
+    bases = {base.resolve() for recipe in RECIPES for base in bases_of(recipe)}
+    assert path.resolve() in bases
+
+
+def bases_of(path: Path) -> list[Path]:
+    base = yaml.safe_load(path.read_text()).get("_BASE_", [])
+    return [path.parent / name for name in (base if isinstance(base, list) else [base])]
+
+
+def test_every_config_file_that_is_named_exists() -> None:
+    texts = [
+        ROOT / "README.md",
+        *CONFIGS.rglob("*.*"),
+        *(ROOT / "tools").rglob("*.py"),
+        *(ROOT / "transfer").rglob("*.py"),
+    ]
+    named = {name for path in texts for name in re.findall(r"configs/[\w/.-]+\.(?:yaml|csv)", path.read_text())}
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_a_published_result_stands_in_the_header_or_in_the_table_of_its_paper() -> None:
+    rows = []
+    for file in sorted((CONFIGS / "papers").glob("*.csv")):
+        rows += csv.DictReader(line for line in file.read_text().splitlines() if not line.startswith("#"))
+    tabled = {Path(row.get("recipe") or row["pretrain"]).stem for row in rows if row["pretrain"]}
+    assert len(tabled) == 15 + 3
+    for path in RECIPES:
+        published = re.findall(r"^# Published: (.+)$", header(path), re.MULTILINE)[0]
+        assert (path.stem not in tabled) or ("configs/papers/" in published and not re.search(r"\d\.\d", published))

@@ -1,0 +1,49 @@
+"""The proof of a conversion notices other features, and its network is Detectron2's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from pretrain.common.errors import UserError
+from tests.resnets import resnet_state
+from transfer import proof
+from transfer.convert import convert
+from transfer.resnet_names import is_bottleneck, to_detectron2
+
+
+def test_proof_refuses_other_features() -> None:
+    image, plain = proof.sample_image(), resnet_state(head=False)
+    source = proof.torchvision_stages(plain, "resnet18", image)
+    square = "layer3.1.conv1.weight"  # keeps its shape when transposed
+    damaged = {**plain, square: plain[square].transpose(0, 1)}
+    target = proof.plain_stages(to_detectron2(damaged, "resnet18"), "resnet18", image)
+    with pytest.raises(UserError, match="res4 of the converted weights differs"):
+        proof.compare(source, target)
+
+
+@pytest.mark.detectron2
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
+@pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
+def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+
+    state = resnet_state(arch, head=False)
+    torch.save(state, tmp_path / "s.pth")
+    convert(tmp_path / "s.pth", tmp_path / f"w{suffix}")
+    keys: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
+    blocks = ResNet.make_default_stages(int(arch.removeprefix("resnet")), norm="BN", **keys)
+    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(proof.STAGES))
+    holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
+    holder.backbone = nn.Module()
+    cast(nn.Module, holder.backbone).bottom_up = resnet
+    DetectionCheckpointer(holder).load(str(tmp_path / f"w{suffix}"))
+    image = proof.sample_image()
+    with torch.no_grad():
+        target = resnet.eval()(image)
+    assert set(proof.compare(proof.torchvision_stages(state, arch, image), target)) == set(proof.STAGES)

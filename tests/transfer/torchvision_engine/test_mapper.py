@@ -1,0 +1,110 @@
+"""Reading, resizing and flipping an image, without Detectron2."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer.torchvision_engine.data import load_coco
+from transfer.torchvision_engine.mapper import Mapper
+
+
+def mapper(**keys) -> Mapper:
+    given = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
+    return Mapper(**{**given, **keys})
+
+
+def record(folder, image: Image.Image, **keys) -> dict:
+    image.save(folder / "image.png", **keys)
+    width, height = image.size
+    return {"file_name": str(folder / "image.png"), "height": height, "width": width, "image_id": 1, "annotations": []}
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "most", "expected"),
+    [
+        (480, 640, 800, 1333, (800, 1067)),
+        (640, 480, 800, 1333, (1067, 800)),
+        (400, 1000, 800, 1333, (533, 1333)),
+        (427, 640, 0, 1333, (427, 640)),
+        (375, 500, 640, 1333, (640, 853)),
+    ],
+)
+def test_size_of_the_resized_image(height, width, size, most, expected):
+    assert mapper(sizes=[size], max_size=most).output_size(height, width, None) == expected
+
+
+def test_sizes_are_drawn_from_the_choices_or_the_range():
+    rng = np.random.default_rng(0)
+    choice = {mapper(sizes=[64, 70, 90]).output_size(10, 10, rng)[0] for _ in range(100)}
+    interval = [mapper(sizes=[64, 66], sampling="range").output_size(10, 10, rng)[0] for _ in range(300)]
+    assert choice == {64, 70, 90}
+    assert set(interval) == {64, 65, 66}
+
+
+def test_images_are_upright_rgb_or_bgr(tmp_path):
+    picture = Image.new("RGB", (4, 2), (250, 0, 10))
+    picture.putpixel((0, 0), (0, 200, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side: shown after a turn to the right
+    turned = record(tmp_path, picture, exif=exif) | {"height": 4, "width": 2}
+    assert mapper().read(turned)[0, 1].tolist() == [0, 200, 0]
+    assert mapper(image_format="BGR").read(turned)[3, 0].tolist() == [10, 0, 250]
+    gray = record(tmp_path, Image.new("L", (4, 2), 77))
+    assert mapper().read(gray).tolist() == [[[77] * 3] * 4] * 2
+    with pytest.raises(UserError, match=r"is 4 x 2, its annotations say 5 x 2"):
+        mapper().read(gray | {"width": 5})
+
+
+def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
+    records, _ = load_coco(tiny_coco.write(tmp_path, rle=True))
+    with pytest.raises(UserError, match=r"INPUT\.MASK_FORMAT bitmask"):
+        mapper(masks="polygon")(records[0], np.random.default_rng(0))
+    target = mapper(masks="bitmask")(records[0], np.random.default_rng(0))["target"]
+    for box, mask in zip(target["boxes"], target["masks"], strict=True):
+        rows, columns = torch.where(mask)
+        tight = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert torch.allclose(torch.stack(tight).float(), box, atol=1.5)
+
+
+def damaged_png(path) -> None:
+    """A PNG of noise whose middle is zeros: its header and end are whole."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    path.write_bytes(content)
+
+
+def readers() -> list:
+    def ours(path):
+        return mapper().read({"file_name": str(path), "height": 64, "width": 96})
+
+    def detectron2s(path):
+        pytest.importorskip("detectron2")
+        from transfer.detectron2_engine.data import read_image
+
+        return read_image(str(path), "RGB")
+
+    return [ours, detectron2s]
+
+
+@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
+@pytest.mark.parametrize("form", ["png", "pgm", "tif"])
+def test_16_bit_gray_is_scaled(tmp_path, read, form):
+    deep = np.linspace(0, 65535, 64 * 96).reshape(64, 96).astype(np.uint16)
+    path = tmp_path / f"deep.{form}"
+    Image.fromarray(deep).save(path)
+    got = read(path)
+    assert got.dtype == np.uint8 and np.array_equal(got, np.repeat((deep >> 8)[:, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
+def test_a_damaged_png_is_named(tmp_path, read):
+    damaged_png(tmp_path / "bad.png")
+    with pytest.raises(UserError, match=r"cannot read image .*bad\.png"):
+        read(tmp_path / "bad.png")

@@ -1,0 +1,82 @@
+"""Checks of a config's numbers, for both engines: wrong ones would fail with a traceback, in an hour or never."""
+
+from __future__ import annotations
+
+import math
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config_io import flatten
+from pretrain.common.errors import UserError
+
+from .config import ALLOWED
+
+_LARGEST = float("inf")
+_LARGEST_FLOAT32 = 3.4e38  # the optimizer's factors become float32, which has none larger
+RANGES: dict[str, tuple[float, float, bool]] = {  # smallest, largest, whether the smallest is allowed
+    "DATALOADER.NUM_WORKERS": (0, 1024, True),
+    "SOLVER.BASE_LR": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.BASE_LR_END": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.BIAS_LR_FACTOR": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.CHECKPOINT_PERIOD": (1, _LARGEST, True),
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": (0, _LARGEST_FLOAT32, False),
+    "SOLVER.GAMMA": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.IMS_PER_BATCH": (1, _LARGEST, True),
+    "SOLVER.MAX_ITER": (1, _LARGEST, True),
+    "SOLVER.MOMENTUM": (0, 1, True),
+    "SOLVER.NUM_DECAYS": (1, _LARGEST, True),
+    "SOLVER.REFERENCE_WORLD_SIZE": (0, _LARGEST, True),
+    "SOLVER.WARMUP_FACTOR": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.WARMUP_ITERS": (0, _LARGEST, True),
+    "SOLVER.WEIGHT_DECAY": (0, _LARGEST_FLOAT32, True),
+    "SOLVER.WEIGHT_DECAY_BIAS": (0, _LARGEST_FLOAT32, True),  # or null
+    "SOLVER.WEIGHT_DECAY_NORM": (0, _LARGEST_FLOAT32, True),
+    "TEST.PRECISE_BN.NUM_ITER": (1, _LARGEST, True),
+    "SEED": (-1, 2**31 - 1, True),  # -1: random
+}
+
+
+def check_ranges(cfg: CfgNode) -> None:
+    """Checks the numbers that a training and an evaluation read.
+
+    Raises:
+        UserError: the first key in `RANGES` that is out of its range or not a number.
+    """
+    values = dict(flatten(cfg))
+    for key, (low, high, closed) in RANGES.items():
+        value = values[key]
+        if value is None and key == "SOLVER.WEIGHT_DECAY_BIAS":
+            continue
+        number = value if isinstance(value, (int, float)) else math.nan
+        if not (math.isfinite(number) and low <= number <= high) or (number == low and not closed):
+            limit = "" if high == _LARGEST else f" and at most {high}"
+            raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}{limit}")
+
+
+def check_training(cfg: CfgNode) -> None:
+    """Checks what only a training reads, in the config that `check_ranges` has passed.
+
+    Raises:
+        UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
+            of keypoints that do not fit.
+    """
+    solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
+    if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
+    if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" and steps and steps[-1] >= solver.MAX_ITER:
+        raise UserError(
+            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; leave that step out"
+        )
+    if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
+        raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")
+    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
+    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+        raise UserError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
+            "TEST.KEYPOINT_OKS_SIGMAS"
+        )
+    if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
+        raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
+    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
+        if not value:
+            raise UserError(f"{key} is empty; give at least one")

@@ -1,0 +1,83 @@
+"""torchvision's ResNet and the feature pyramid on it, with Detectron2's names in their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+import torchvision
+from fvcore.nn import weight_init
+from torch import Tensor, nn
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from ..resnet_names import names
+from .layers import Conv2d, Norm, freeze
+
+_STAGES = {"conv1": 1, "bn1": 1, "layer1": 2, "layer2": 3, "layer3": 4, "layer4": 5}  # as FREEZE_AT numbers them
+
+
+class BottomUp(nn.Module):
+    """A ResNet up to res5. Its modules are torchvision's; its state has the names of `resnet_names`.
+
+    Args:
+        arch: torchvision's name of the ResNet.
+        stride_in_1x1: bottlenecks downsample in their first convolution rather than in the 3x3.
+        freeze_at: the stem (1) and the stages up to this one (res2: 2) keep their weights; 0: all are trained.
+    """
+
+    def __init__(
+        self, arch: str, norm: Norm | None, *, groups: int, width_per_group: int, stride_in_1x1: bool, freeze_at: int
+    ) -> None:
+        super().__init__()
+        resnet: ResNet = getattr(torchvision.models, arch)(
+            norm_layer=norm, groups=groups, width_per_group=width_per_group
+        )
+        for block in resnet.modules():
+            if isinstance(block, Bottleneck) and stride_in_1x1:
+                block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
+        for name, stage in _STAGES.items():
+            module = getattr(resnet, name)
+            self.add_module(name, freeze(module) if stage <= freeze_at else module)
+        expansion = 4 if isinstance(resnet.layer1[0], Bottleneck) else 1
+        self.channels = [64 * 2**i * expansion for i in range(4)]
+        table = names(arch)
+        inverse = {theirs: ours for ours, theirs in table.items()}
+        self.register_state_dict_post_hook(lambda _, state, prefix, *__: _rename(state, prefix, table))
+        self.register_load_state_dict_pre_hook(lambda _, state, prefix, *__: _rename(state, prefix, inverse))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images (N, 3, H, W) -> the maps of res2 .. res5, strides 4 .. 32."""
+        conv1, bn1, *stages = map(self.get_submodule, _STAGES)
+        x = F.max_pool2d(F.relu(bn1(conv1(images))), 3, stride=2, padding=1)
+        maps = []
+        for stage in stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
+
+
+def _rename(state: dict[str, Any], prefix: str, table: Mapping[str, str]) -> None:
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[prefix + table[name.removeprefix(prefix)]] = state.pop(name)
+
+
+class FPN(nn.Module):
+    """Feature pyramid (Lin et al., 2017): images -> p2 .. p6, of strides 4 .. 64 and ``out_channels``."""
+
+    def __init__(self, bottom_up: BottomUp, out_channels: int, norm: Norm | None) -> None:
+        super().__init__()
+        self.bottom_up = bottom_up
+        self.laterals = [Conv2d(channels, out_channels, 1, norm=norm) for channels in bottom_up.channels]
+        self.outputs = [Conv2d(out_channels, out_channels, 3, padding=1, norm=norm) for _ in bottom_up.channels]
+        for kind, convs in (("lateral", self.laterals), ("output", self.outputs)):
+            for stage, conv in enumerate(convs, start=2):
+                self.add_module(f"fpn_{kind}{stage}", conv)
+                weight_init.c2_xavier_fill(conv)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        maps = [lateral(x) for lateral, x in zip(self.laterals, self.bottom_up(images), strict=True)]
+        for stage in (2, 1, 0):
+            maps[stage] = maps[stage] + F.interpolate(maps[stage + 1], scale_factor=2.0, mode="nearest")
+        pyramid = [output(x) for output, x in zip(self.outputs, maps, strict=True)]
+        return [*pyramid, F.max_pool2d(pyramid[-1], 1, stride=2)]

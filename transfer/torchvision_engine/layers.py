@@ -1,0 +1,101 @@
+"""Convolutions and norms that are named, and compute, as Detectron2's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fvcore.nn import weight_init
+from fvcore.nn.distributed import differentiable_all_reduce
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+Norm = Callable[[int], nn.Module]  # channels -> a norm
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution and its norm, if any, which is its child: `conv1.weight`, `conv1.norm.weight`."""
+
+    def __init__(self, *args: Any, norm: Norm | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, bias=norm is None, **kwargs)
+        self.norm = norm(self.out_channels) if norm else nn.Identity()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.norm(super().forward(input))
+
+
+def head_convs(head: nn.Module, name: str, channels: int, widths: Sequence[int], norm: Norm | None) -> list[Conv2d]:
+    """A head's 3x3 convolutions, registered in it as `name1`, `name2`, ..., and initialized."""
+    convs = [
+        Conv2d(before, width, 3, padding=1, norm=norm)
+        for before, width in zip([channels, *widths], widths, strict=False)
+    ]
+    for number, conv in enumerate(convs, start=1):
+        head.add_module(f"{name}{number}", conv)
+        weight_init.c2_msra_fill(conv)
+    return convs
+
+
+class ProcessSyncBatchNorm(nn.BatchNorm2d):
+    """Batch norm over all processes on CPUs, where torch.nn.SyncBatchNorm does not run."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        count = differentiable_all_reduce(input.new_tensor([input.numel() / input.shape[1]]))
+        mean = differentiable_all_reduce(input.sum((0, 2, 3))) / count
+        centered = input - mean[:, None, None]
+        var = differentiable_all_reduce(centered.square().sum((0, 2, 3))) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * count / (count - 1), self.momentum)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked += 1
+        scale = (var + self.eps).rsqrt() * self.weight
+        return centered * scale[:, None, None] + self.bias[:, None, None]
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """PyTorch's; a rank without RoIs takes part in float32, as the other ranks' statistics are."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input if input.numel() else input.float())
+
+
+class FrozenBatchNorm(FrozenBatchNorm2d):
+    """torchvision's, but its result has the input's type: theirs is float32 from there on under mixed precision."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.get_buffer("running_var").sub_(self.eps)  # the identity until weights are loaded
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, mean, var = map(self.get_buffer, ("weight", "bias", "running_mean", "running_var"))
+        scale = weight * (var + self.eps).rsqrt()
+        bias = bias - mean * scale
+        return x * scale.to(x.dtype)[:, None, None] + bias.to(x.dtype)[:, None, None]
+
+
+def norm_layer(name: str, device: torch.device) -> Norm | None:
+    """The norm of Detectron2's ``name``, or None for no norm."""
+    sync: Norm = nn.BatchNorm2d
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        sync = SyncBatchNorm if device.type == "cuda" else ProcessSyncBatchNorm
+    norms = {"BN": nn.BatchNorm2d, "SyncBN": sync, "FrozenBN": FrozenBatchNorm, "GN": partial(nn.GroupNorm, 32)}
+    return norms[name] if name else None
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """The module with parameters that have no gradient and batch norms that are constants.
+
+    The constants are fresh ones: weights are loaded later.
+    """
+    if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
+        return FrozenBatchNorm(module.num_features)
+    for name, child in module.named_children():
+        setattr(module, name, freeze(child))
+    return module.requires_grad_(False)

@@ -1,0 +1,157 @@
+"""What a training reads, changes, saves and reports; `train` is the loop around it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import statistics
+import sys
+from collections import deque
+from collections.abc import Iterator
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from pretrain.common.config_io import dump
+from pretrain.common.errors import UserError
+from pretrain.common.metrics import MetricsWriter
+from pretrain.common.process_group import on_first_rank
+from pretrain.common.run_folder import atomic_write
+
+from .. import checkpoints
+from ..distributed import check_not_beyond
+from ..skipped_steps import SkippedSteps
+from .data import training_records
+from .loader import training_batches
+from .model import Detector
+from .solver import build_optimizer, learning_rate
+
+LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
+_TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # of a checkpoint
+
+
+class State(contextlib.ExitStack):
+    """A training, to be left when it ends: the writer of metrics.json and the progress bar are then closed.
+
+    Attributes:
+        rate: iteration -> learning rate.
+        window: the losses and times of the last LOG_PERIOD iterations.
+    """
+
+    def __init__(self, cfg: CfgNode, model: Detector, device: torch.device, rank: int, world: int, log: Logger) -> None:
+        super().__init__()
+        if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
+            raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+        self.cfg, self.model, self.device, self.rank, self.world, self.log = cfg, model, device, rank, world, log
+        self.records, self.info = training_records(cfg)
+        self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
+        self.skipped = SkippedSteps()
+        self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.writer: MetricsWriter | None = None  # rank 0's
+
+    def report_from(self, start: int, first_line: int) -> tqdm:
+        """Opens metrics.json, without its lines from ``first_line`` on, and the progress bar, which is returned."""
+        solver = self.cfg.SOLVER
+        if start < solver.MAX_ITER:
+            self.log.info(
+                f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
+                f"process(es), {solver.IMS_PER_BATCH} images per step, {self.device}, seed {self.cfg.SEED}"
+            )
+        shown = self.rank == 0 and sys.stderr.isatty()
+        if self.rank == 0:
+            self.writer = self.enter_context(contextlib.closing(MetricsWriter(self.cfg.OUTPUT_DIR, first_line)))
+        if shown:
+            self.enter_context(logging_redirect_tqdm([self.log]))
+        return self.enter_context(tqdm(total=solver.MAX_ITER, initial=start, unit="it", disable=not shown))
+
+    def batches(self, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
+        """This rank's endless batches from number ``start`` on."""
+        return training_batches(
+            self.cfg, self.records, self.info.flip, seed=seed, rank=self.rank, world=self.world, start=start,
+            workers=workers,
+        )  # fmt: skip
+
+    def write(self, iteration: int, values: dict[str, float]) -> None:
+        """Writes a line of metrics.json, if there are any values."""
+        if self.writer and values:
+            self.writer.write(iteration, values | (self.skipped.values() if self.scaler.is_enabled() else {}))
+
+    def summary(self, iteration: int) -> dict[str, float]:
+        """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data.
+
+        All ranks take part: a step waits for the rank whose data come last.
+        """
+        line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
+        waited = [step["data_time"] for step in self.window]
+        if self.world > 1:
+            longest = torch.tensor(waited, device=self.device)
+            dist.all_reduce(longest, dist.ReduceOp.MAX)
+            waited = longest.tolist()
+        line |= {"data_time": statistics.median(waited), "lr": self.rate(iteration)}
+        line |= {"eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
+        share = sum(waited) / sum(step["time"] for step in self.window)
+        verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.2 else "compute-bound"
+        losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
+        memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
+        self.log.info(
+            f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
+            f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {line['lr']:.5g}{memory}  "
+            f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {share:.0%} waiting for data ({verdict})"
+        )
+        return line
+
+    def save(self, name: str, iteration: int) -> None:
+        """Rank 0 writes the checkpoint; the others wait until it is written, and learn of an error."""
+        out = Path(self.cfg.OUTPUT_DIR)
+
+        def write() -> None:
+            content = {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "iteration": iteration,
+                "seed": self.cfg.SEED,
+                "window": list(self.window),
+                "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
+                "engine": "torchvision",
+                "config": dump(self.cfg),
+            }
+            checkpoints.save(out / name, content)
+            if name != checkpoints.EVALUATING:  # which does not stay
+                atomic_write(out / "last_checkpoint", name)
+            self.log.info(f"saved {out / name}")
+
+        on_first_rank(write)
+
+    def restore(self, content: dict[str, Any]) -> None:
+        """Takes everything but the weights from a checkpoint's content, which is emptied."""
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scaler.load_state_dict(content["scaler"])
+        self.window.extend(content["window"])
+        self.skipped.total = content.get("skipped_steps", 0)
+        content.clear()  # it would stay in memory to the end
+
+
+def find_checkpoint(cfg: CfgNode, log: Logger) -> tuple[Path, dict[str, Any]] | None:
+    """The newest good checkpoint in OUTPUT_DIR, the same on every rank, and its content; None: a fresh start.
+
+    Raises:
+        UserError: it is another engine's, incomplete, or beyond SOLVER.MAX_ITER.
+    """
+    found = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
+    if found:
+        path, content = found
+        if content.get("engine") != "torchvision":
+            raise UserError(f"{path} was not written by the torchvision engine; resume with the engine that wrote it")
+        if missing := [key for key in _TO_RESUME if key not in content]:
+            raise UserError(f"{path} lacks {', '.join(missing)}: it cannot be resumed, only be MODEL.WEIGHTS")
+        check_not_beyond(cfg, content["iteration"] + 1)
+        log.info(f"resuming from {path}")
+    return found

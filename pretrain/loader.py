@@ -23,7 +23,8 @@ from .common import interrupt
 from .common.errors import UserError
 from .common.workers import ShieldedDataLoader
 from .datasets import CorruptImage, ImageData
-from .views import Recipe, center_view, crop_views, make_views
+from .recipes import Recipe
+from .views import center_view, crop_views, make_views
 
 
 class Batch(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, schedule, views
+from . import datasets, distributed, recipes, schedule
 from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump
 from .common.errors import UserError, run_command_line
@@ -130,7 +130,7 @@ def _open(
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
     loader = Loader(
-        data, [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS,
+        data, [recipes.RECIPES[cfg.VIEWS.QUERY]] + [recipes.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS,
         cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
         world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
         on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",

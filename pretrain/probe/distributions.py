@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, views
+from .. import datasets, recipes, views
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop
@@ -69,7 +69,7 @@ def _points(
     """(count, 2) float64: similarity and variance of each image's views."""
     batch_size = min(16, count)
     loader = Loader(
-        data, [views.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size,
+        data, [recipes.RECIPES[cfg.VIEWS.KEY]] * augmentations, cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size,
         seed=cfg.SEED, num_workers=cfg.DATALOADER.NUM_WORKERS, on_corrupt=cfg.DATALOADER.ON_CORRUPT,
         pin_memory=device.type == "cuda",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, distributed, schedule, views
+from .. import datasets, distributed, recipes, schedule, views
 from ..common import checkpoint, interrupt
 from ..common.config_io import flatten
 from ..common.errors import UserError
@@ -221,7 +221,7 @@ class _Augmented:
     def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
         self._backbone, self._device, self._amp = backbone, device, cfg.SOLVER.AMP
         self._loader = Loader(
-            data, [views.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
+            data, [recipes.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
             batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
             world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
             on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",

@@ -8,7 +8,7 @@ import pytest
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.config import _RANGES, default_config, from_yaml_text, load_config
-from pretrain.views import RECIPES
+from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs/pretrain").glob("*.yaml")) + sorted((ROOT / "configs/linear").glob("*.yaml"))

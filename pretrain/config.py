@@ -17,7 +17,7 @@ from .common.config_io import get, merge_file, merge_overrides
 from .common.errors import UserError
 from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .methods import METHODS
-from .views import RECIPES
+from .recipes import RECIPES
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",

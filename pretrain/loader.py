@@ -25,7 +25,8 @@ from .common.errors import UserError
 from .common.image_io import CorruptImage
 from .common.workers import ShieldedDataLoader
 from .datasets import ImageData
-from .views import Recipe, center_view, crop_views, make_views
+from .recipes import Recipe
+from .views import center_view, crop_views, make_views
 
 
 class Batch(NamedTuple):

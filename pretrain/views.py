@@ -1,4 +1,4 @@
-r"""Recipes of views as data, the random draw of one view, and the executor on the CPU.
+r"""The random draw of one view by its recipe, and the executor on the CPU.
 
 A view is drawn in two parts: a box of the image with a flip, and a program: color operations with their values, in
 order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import cv2
@@ -23,92 +22,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
+from .recipes import Blur, CenterCrop, Jitter, PadCrop, RandomResizedCrop, Recipe
 from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, run_program
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB, from 0 to 1
 STD = (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class RandomResizedCrop:
-    """A box of a share of the area in ``scale`` and an aspect ratio log-uniform in ``ratio``, resized to the view."""
-
-    scale: tuple[float, float] = (0.2, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-
-
-@dataclass(frozen=True)
-class PadCrop:
-    """The image at the view's size, padded with black, and a box of the view's size at random."""
-
-    padding: int = 4  # pixels per side
-
-
-@dataclass(frozen=True)
-class CenterCrop:
-    """Shorter side to ``resize`` times the view's size, then the middle."""
-
-    resize: float = 256 / 224
-
-
-@dataclass(frozen=True)
-class Jitter:
-    """Brightness, contrast, saturation by a factor in [max(0, 1 - x), 1 + x], hue by [-hue, hue]; in any order."""
-
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float  # in turns of the color circle, at most 0.5
-    p: float
-
-
-@dataclass(frozen=True)
-class Gray:
-    p: float
-
-
-@dataclass(frozen=True)
-class Blur:
-    """Gaussian blur, sigma uniform in ``sigma`` pixels; the kernel spans at most a tenth of the view, as SimCLR's."""
-
-    p: float
-    sigma: tuple[float, float] = (0.1, 2.0)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a view is made: crop, flip (which commutes with the rest), AutoAugment's policy, color operations."""
-
-    crop: RandomResizedCrop | PadCrop | CenterCrop
-    flip: float = 0.5  # probability of a horizontal flip
-    policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
-    colors: tuple[Jitter | Gray | Blur, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """The largest number of operations in its programs."""
-        return sum(4 if isinstance(color, Jitter) else 1 for color in self.colors)
-
-
-_MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
-_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
-_ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
-
-RECIPES: dict[str, Recipe] = {
-    "moco_v1": Recipe(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
-    "moco_v2": Recipe(RandomResizedCrop(), colors=_MOCO_V2),
-    "sce_strong": Recipe(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
-    "sce_weak": Recipe(RandomResizedCrop()),
-    "simclr": Recipe(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    "simclr_cifar": Recipe(_ANY_SCALE, colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
-    "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
-    "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
-    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
-    "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
-    "pad_flip": Recipe(PadCrop()),
-    "eval": Recipe(CenterCrop(), flip=0.0),
-    "none": Recipe(CenterCrop(resize=1.0), flip=0.0),
-}
 
 
 class Drawn(NamedTuple):

@@ -16,21 +16,17 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from pretrain.common import checkpoint
-from pretrain.common.backbone_file import BackboneFile, load_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.files import existing_file
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import cannot_write, replacing, stage_of, write_json
-from pretrain.common.weights_file import read_weights_file
 
-from . import checkpoints, proof
-from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
-from .weights import detector_provenance
+if TYPE_CHECKING:  # torch is imported only after the paths are checked
+    from torch import Tensor
+
+    from pretrain.common.backbone_file import BackboneFile
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
@@ -84,9 +80,24 @@ def convert(
     output = Path(output)
     if output.suffix not in FORMATS or (back and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if back else ' or .pkl'}")
-    path = find_source(source, unsafe_pickle)
     if os.path.isdir(output):
         raise UserError(f"{output} is a folder; name a file in it")
+    if not os.path.isdir(source):
+        existing_file(source, "run folder or checkpoint")
+    return _convert(source, output, encoder, unsafe_pickle, overwrite, back)
+
+
+def _convert(
+    source: str | Path, output: Path, encoder: str, unsafe_pickle: bool, overwrite: bool, back: bool
+) -> Conversion:
+    from pretrain.common.backbone_file import load_backbone
+    from pretrain.common.weights_file import read_weights_file
+
+    from .proof import prove
+    from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
+    from .weights import detector_provenance
+
+    path = find_source(source, unsafe_pickle)
     if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone = load_backbone(path, encoder, unsafe_pickle, rename=to_torchvision)
@@ -109,7 +120,7 @@ def convert(
                 file.write(data)
                 file.flush()
                 written = read_weights_file(file.name)
-                errors = proof.prove(written.tensors, backbone, back)
+                errors = prove(written.tensors, backbone, back)
                 record.unlink(missing_ok=True)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
@@ -127,6 +138,10 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     Raises:
         UserError: nothing is there, or no good checkpoint.
     """
+    from pretrain.common import checkpoint
+
+    from . import checkpoints
+
     source = Path(source)
     if os.path.isdir(source):
         if found := checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle):
@@ -145,6 +160,8 @@ def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str
     Args:
         detector: what a run folder of fine-tuning records about the source.
     """
+    from .resnet_names import is_bottleneck
+
     fits = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
@@ -164,9 +181,13 @@ def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix
 
         return save(dict(tensors), metadata={"provenance": json.dumps(provenance)})
     if suffix == ".pkl":
+        from .resnet_names import PREFIX
+
         arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items()}
         content = {"model": arrays, "__author__": AUTHOR, "matching_heuristics": True, "provenance": dict(provenance)}
         return pickle.dumps(content, protocol=2)
+    import torch
+
     buffer = io.BytesIO()
     # A plain state dict, as torchvision's own files are; Detectron2's checkpointer reads "model" and leaves the rest.
     torch.save(dict(tensors) if back else {"model": dict(tensors), "provenance": dict(provenance)}, buffer)

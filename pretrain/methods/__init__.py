@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import jcl, moco, multikey, ressl, sce, simclr, supcon, tcl
-from .common import Hyperparameter, Method, Objective
+from .method import Hyperparameter, Method, Objective
 
 METHODS: dict[str, Method] = {
     "mocov1": moco.METHOD,

@@ -1,4 +1,4 @@
-"""What a method declares, what its objective returns, and the steps and checks that objectives share.
+"""The steps and checks that objectives share.
 
 Shape letters of this package: N queries of this rank, M' positive keys per query (M), D dimensions, K negatives in the
 queue, A anchors of this rank, B candidates of all ranks.
@@ -7,78 +7,12 @@ queue, A anchors of this rank, B candidates of all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..limits import ABOVE_0, Choice, Range
-
 _SLICE = 8192  # negatives per slice: as fast as the whole queue at once, with a fraction of its memory
-
-
-class Hyperparameter(NamedTuple):
-    """A config key that only some methods read.
-
-    Attributes:
-        key: ``METHOD.K1``.
-        default: its value where no config sets it; methods that share a key share the default.
-        allowed: the values it may have.
-    """
-
-    key: str
-    default: Any
-    allowed: Range | Choice
-
-
-TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0)  # tau
-KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0)  # tau_m, of the key encoder's similarities
-NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024))  # M': positive keys per image
-LABELS = Hyperparameter("METHOD.LABELS", "index", Choice(("index", "class")))  # of the image | of its class
-
-
-@dataclass(frozen=True)
-class Method:
-    """What the rest of the pipeline knows of a method.
-
-    Attributes:
-        objective: the pure function.
-        kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
-            ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
-            every view goes through one encoder, and there is no queue and no momentum encoder.
-        hyper: keyword of the objective -> the hyperparameter that feeds it.
-        many_keys: takes METHOD.NUM_KEYS positive keys; others take one.
-        supervised: METHOD.LABELS class makes it learn from the images' classes.
-        schedule: (epoch from 0, epochs, hyperparameters as in the config) -> the objective's keywords in that epoch;
-            may read hyperparameters that are no keywords of the objective. None: they do not change.
-    """
-
-    objective: Callable[..., Objective]
-    kind: Literal["queue", "batch"]
-    hyper: Mapping[str, Hyperparameter]
-    many_keys: bool = False
-    supervised: bool = False
-    schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
-
-    def hyperparameters(self) -> list[Hyperparameter]:
-        """Every config key that only some methods read, and that this one does."""
-        return [*self.hyper.values(), *([NUM_KEYS] if self.many_keys else []), *([LABELS] if self.supervised else [])]
-
-
-class Objective(NamedTuple):
-    """Result of an objective.
-
-    Attributes:
-        loss: scalar, the mean over the N queries (or the A anchors) given.
-        enqueue_ND: vectors to push on the queue, detached; None for objectives without a queue.
-        metrics: named detached scalars (``queue_accuracy`` from 0 to 100, ``positive_similarity``, ...).
-    """
-
-    loss: Tensor
-    enqueue_ND: Tensor | None
-    metrics: dict[str, Tensor]
 
 
 def at_least_float32(x: Tensor) -> Tensor:

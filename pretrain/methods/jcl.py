@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ..limits import ABOVE_0, AT_LEAST_0, Choice
-from .common import (
-    TEMPERATURE,
-    Hyperparameter,
-    Method,
-    Objective,
-    checked_queue_inputs,
-    info_nce,
-    keys_variance,
-    negatives,
-    queue_metrics,
-)
+from .method import TEMPERATURE, Hyperparameter, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> Objective:
@@ -44,6 +35,8 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     Raises:
         ValueError: tau or lambda out of range, M' = 0 or shapes that disagree.
     """
+    from .common import checked_queue_inputs, info_nce, keys_variance, negatives, queue_metrics
+
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("lambda", lambda_)
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)

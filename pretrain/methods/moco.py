@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..limits import ABOVE_0
-from .common import TEMPERATURE, Method, Objective, checked_queue_inputs, info_nce, negatives, queue_metrics
+from .method import TEMPERATURE, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
@@ -26,6 +29,8 @@ def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float
     Raises:
         ValueError: tau out of range, shapes that disagree, or more than one key per query.
     """
+    from .common import checked_queue_inputs, info_nce, negatives, queue_metrics
+
     ABOVE_0.check("temperature", temperature)
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     positive_N = (q_ND * keys_MND[0]).sum(dim=1) / temperature

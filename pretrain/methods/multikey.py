@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..limits import ABOVE_0
-from .common import (
-    TEMPERATURE,
-    Method,
-    Objective,
-    checked_queue_inputs,
-    info_nce,
-    keys_variance,
-    negatives,
-    queue_metrics,
-)
+from .method import TEMPERATURE, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
@@ -39,6 +33,8 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     Raises:
         ValueError: tau out of range, M' = 0 or shapes that disagree.
     """
+    from .common import checked_queue_inputs, info_nce, keys_variance, negatives, queue_metrics
+
     ABOVE_0.check("temperature", temperature)
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)
     positive_MN = (keys_MND * q_ND).sum(dim=2) / temperature

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..limits import ABOVE_0
-from .common import (
-    KEY_TEMPERATURE,
-    TEMPERATURE,
-    Method,
-    Objective,
-    checked_queue_inputs,
-    negatives,
-    queue_metrics,
-    queue_softmax,
-)
+from .method import KEY_TEMPERATURE, TEMPERATURE, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float) -> Objective:
@@ -38,6 +32,8 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
     Raises:
         ValueError: tau or tau_m out of range, shapes that disagree, or more than one key per query.
     """
+    from .common import checked_queue_inputs, negatives, queue_metrics, queue_softmax
+
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..limits import ABOVE_0, SHARE, Choice
-from .common import (
-    KEY_TEMPERATURE,
-    TEMPERATURE,
-    Hyperparameter,
-    Method,
-    Objective,
-    checked_queue_inputs,
-    info_nce,
-    negatives,
-    queue_metrics,
-    queue_softmax,
-)
+from .method import KEY_TEMPERATURE, TEMPERATURE, Hyperparameter, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def sce(
@@ -58,6 +49,10 @@ def sce(
     Raises:
         ValueError: tau, tau_m or lambda out of range, shapes that disagree, or more than one key per query.
     """
+    import torch
+
+    from .common import checked_queue_inputs, info_nce, negatives, queue_metrics, queue_softmax
+
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     SHARE.check("lambda", lambda_)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from .common import TEMPERATURE, Method, Objective
+from .method import TEMPERATURE, Method, Objective
 from .tcl import tcl
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def supcon(*batch: Tensor, temperature: float) -> Objective:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ..limits import ABOVE_0, AT_LEAST_0
-from .common import TEMPERATURE, Hyperparameter, Method, Objective, at_least_float32
+from .method import TEMPERATURE, Hyperparameter, Method, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def tcl(
@@ -52,6 +53,10 @@ def tcl(
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
     """
+    import torch
+
+    from .common import at_least_float32
+
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
     AT_LEAST_0.check("k2", k2)
@@ -78,6 +83,8 @@ def tcl(
 
 
 def _batch_metrics(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
+    import torch
+
     pairs = positive_AB.sum()
     hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
     right = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()

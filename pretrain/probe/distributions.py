@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, views
+from .. import datasets, recipes, views
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop
@@ -68,8 +68,8 @@ def _points(
 ) -> np.ndarray:
     """(count, 2) float64: similarity and variance of each image's views."""
     batch_size = min(16, count)
-    recipes = [views.RECIPES[cfg.VIEWS.KEY]] * augmentations
-    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
+    wanted = [recipes.RECIPES[cfg.VIEWS.KEY]] * augmentations
+    loader = build_loader(cfg, data, wanted, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     rows: list[Tensor] = []
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, distributed, schedule, views
+from .. import datasets, distributed, recipes, schedule, views
 from ..common import checkpoint, interrupt
 from ..common.config_io import flatten
 from ..common.errors import UserError
@@ -221,7 +221,7 @@ class _Augmented:
 
     def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
         self._backbone, self._device, self._amp = backbone, device, cfg.SOLVER.AMP
-        size, recipe = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE, views.RECIPES[cfg.LINEAR.AUGMENT]
+        size, recipe = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE, recipes.RECIPES[cfg.LINEAR.AUGMENT]
         self._loader = build_loader(cfg, data, [recipe], device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 
     def __len__(self) -> int:

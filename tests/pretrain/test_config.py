@@ -9,7 +9,7 @@ from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.config import _KEYS, default_config, from_yaml_text, load_config
 from pretrain.limits import Range
-from pretrain.views import RECIPES
+from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs/pretrain").glob("*.yaml")) + sorted((ROOT / "configs/linear").glob("*.yaml"))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import views
+from pretrain import recipes, views
 from pretrain.common import image_io, workers
 from pretrain.common.errors import UserError
 from pretrain.datasets import ImageData, load
@@ -24,7 +24,7 @@ from pretrain.view_ops import finish
 from tests.pretrain.images import write_folder
 
 IMAGES, BATCH = 23, 5
-RECIPES = [views.RECIPES["moco_v2"], views.RECIPES["crop_flip"]]
+RECIPES = [recipes.RECIPES["moco_v2"], recipes.RECIPES["crop_flip"]]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_an_epoch(data: ImageData):
 
 def test_each_view_is_of_its_image_and_recipe(data: ImageData):
     batch = next(epoch(make(data), 3))
-    flipped = views.RECIPES["none"]
+    flipped = recipes.RECIPES["none"]
     loader = Loader(data, [flipped], 16, batch_size=BATCH, seed=7, num_workers=0)
     plain = next(epoch(loader, 3))
     assert torch.equal(plain.index_N, batch.index_N)  # the order does not depend on the recipes
@@ -188,7 +188,7 @@ from pretrain.datasets import load
 from pretrain.loader import Loader
 def main(_):
     data = load(f"folder:{sys.argv[1]}", "train")
-    loader = Loader(data, [views.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
+    loader = Loader(data, [recipes.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
     list(loader.batches(0, 100))
 run_command_line(main)
 """

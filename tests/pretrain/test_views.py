@@ -13,8 +13,9 @@ from PIL import Image
 from scipy.stats import ks_2samp
 
 from pretrain import view_ops, views
+from pretrain.recipes import RECIPES, Gray, Jitter, PadCrop, RandomResizedCrop, Recipe
 from pretrain.view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION
-from pretrain.views import RECIPES, PadCrop, RandomResizedCrop, Recipe, draw, make_views, normalize
+from pretrain.views import draw, make_views, normalize
 from tests.pretrain.images import picture
 
 SIZE = 64
@@ -231,8 +232,8 @@ def test_every_recipe_makes_views_of_tiny_and_thin_images():
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_a_program_is_as_long_as_its_recipe(length: int):
-    jitters = tuple(views.Jitter(0.4, 0.4, 0.4, 0.1, p=1.0) for _ in range(length // 4))
-    long = Recipe(RandomResizedCrop(), colors=(*jitters, views.Gray(1.0)))
+    jitters = tuple(Jitter(0.4, 0.4, 0.4, 0.1, p=1.0) for _ in range(length // 4))
+    long = Recipe(RandomResizedCrop(), colors=(*jitters, Gray(1.0)))
     cropped, programs = views.crop_views(PICTURE, [long, RECIPES["crop_flip"]], 16, lambda v: rng(v))
     assert programs.shape == (2, length, 2) and programs[0, :, 0].all() and not programs[1].any()
     assert programs[0, -1, 0] == GRAY

@@ -19,7 +19,8 @@ from torchvision import transforms
 from pretrain.common.image_io import decode
 from pretrain.common.run_folder import write_json
 from pretrain.loader import stream
-from pretrain.views import RECIPES, crop_views, make_views
+from pretrain.recipes import RECIPES
+from pretrain.views import crop_views, make_views
 from tools.benchmarks.measure import median_milliseconds
 
 

@@ -179,7 +179,7 @@ def objectives(args: argparse.Namespace) -> None:
     for name, naive in NAIVE.items():
         method = METHODS[name]
         keys = keys_MND if method.many_keys else keys_MND[:1]
-        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper}
+        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
 
         def fast_form(method=method, keys=keys, hyper=hyper) -> tuple[Tensor, Tensor]:
             loss = method.objective(q_ND, keys, queue_DK, **hyper).loss

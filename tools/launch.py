@@ -136,5 +136,10 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
 
 
-if __name__ == "__main__":
+def entry_point() -> None:
+    """The installed command `p2t`."""
     run_command_line(main)
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -8,11 +8,11 @@ python tools/convert_to_d2.py output/coco_R50_FPN_1x_jcl/model_final.pth resnet5
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from pretrain.common.errors import run_command_line
-from pretrain.common.files import check_name
-from transfer.convert import convert
+from pretrain.common.files import check_name, existing_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
     args = parser.parse_args(argv)
     check_name(args.output, "OUTPUT")
+    if not os.path.isdir(args.source):
+        existing_file(args.source, "run folder or checkpoint")
+    from transfer.convert import convert  # imports torch, for which a mistake should not have to wait
+
     done = convert(
         args.source,
         args.output,

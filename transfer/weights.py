@@ -20,6 +20,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from pretrain.common.backbone_file import DEPTHS, infer_arch
+from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
 from pretrain.common.run_folder import read_json
@@ -139,16 +140,13 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
     if not keys:
         log(f"{weights.path} has no provenance: STRIDE_IN_1X1, PIXEL_MEAN, PIXEL_STD, FORMAT are not checked")
     for key in keys:
-        node: Any = cfg
-        for part in key.split("."):
-            if not isinstance(node, CfgNode) or part not in node:
-                raise UserError(f"{weights.path}: its provenance names {key}, which no config has; convert again")
-            node = node[part]
-        wanted = weights.provenance[key]
+        value, wanted = get(cfg, key), weights.provenance[key]
+        if value is None:
+            raise UserError(f"{weights.path}: its provenance names {key}, which no config has; convert again")
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in
             continue
-        if not _close(node, wanted):
-            raise UserError(f"{key} is {node}, but {weights.path} was pretrained with {wanted}; set {key} to {wanted}")
+        if not _close(value, wanted):
+            raise UserError(f"{key} is {value}, but {weights.path} was pretrained with {wanted}; set {key} to {wanted}")
 
 
 def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:

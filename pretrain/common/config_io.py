@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,17 @@ from fvcore.common.config import CfgNode
 from .errors import UserError, nearest, one_line
 from .files import check_name, existing_file
 
-# What the merge raises for values of the wrong type, and Python's parser for texts that only look like values.
+# What the merge raises for values of the wrong type, and Python's parser for text that only looks like a value.
 _NOT_MERGED = (
-    ValueError,
-    KeyError,
-    AssertionError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-)
-
-
+    ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError,
+)  # fmt: skip
 _KINDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", tuple: "a list",
 }  # fmt: skip
 
 
 class _Files(CfgNode):
-    """Opens only what can be read to its end: a pipe, as a config or as its `_BASE_`, would be waited for."""
+    """Refuses to open what has no end: reading a pipe, as a config or as its `_BASE_`, would wait forever."""
 
     @classmethod
     def _open_cfg(cls, filename: str) -> Any:
@@ -83,11 +74,8 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         raise UserError(f"{path} is not a YAML config: {_shorten(one_line(error))}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a YAML config: it holds a {type(loaded).__name__}, not KEY: VALUE lines")
-    known = dict(flatten(cfg))
+    _check_keys(cfg, leaves, f" in {path}")
     for key, value in leaves.items():
-        _check_known(key, known, cfg, f" in {path}")
-        if isinstance(get(cfg, key), dict):
-            raise UserError(f"{key} in {path} is a section, not a value; write {key}.<KEY>")
         _check_value(key, value, f" in {path}")
     _widen(loaded, cfg)
     try:
@@ -114,11 +102,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
         words.extend([name, value] if is_pair else [str(word)])
     if len(words) % 2:
         raise UserError(f"override {words[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
-    known = dict(flatten(cfg))
-    for key in words[::2]:
-        _check_known(key, known, cfg, "")
-        if isinstance(get(cfg, key), dict):
-            raise UserError(f"{key} is a section, not a value; write {key}.<KEY> VALUE")
+    _check_keys(cfg, words[::2])
     for key, value in zip(words[::2], words[1::2], strict=True):
         try:
             is_float = isinstance(get(cfg, key), float) and value.lstrip("+-").isdigit()
@@ -128,7 +112,7 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
                 raise UserError(f"{key} must be {mismatch[1]}, not {_shorten(repr(value), 60)}") from error
             raise UserError(f"{key} {_shorten(repr(value), 60)}: {_shorten(one_line(error))}") from error
         _check_value(key, get(cfg, key))
-        if is_float and math.isinf(get(cfg, key)):  # all digits, and yet infinite
+        if is_float and math.isinf(get(cfg, key)):  # only digits, but too many
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
@@ -144,7 +128,7 @@ def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
 
 
 def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
-    """A whole number may stand where a fraction may: ``BASE_LR: 30`` is 30.0 (yacs alone refuses it)."""
+    """Turns whole numbers into fractions where the key takes one: ``BASE_LR: 30`` is 30.0 (yacs would refuse it)."""
     for key, value in loaded.items():
         current = cfg.get(key)
         if isinstance(value, dict) and isinstance(current, dict):
@@ -153,13 +137,17 @@ def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
             loaded[key] = float(value)
 
 
-def _check_known(key: str, known: dict[str, Any], cfg: CfgNode, where: str) -> None:
-    if key not in known and get(cfg, key) is None:
-        raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
+def _check_keys(cfg: CfgNode, keys: Iterable[str], where: str = "") -> None:
+    known = dict(flatten(cfg))
+    for key in keys:
+        if isinstance(get(cfg, key), dict):
+            raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
+        if key not in known:
+            raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
 
 
 def _check_value(key: str, value: Any, where: str = "") -> None:
-    """Refuses what no stage can use and every later reader would trip over."""
+    """Refuses values that no stage can use and that would break every later reader."""
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_value(key, item, where)

@@ -40,5 +40,5 @@ def test_shares_of_the_test_images_are_disjoint_and_complete(tmp_path):
     name = tiny_coco.write(tmp_path)
     cfg, (records, _) = tiny_coco.config(tmp_path / "out", name), data.load_coco(name)
     for world in (1, 4, 8):
-        shares = [[b[0]["image_id"] for b in loader.evaluation_batches(cfg, records, r, world)] for r in range(world)]
-        assert [i for share in shares for i in share] == [1, 2, 3, 4, 5, 6]
+        shares = [loader.evaluation_batches(cfg, loader.share_of(records, r, world)) for r in range(world)]
+        assert [batch[0]["image_id"] for share in shares for batch in share] == [1, 2, 3, 4, 5, 6]

@@ -55,7 +55,7 @@ class Records(Dataset):
 
 
 def training_batches(
-    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], *, seed: int, rank: int, world: int, start: int,
+    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], rank: int, world: int, *, seed: int, start: int,
     workers: int,
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
     """Endless batches of this rank, from batch ``start`` on; SOLVER.IMS_PER_BATCH counts all ranks' images.

@@ -7,12 +7,7 @@ import torch
 from torch import nn
 
 from transfer.config import load_config
-from transfer.torchvision_engine.solver import (
-    build_optimizer,
-    clip_gradients,
-    learning_rate,
-    set_learning_rate,
-)
+from transfer.torchvision_engine.solver import build_optimizer, clip_gradients, learning_rate, set_learning_rate
 
 
 def solver(**keys):

@@ -7,10 +7,14 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
+
+from . import distributed
 
 T = TypeVar("T")
 
@@ -92,15 +96,26 @@ class Progress:
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
             self._logger.info(
                 f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
-                f"eta {duration(rates['eta_seconds'])}  data wait {100 * share:.0f}% ({verdict})"
+                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  data wait {100 * share:.0f}% ({verdict})"
             )
 
     def close(self) -> None:
         self._bar.close()
 
 
-def duration(seconds: float) -> str:
-    """1 d 02:03:04, hours and minutes with leading zeros."""
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    return f"{f'{days} d ' if days else ''}{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+def over_ranks(
+    values: dict[str, Tensor], share: float, corrupt: int, seconds_waited: float
+) -> tuple[dict[str, float], int, float]:
+    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
+
+    Args:
+        values: means over this rank's images.
+        share: this rank's share of the images of the global batch.
+    """
+    device = next(iter(values.values())).device
+    here = torch.tensor([share, corrupt, seconds_waited], device=device)
+    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
+    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
+    shares, corrupts, waits, *columns = zip(*rows, strict=True)
+    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
+    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)

@@ -28,12 +28,12 @@ from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.stage import stage
 from .config import load_config
-from .loader import Loader
+from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
 from .probe.features import ProbeData, protocol
-from .progress import Progress
+from .progress import Progress, over_ranks
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
@@ -129,11 +129,10 @@ def _open(
     """
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
-    loader = Loader(
-        data, [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS,
-        cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
-        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
+    recipes = [views.RECIPES[cfg.VIEWS.QUERY]] + [views.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    loader = build_loader(
+        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        executor=cfg.VIEWS.EXECUTOR,
     )  # fmt: skip
     all_steps = len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
@@ -202,7 +201,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int
 
 
 def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, corrupt, waited = _over_ranks(values, share, run.loader.corrupt_count, run.progress)
+    means, corrupt, waited = over_ranks(values, share, run.loader.corrupt_count, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return
@@ -211,24 +210,6 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
         notes |= {"loss_scale": run.training.scaler.get_scale(), "skipped_steps": run.watch.skipped_steps}
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
-
-
-def _over_ranks(
-    values: dict[str, Tensor], share: float, corrupt: int, progress: Progress
-) -> tuple[dict[str, float], int, float]:
-    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
-
-    Args:
-        values: means over this rank's images.
-        share: this rank's share of the images of the global batch.
-    """
-    device = next(iter(values.values())).device
-    here = torch.tensor([share, corrupt, progress.seconds_waited], device=device)
-    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
-    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
-    shares, corrupts, waits, *columns = zip(*rows, strict=True)
-    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
-    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)
 
 
 def _save(run: _Run, done: int) -> None:
@@ -249,10 +230,12 @@ def _state(run: _Run, done: int) -> dict[str, Any]:
 
 def _probe_if_missing(run: _Run, step: int) -> None:
     """kNN of the checkpoint that the run goes on from, if it was stopped between that checkpoint and its kNN."""
-    if run.probe_due(step):
-        missing = run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
-        if distributed.mean_(torch.full((), float(missing), device=run.device)) > 0:
-            _probe(run, step)
+
+    def missing() -> bool:
+        return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
+
+    if run.probe_due(step) and process_group.on_first_rank(missing):
+        _probe(run, step)
 
 
 def _probe(run: _Run, done: int) -> None:

@@ -4,8 +4,11 @@ import logging
 import time
 
 import pytest
+import torch
 
-from pretrain.progress import Progress, duration
+from pretrain import distributed
+from pretrain.progress import Progress, over_ranks
+from tests.pretrain.ranks import run_ranks
 
 
 @pytest.fixture
@@ -15,11 +18,16 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
+def slow_batches(clock, count):
+    for number in range(count):
+        clock[0] += 0.25
+        yield number
+
+
 def test_what_happens_in_a_pause_counts_in_no_rate(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
-    for _ in range(4):
-        progress.waited(0.25)
-        clock[0] += 1.0
+    for _ in progress.timed(slow_batches(clock, 4)):
+        clock[0] += 0.75
         progress.advance()
     with progress.paused():  # a checkpoint or kNN
         clock[0] += 1000.0
@@ -31,13 +39,23 @@ def test_what_happens_in_a_pause_counts_in_no_rate(clock):
 
 def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
-    progress.waited(0.1)
-    clock[0] += 2.0
-    progress.advance()
-    assert progress.seconds_waited == 0.1
+    for _ in progress.timed(slow_batches(clock, 1)):
+        clock[0] += 1.75
+        progress.advance()
+    assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
 
 
-def test_a_duration_of_days_does_not_wrap():
-    assert duration(26 * 3600 + 62) == "1 d 02:01:02" and duration(59) == "00:00:59"
+def _uneven_shares() -> None:
+    rank = distributed.rank()
+    loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
+    values, corrupt, waited = over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, (0.5, 2.0)[rank])
+    assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}
+    assert corrupt == 7 and waited == 2.0
+
+
+def test_logged_numbers_are_those_of_the_global_batch():
+    run_ranks(_uneven_shares, 2)
+    loss = torch.tensor(0.1)
+    assert over_ranks({"loss": loss}, 1.0, 0, 0.0) == ({"loss": loss.item()}, 0, 0.0)  # to the bit

@@ -181,7 +181,7 @@ def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
 
 
-def test_keypoint_loss_with_a_fixed_normaliser(tmp_path):
+def test_keypoint_loss_with_a_fixed_normalizer(tmp_path):
     keys = {
         "MODEL__ROI_KEYPOINT_HEAD__NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
         "MODEL__ROI_KEYPOINT_HEAD__LOSS_WEIGHT": 4.0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,13 @@ COCO_FLIP = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]  # COCO's
 
 @dataclass(frozen=True)
 class CocoInfo:
-    """What evaluation and flipping need: the files, category ids in class order, every keypoint's mirror image."""
+    """What evaluation and flipping need.
 
-    annotations: Path
-    image_dir: Path
+    Attributes:
+        category_ids: in the order of the classes.
+        flip: the index of every keypoint's mirror image.
+    """
+
     category_ids: list[int]
     flip: list[int]
 
@@ -36,10 +38,10 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
     Returns:
         Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
         ``label`` in [0, K), ``crowd``, ``segmentation`` (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by
-        half a pixel to the pixels' centres.
+        half a pixel to the pixels' centers.
 
     Raises:
-        UserError: unknown name, missing files, or an annotation of an unknown category; `coco_data.prepare` finds more.
+        UserError: unknown name or missing files; `coco_data.prepare` checks the records.
     """
     annotations, image_dir = coco_data.resolve(name)
     data = coco_data.read(annotations)
@@ -50,10 +52,6 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
     labels = {category["id"]: label for label, category in enumerate(categories)}
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
     for annotation in data["annotations"]:
-        if annotation["category_id"] not in labels:
-            raise UserError(
-                f"{annotations}: annotation {annotation['id']} has category {annotation['category_id']}, unknown"
-            )
         kept = _annotation(annotation, labels)
         if kept is not None and annotation["image_id"] in by_image:
             by_image[annotation["image_id"]].append(kept)
@@ -68,7 +66,7 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
         for image in images
     ]
     flip = _mirror(next((c["keypoints"] for c in categories if c.get("keypoints")), []))
-    return records, CocoInfo(annotations, image_dir, [c["id"] for c in categories], flip)
+    return records, CocoInfo([c["id"] for c in categories], flip)
 
 
 def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
@@ -81,13 +79,13 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
     segmentation = annotation.get("segmentation")
     if isinstance(segmentation, dict):
         if isinstance(segmentation["counts"], list):
-            uncompressed: Any = segmentation  # pycocotools' stubs know no uncompressed RLE
+            uncompressed: Any = segmentation  # which pycocotools' stubs lack
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         kept["segmentation"] = segmentation
     elif segmentation:
         polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
         if not polygons:
-            return None  # fewer than three points: no instance, whether masks are used or not
+            return None  # fewer than three points: no instance, even if masks are not used
         kept["segmentation"] = polygons
     if annotation.get("keypoints"):
         keypoints = np.asarray(annotation["keypoints"], np.float64).reshape(-1, 3)
@@ -108,16 +106,13 @@ def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
         UserError: other keypoints than NUM_KEYPOINTS, data sets that disagree, or no image left.
     """
     loaded = [load_coco(name) for name in cfg.DATASETS.TRAIN]
-    if not loaded:
-        raise UserError("DATASETS.TRAIN is empty; name a data set, as in DATASETS.TRAIN \"('coco_2017_train',)\"")
-    infos = [info for _, info in loaded]
-    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
-    if cfg.MODEL.KEYPOINT_ON and len(infos[0].flip) != points:
+    info, points = loaded[0][1], cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    if cfg.MODEL.KEYPOINT_ON and len(info.flip) != points:
         raise UserError(
-            f"{infos[0].annotations} has {len(infos[0].flip)} keypoints; set MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS so, "
-            f"not {points}"
+            f"{cfg.DATASETS.TRAIN[0]} has {len(info.flip)} keypoints; set MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS to "
+            f"that, not {points}"
         )
-    if any((i.category_ids, i.flip) != (infos[0].category_ids, infos[0].flip) for i in infos):
+    if any(other != info for _, other in loaded):
         raise UserError(f"the data sets of DATASETS.TRAIN {cfg.DATASETS.TRAIN} have different categories or keypoints")
     records = list(itertools.chain.from_iterable(r for r, _ in loaded))
     if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
@@ -127,7 +122,7 @@ def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
         records = [r for r in records if _visible(r) >= least]
     if not records:
         raise UserError(f"no image of DATASETS.TRAIN {cfg.DATASETS.TRAIN} has annotations to train on")
-    return records, infos[0]
+    return records, info
 
 
 def _visible(record: dict[str, Any]) -> int:

@@ -19,14 +19,14 @@ from pretrain.common.interrupt import stop_requested
 from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped
 from .data import load_coco
-from .loader import evaluation_batches
+from .loader import evaluation_batches, share_of
 from .model import Detector
 
 log = logging.getLogger("transfer")
 
 
 def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
-    """Metrics of every data set in DATASETS.TEST; all processes take part, the first one returns them (others: {}).
+    """Metrics of every data set in DATASETS.TEST; all ranks take part, rank 0 returns them (others: {}).
 
     Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
     and ground truth to OUTPUT_DIR/visualizations.
@@ -51,22 +51,22 @@ def predict(
     """The model's detections on ``records`` in COCO's result format, gathered by rank 0 (others: []).
 
     Raises:
-        Stopped: a stop was requested on one of the processes; each ends its share early when it hears of it itself.
+        Stopped: a stop was requested on one of the processes; each ends its share early when it learns of it.
     """
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
-    share = len(records) // world  # of this rank; some have one more
+    share = share_of(records, rank, world)
     start = shown = time.perf_counter()
-    for done, batch in enumerate(evaluation_batches(cfg, records, rank, world), start=1):
+    for done, batch in enumerate(evaluation_batches(cfg, share), start=1):
         if stop_requested():
             break
         found += to_coco(model(batch)[0], batch[0], category_ids)
         if time.perf_counter() - shown > 30:
             shown = time.perf_counter()
             rate = done / (shown - start)
-            left = (share - done) / rate
-            log.info(f"evaluated {done} / {share} images, {rate:.1f} images/s, {left:.0f} s left")
+            left = (len(share) - done) / rate
+            log.info(f"evaluated {done} / {len(share)} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     raise_if_stopped()
     if world > 1:
@@ -108,7 +108,7 @@ def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids:
 def paste_mask(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
     """The binary mask (H, W) of an image of ``size`` from probabilities (M, M) in ``box``.
 
-    Each pixel's centre is looked up bilinearly in the probabilities; at least 0.5 is inside.
+    Each pixel's center is looked up bilinearly in the probabilities; at least 0.5 is inside.
     """
     height, width = size
     pasted = torch.zeros(height, width, dtype=torch.bool)

@@ -55,7 +55,7 @@ class Records(Dataset):
 
 
 def training_batches(
-    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], *, seed: int, rank: int, world: int, start: int,
+    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], rank: int, world: int, *, seed: int, start: int,
     workers: int,
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
     """Endless batches of this rank, from batch ``start`` on; SOLVER.IMS_PER_BATCH counts all ranks' images.
@@ -66,7 +66,7 @@ def training_batches(
     Raises:
         UserError: the batch cannot be divided among the ranks, or a record cannot be made.
     """
-    if cfg.SOLVER.IMS_PER_BATCH % world or cfg.SOLVER.IMS_PER_BATCH < 1:
+    if cfg.SOLVER.IMS_PER_BATCH % world:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}; it must be a multiple of the {world} processes"
         )
@@ -79,19 +79,21 @@ def training_batches(
     return _checked(_loader(cfg, Records(records, build_mapper(cfg, True, flip), seed), batches, workers))
 
 
-def evaluation_batches(
-    cfg: CfgNode, records: list[dict[str, Any]], rank: int, world: int
-) -> Iterator[list[dict[str, Any]]]:
-    """This rank's contiguous share of the test images, one at a time.
+def share_of(records: list[dict[str, Any]], rank: int, world: int) -> list[dict[str, Any]]:
+    """The rank's contiguous share of the test images."""
+    return records[len(records) * rank // world : len(records) * (rank + 1) // world]
+
+
+def evaluation_batches(cfg: CfgNode, records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The test images, one at a time.
 
     Raises:
         UserError: a record cannot be made.
     """
-    share = records[len(records) * rank // world : len(records) * (rank + 1) // world]
-    if not share:
+    if not records:
         return iter(())
-    dataset = Records(share, build_mapper(cfg, False, ()), None)
-    return _checked(_loader(cfg, dataset, [[i] for i in range(len(share))], cfg.DATALOADER.NUM_WORKERS))
+    dataset = Records(records, build_mapper(cfg, False, ()), None)
+    return _checked(_loader(cfg, dataset, [[i] for i in range(len(records))], cfg.DATALOADER.NUM_WORKERS))
 
 
 def _loader(cfg: CfgNode, dataset: Dataset, batches: Any, workers: int) -> DataLoader:

@@ -103,10 +103,7 @@ class RPN(nn.Module):
         self.pre_nms_top_n, self.post_nms_top_n = pre_nms_top_n, post_nms_top_n
 
     def forward(
-        self,
-        features: list[Tensor],
-        image_sizes: list[tuple[int, int]],
-        targets: list[dict[str, Any]] | None = None,
+        self, features: list[Tensor], image_sizes: list[tuple[int, int]], targets: list[dict[str, Any]] | None = None
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Proposals (R, 4) of every image, best first, and, with ``targets``, the losses.
 

@@ -76,11 +76,9 @@ def learning_rate(solver: CfgNode) -> Callable[[int], float]:
 
 
 def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:
-    """Clips each parameter's gradient by value or by its own norm, if CLIP_GRADIENTS.ENABLED."""
-    if not clip.ENABLED:
+    """Clips each parameter's gradient by value or by its own norm."""
+    if clip.CLIP_TYPE == "value":
+        nn.utils.clip_grad_value_(parameters, clip.CLIP_VALUE)
         return
     for parameter in parameters:
-        if clip.CLIP_TYPE == "norm":
-            nn.utils.clip_grad_norm_(parameter, clip.CLIP_VALUE, clip.NORM_TYPE)
-        else:
-            nn.utils.clip_grad_value_(parameter, clip.CLIP_VALUE)
+        nn.utils.clip_grad_norm_(parameter, clip.CLIP_VALUE, clip.NORM_TYPE)

@@ -7,7 +7,7 @@ import datetime
 import statistics
 import sys
 from collections import deque
-from collections.abc import Iterator
+from functools import partial
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class State(contextlib.ExitStack):
         if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
             raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
         self.cfg, self.model, self.device, self.rank, self.world, self.log = cfg, model, device, rank, world, log
-        self.records, self.info = training_records(cfg)
+        self.records, info = training_records(cfg)
+        self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
         self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
         self.skipped = SkippedSteps()
@@ -70,13 +71,6 @@ class State(contextlib.ExitStack):
         if shown:
             self.enter_context(logging_redirect_tqdm([self.log]))
         return self.enter_context(tqdm(total=solver.MAX_ITER, initial=start, unit="it", disable=not shown))
-
-    def batches(self, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
-        """This rank's endless batches from number ``start`` on."""
-        return training_batches(
-            self.cfg, self.records, self.info.flip, seed=seed, rank=self.rank, world=self.world, start=start,
-            workers=workers,
-        )  # fmt: skip
 
     def write(self, iteration: int, values: dict[str, float]) -> None:
         """Writes a line of metrics.json, if there are any values."""

@@ -32,12 +32,7 @@ from .state import LOG_PERIOD, State, find_checkpoint
 
 
 def run(
-    cfg: CfgNode,
-    *,
-    weights: Weights | None = None,
-    resume: bool = False,
-    eval_only: bool = False,
-    visualize: int = 0,
+    cfg: CfgNode, *, weights: Weights | None = None, resume: bool = False, eval_only: bool = False, visualize: int = 0
 ) -> dict[str, Any]:
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
 
@@ -111,7 +106,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     if repeats:
         log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
         results = _finish(state, start - 1, visualize, saved=not evaluating)
-    batches = state.batches(cfg.SEED, start, cfg.DATALOADER.NUM_WORKERS)
+    batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     for iteration in range(start, solver.MAX_ITER):
         began = time.perf_counter()
         batch = next(batches)
@@ -190,7 +185,7 @@ def _precise_bn(state: State, iteration: int) -> None:
         return
     state.log.info(f"precise BN over {precise.NUM_ITER} batches")
     torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
-    batches = state.batches(mix(state.cfg.SEED, iteration, 0), 0, workers=0)
+    batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)
     update_bn_stats(state.model, until_stopped(batches), precise.NUM_ITER)
     if state.world > 1:
         pool_batch_norm(norms)

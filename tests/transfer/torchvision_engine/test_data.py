@@ -20,7 +20,7 @@ def test_categories_are_numbered_in_the_order_of_their_ids(tmp_path):
     assert first == [a["category_id"] // 7 - 1 for a in given if a["image_id"] == 1]
 
 
-def test_keypoints_move_to_pixel_centres_and_mirror_by_name(tmp_path):
+def test_keypoints_move_to_pixel_centers_and_mirror_by_name(tmp_path):
     records, info = data.load_coco(tiny_coco.write(tmp_path, keypoints=True))
     given = json.loads((tmp_path / "annotations.json").read_text())["annotations"][0]["keypoints"]
     got = records[0]["annotations"][0]["keypoints"]

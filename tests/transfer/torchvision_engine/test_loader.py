@@ -33,12 +33,12 @@ def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
 def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):
     cfg = tiny_coco.config(tmp_path / "out", tiny_coco.write(tmp_path), SOLVER__IMS_PER_BATCH=3)
     with pytest.raises(UserError, match=r"IMS_PER_BATCH is 3; it must be a multiple of the 2 processes"):
-        loader.training_batches(cfg, [], (), seed=0, rank=0, world=2, start=0, workers=0)
+        loader.training_batches(cfg, [], (), 0, 2, seed=0, start=0, workers=0)
 
 
 def test_shares_of_the_test_images_are_disjoint_and_complete(tmp_path):
     name = tiny_coco.write(tmp_path)
     cfg, (records, _) = tiny_coco.config(tmp_path / "out", name), data.load_coco(name)
     for world in (1, 4, 8):
-        shares = [[b[0]["image_id"] for b in loader.evaluation_batches(cfg, records, r, world)] for r in range(world)]
-        assert [i for share in shares for i in share] == [1, 2, 3, 4, 5, 6]
+        shares = [loader.evaluation_batches(cfg, loader.share_of(records, r, world)) for r in range(world)]
+        assert [batch[0]["image_id"] for share in shares for batch in share] == [1, 2, 3, 4, 5, 6]

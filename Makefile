@@ -9,27 +9,30 @@ READY := $(VENV)/.set-up
 # A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
 DETECTRON2 ?=
 export DETECTRON2
-# The first of these that runs and is new enough (a version manager may list names that do not run).
+# 1: with Detectron2's compiled part, which this project does not call.
+COMPILED ?=
+# The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
-# One thread a process: tests start several, and tiny tensors gain nothing from more.
+# One thread per process: tests start several processes, and tiny tensors gain nothing from more threads.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-# Two processes, a test file to one of them; what is slow on a SLURM cluster waits for others, and runs alone.
+# Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
 
 .PHONY: help setup detectron2 test test-all test-lowest lint demo clean
 
 help:
-	@echo "make setup       .venv with everything but Detectron2 (and that too, where this machine has built it before)"
-	@echo "make detectron2  builds Detectron2 once a machine and installs it; DETECTRON2=/a/checkout without internet"
-	@echo "make test        the ordinary tests; test-all: the slow ones too (real preemption on a SLURM cluster, ...)"
+	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
+	@echo "make detectron2  builds Detectron2 once per machine and installs it; DETECTRON2=/a/checkout without internet,"
+	@echo "                 COMPILED=1 with its compiled part, which this project does not call"
+	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
-	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; run again, it redoes nothing"
+	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; a second run redoes nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
 setup: $(READY)
 
-# The stamp is written last: a set-up that was cut short is done again.
+# The stamp is written last, so that an interrupted set-up is repeated.
 $(READY): pyproject.toml
 	@for python in $(PYTHONS); do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
@@ -45,7 +48,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 detectron2: setup
-	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2"
+	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2" $(if $(filter 1,$(COMPILED)),--compiled)
 
 test: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)
@@ -54,7 +57,7 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
-# The lowest version of every dependency that pyproject.toml allows, in an environment of its own; without Detectron2.
+# The lowest version of every dependency that pyproject.toml allows, in its own environment, without Detectron2.
 test-lowest: setup
 	@$(BIN)/python -m pip -q install 'uv>=0.5'
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-lowest

@@ -1,7 +1,7 @@
 r"""Recipes of views as data, the random draw of one view, and the executor on the CPU.
 
-A view is drawn in two parts: a box of the image with a flip, and a program: colour operations with their
-strength, in their order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
+A view is drawn in two parts: a box of the image with a flip, and a program: color operations with their values, in
+order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
 on the training device (`view_ops.finish`), from the same random streams.
 
 Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
@@ -23,9 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, finish, run_program
-
-__all__ = ["MEAN", "RECIPES", "STD", "Recipe", "center_view", "crop_views", "draw", "finish", "make_views", "normalize"]
+from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, run_program
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB, from 0 to 1
 STD = (0.229, 0.224, 0.225)
@@ -43,7 +41,7 @@ class RandomResizedCrop:
 class PadCrop:
     """The image at the view's size, padded with black, and a box of the view's size at random."""
 
-    padding: int = 4  # pixels a side
+    padding: int = 4  # pixels per side
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Jitter:
     brightness: float
     contrast: float
     saturation: float
-    hue: float  # in turns of the colour circle, at most 0.5
+    hue: float  # in turns of the color circle, at most 0.5
     p: float
 
 
@@ -79,33 +77,33 @@ class Blur:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a view is made: crop, flip (it commutes with all that follows), AutoAugment's policy, colours in order."""
+    """How a view is made: crop, flip (which commutes with the rest), AutoAugment's policy, color operations."""
 
     crop: RandomResizedCrop | PadCrop | CenterCrop
     flip: float = 0.5  # probability of a horizontal flip
     policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
-    colours: tuple[Jitter | Gray | Blur, ...] = ()
+    colors: tuple[Jitter | Gray | Blur, ...] = ()
 
     @property
     def length(self) -> int:
-        """The most operations that a program of it has."""
-        return sum(4 if isinstance(colour, Jitter) else 1 for colour in self.colours)
+        """The largest number of operations in its programs."""
+        return sum(4 if isinstance(color, Jitter) else 1 for color in self.colors)
 
 
 _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
-_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # colour distortion of strength 1
+_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
 _ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
 
 RECIPES: dict[str, Recipe] = {
-    "moco_v1": Recipe(RandomResizedCrop(), colours=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
-    "moco_v2": Recipe(RandomResizedCrop(), colours=_MOCO_V2),
-    "sce_strong": Recipe(RandomResizedCrop(), colours=_MOCO_V2),  # colour distortion of strength 0.5 is MoCo v2's
+    "moco_v1": Recipe(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
+    "moco_v2": Recipe(RandomResizedCrop(), colors=_MOCO_V2),
+    "sce_strong": Recipe(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
     "sce_weak": Recipe(RandomResizedCrop()),
-    "simclr": Recipe(_ANY_SCALE, colours=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    "simclr_cifar": Recipe(_ANY_SCALE, colours=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
+    "simclr": Recipe(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
+    "simclr_cifar": Recipe(_ANY_SCALE, colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
     "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
     "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
-    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colours=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
+    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Recipe(PadCrop()),
     "eval": Recipe(CenterCrop(), flip=0.0),
@@ -118,7 +116,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         box: (top, left, height, width) of the image read, in its pixels.
-        flip: mirror it.
+        flip: mirror the view.
         offset: PadCrop's (top, left) in the padded view; None for other crops.
         policy: AutoAugment's (policy, probabilities, signs); None without.
         program: (operations, 2) float32 rows of (operation, value).
@@ -144,12 +142,12 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
         probabilities = torch.from_numpy(rng.random(2))
         policy = (_below(rng, 25), probabilities, torch.tensor([_below(rng, 2), _below(rng, 2)]))
     program: list[tuple[float, float]] = []
-    for colour in recipe.colours:
-        if colour.p < 1 and rng.random() >= colour.p:
+    for color in recipe.colors:
+        if color.p < 1 and rng.random() >= color.p:
             continue
-        rows = _draw_jitter(colour, rng) if isinstance(colour, Jitter) else [(GRAY, 0.0)]
-        if isinstance(colour, Blur):
-            rows = [(BLUR, _uniform(rng, *colour.sigma))]
+        rows = _draw_jitter(color, rng) if isinstance(color, Jitter) else [(GRAY, 0.0)]
+        if isinstance(color, Blur):
+            rows = [(BLUR, _uniform(rng, *color.sigma))]
         program += rows
     return Drawn(box, flip, offset, policy, np.array(program, np.float32).reshape(-1, 2))
 
@@ -161,8 +159,8 @@ def crop_views(
 
     Args:
         image: (H, W, 3) uint8.
-        recipes: one a view.
-        size: S, pixels a side of a view.
+        recipes: one per view.
+        size: S, pixels per side of a view.
         rng_of_view: the random stream of a view by its number.
 
     Returns:
@@ -221,14 +219,14 @@ def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
 
 
 def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD a channel, on the images' device."""
-    scale, shift = _normalisation(images.device)
+    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD per channel, on the images' device."""
+    scale, shift = _normalization(images.device)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
     return x.mul_(scale).add_(shift).to(dtype)
 
 
 @functools.lru_cache(maxsize=16)
-def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
     return (1 / (255 * std)).view(3, 1, 1), (-mean / std).view(3, 1, 1)
 

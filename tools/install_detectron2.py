@@ -1,10 +1,14 @@
-"""Installs Detectron2 into the environment that runs this file, from a wheel built once a machine.
+"""Installs Detectron2 into the environment that runs this file, from a wheel that is built once per machine.
 
-Detectron2 is not on the package index. The wheel is kept in the user's cache, outside the checkout, under a name that
-holds everything it depends on (commit, Python, torch), so that a new checkout's set-up takes it from there.
+Detectron2 is not on the package index. The wheel is kept in the user's cache, outside the checkout, so that the set-up
+of a new checkout takes it from there.
 
     make detectron2                                # upstream's repository, at the pinned commit
     make detectron2 DETECTRON2=/a/local/checkout   # a machine without internet
+    make detectron2 COMPILED=1                     # with its compiled part, which takes several minutes
+
+Without its compiled part, Detectron2 lacks deformable convolutions, rotated boxes and a faster COCO evaluation. Nothing
+in this project calls them.
 """
 
 from __future__ import annotations
@@ -27,48 +31,46 @@ from pretrain.common.run_folder import atomic_write
 
 URL = "https://github.com/facebookresearch/detectron2"
 COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
-# Its build imports torch, so it runs in this environment and needs these here (and pkg_resources: setuptools < 82).
+# The build imports torch. It therefore runs in this environment and needs these (pkg_resources: setuptools < 82).
 _BUILD_TOOLS = ("setuptools<82", "wheel", "ninja")
 _GIT_MINUTES, _PIP_MINUTES = 10, 60  # at most; a build usually takes some minutes
 
 
-def cached_wheel() -> Path | None:
-    """The wheel kept for this commit, Python and torch, or None."""
-    wheels = sorted(_cache_folder().glob("detectron2-*.whl"))
+def cached_wheel(compiled: bool) -> Path | None:
+    """The kept wheel of the pinned commit, or None. A compiled one serves where ``compiled`` is not asked for, too."""
+    wheels = [wheel for wheel in sorted(_cache_folder(True).glob("detectron2-*.whl")) if "none-any" not in wheel.name]
+    if not compiled:
+        wheels += sorted(_cache_folder(False).glob("detectron2-*.whl"))
     return wheels[0] if wheels else None
 
 
 def install(wheel: Path) -> None:
-    """Installs the wheel and what it depends on."""
+    """Installs the wheel and its dependencies."""
     _pip("install", "--force-reinstall", "--no-deps", str(wheel))
     _pip("install", str(wheel))
 
 
-def build(source: str) -> Path:
-    """Builds the wheel from ``source`` (a local checkout; empty: upstream) and puts it in the cache.
+def build(source: str, compiled: bool) -> Path:
+    """Builds the wheel and puts it in the cache.
 
-    Without a working compiler the wheel is pure Python: the detectors of this project need no compiled part; COCO
-    evaluation is then slower.
+    Args:
+        source: a local checkout; empty: upstream.
+        compiled: with the C++ extension.
 
     Raises:
-        UserError: no such checkout, another commit, no network, a cache that cannot be written.
+        UserError: no such checkout, another commit, no network, no compiler, a cache that cannot be written.
     """
     _pip("install", *_BUILD_TOOLS)
     with tempfile.TemporaryDirectory(prefix="detectron2-") as folder:
         tree, out = Path(folder) / "detectron2", Path(folder) / "wheel"
         _copy_checkout(Path(source), tree) if source else _fetch(tree)
-        wheel_command = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree))
-        try:
-            print("building Detectron2 (its compiled part takes some minutes)", flush=True)
-            _pip(*wheel_command)
-        except UserError as error:
-            print(f"Detectron2's compiled part does not build here; making a pure Python wheel\n{error}", flush=True)
+        if not compiled:
             setup = tree / "setup.py"
             setup.write_text(setup.read_text().replace("ext_modules=get_extensions()", "ext_modules=[]"))
-            shutil.rmtree(tree / "build", ignore_errors=True)
-            _pip(*wheel_command)
+        print(f"building Detectron2{' with its compiled part, for several minutes' if compiled else ''}", flush=True)
+        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(tree))
         (built,) = out.glob("detectron2-*.whl")
-        kept = _cache_folder() / built.name
+        kept = _cache_folder(compiled) / built.name
         atomic_write(kept, built.read_bytes())
         return kept
 
@@ -76,27 +78,31 @@ def build(source: str) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="", metavar="FOLDER", help="a local checkout of Detectron2")
-    parser.add_argument("--cached-only", action="store_true", help="install the kept wheel if there is one; build none")
+    parser.add_argument("--compiled", action="store_true", help="build the C++ extension, too")
+    parser.add_argument("--cached-only", action="store_true", help="install the kept wheel, if any; build none")
     args = parser.parse_args(argv)
-    wheel = cached_wheel()
+    wheel = cached_wheel(args.compiled)
     if wheel is None and args.cached_only:
         return 0
-    wheel = wheel or build(args.source)
+    wheel = wheel or build(args.source, args.compiled)
     install(wheel)
-    print(f"Detectron2 installed from {wheel} (delete it to build anew)")
+    print(f"Detectron2 installed from {wheel} (delete that file to build it again)")
     return 0
 
 
-def _cache_folder() -> Path:
+def _cache_folder(compiled: bool) -> Path:
+    """Its name holds everything that the wheel depends on."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-to-transfer"
+    if not compiled:
+        return root / f"detectron2-{COMMIT[:8]}-pure"
     import torch
 
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return root / "pretrain-to-transfer" / f"detectron2-{COMMIT[:8]}-{python}-torch{torch.__version__}"
+    return root / f"detectron2-{COMMIT[:8]}-{python}-torch{torch.__version__}"
 
 
 def _copy_checkout(source: Path, target: Path) -> None:
-    """A copy to build in: the build writes into its tree."""
+    """Copies the checkout, because a build writes into its tree."""
     if not (source / "setup.py").is_file() or not (source / "detectron2").is_dir():
         raise UserError(f"DETECTRON2={source} is not a checkout of Detectron2 (it has no setup.py beside detectron2/)")
     head = _run(["git", "-C", str(source), "rev-parse", "HEAD"], _GIT_MINUTES)

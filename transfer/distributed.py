@@ -35,7 +35,9 @@ def join(device_name: str) -> torch.device:
     if kind not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda")
     if number:
-        raise UserError(f"MODEL.DEVICE is {device_name}; set {kind}, and choose by CUDA_VISIBLE_DEVICES={number}")
+        raise UserError(
+            f"MODEL.DEVICE is {device_name}; set {kind}, and select the GPU by CUDA_VISIBLE_DEVICES={number}"
+        )
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
 
 

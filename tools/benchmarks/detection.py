@@ -1,7 +1,7 @@
 """Training iterations, paired.
 
-`benchmark.py detection`: model and optimiser of the torchvision engine against Detectron2's, equal weights, noise.
-`benchmark.py trainer`: this project's Detectron2 engine against stock Detectron2's trainer, data and hooks included.
+`detection`: model and optimizer of the torchvision engine against Detectron2's, with equal weights, on noise.
+`trainer`: this project's Detectron2 engine against Detectron2's default trainer, with data and hooks.
 """
 
 from __future__ import annotations
@@ -9,45 +9,27 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tabulate import tabulate
 
 from pretrain.common.errors import UserError
+from tools.benchmarks.measure import peak_mib, timed_rounds
 from transfer.config import check_supported, load_config
 from transfer.torchvision_engine.model import build_model
 from transfer.torchvision_engine.solver import build_optimizer
-
-
-def add_detection(commands: Any) -> None:
-    """Adds the subcommand to benchmark.py's parser."""
-    command = commands.add_parser("detection", help="an iteration of both detection engines, paired, time and memory")
-    command.add_argument("--config-file", required=True, help="as in configs/coco_mask_R50_FPN_1x_random.yaml")
-    command.add_argument("--images", type=int, default=2, help="a step, on one device")
-    command.add_argument("--side", type=int, default=256, help="of the square images, pixels")
-    command.add_argument("--rounds", type=int, default=7, help="timed rounds; each runs both engines, in turns first")
-    command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
-    command.set_defaults(run=detection)
-    command = commands.add_parser(
-        "trainer", help="an iteration of the Detectron2 engine and of stock Detectron2, paired"
-    )
-    command.add_argument("--config-file", required=True, help="its DATASETS.TRAIN must be there")
-    command.add_argument("--rounds", type=int, default=20, help="timed rounds; each runs both, in turns first")
-    command.add_argument("opts", nargs="*", help="KEY VALUE pairs")
-    command.set_defaults(run=trainer)
 
 
 def detection(args: argparse.Namespace) -> None:
     """Prints both engines' median wall and processor seconds, the median of the rounds' ratios, and peak memory.
 
     Raises:
-        UserError: Detectron2 is not installed, or a key that the torchvision engine cannot honour.
+        UserError: Detectron2 is not installed, or a key that the torchvision engine does not support.
     """
     try:
         from detectron2.config import get_cfg
@@ -68,7 +50,7 @@ def detection(args: argparse.Namespace) -> None:
         "torchvision": _step(own.train(), build_optimizer(cfg.SOLVER, own), batch),
         "detectron2": _step(other.train(), build_their_optimizer(theirs, other), _for_detectron2(batch)),
     }
-    for step in steps.values():  # caches, and the optimisers' momentum
+    for step in steps.values():  # fills caches and the momentum of the optimizers
         step()
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
     compare(steps, args.rounds, device)
@@ -78,7 +60,7 @@ def trainer(args: argparse.Namespace) -> None:
     """The same figures for whole iterations of a run: reading images, hooks, step.
 
     Raises:
-        UserError: Detectron2 is not installed, or the data is not there.
+        UserError: Detectron2 is not installed, or the data does not exist.
     """
     try:
         from detectron2.engine import DefaultTrainer
@@ -91,7 +73,7 @@ def trainer(args: argparse.Namespace) -> None:
     cfg.defrost()
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
-    cfg.SOLVER.MAX_ITER += args.rounds + 4  # no round is the last iteration, which would evaluate
+    cfg.SOLVER.MAX_ITER += args.rounds + 4  # the last iteration, which evaluates, is never reached
     for name in cfg.DATASETS.TRAIN:
         detectron2_engine.register(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +85,8 @@ def trainer(args: argparse.Namespace) -> None:
             steps[name] = _iteration(kind(own), EventStorage(0))
         for step in steps.values():
             step()
-        print(f"{args.config_file}: {cfg.SOLVER.IMS_PER_BATCH} images a step, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
+        size = f"{cfg.SOLVER.IMS_PER_BATCH} images per step"
+        print(f"{args.config_file}: {size}, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
         compare(steps, args.rounds, torch.device(cfg.MODEL.DEVICE))
 
 
@@ -126,24 +109,17 @@ def _iteration(trainer: Any, storage: Any) -> Callable[[], None]:
 
 def compare(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> None:
     """Prints the medians of each form, and the median of the rounds' ratios of the first to the second."""
-    from tools.benchmark import peak_mib
-
-    seconds = _rounds(steps, rounds)
-    print(f"{'':14}{'wall s':>9}{'CPU s':>9}{'peak MiB':>10}")
-    peaks = {}
+    seconds, rows = timed_rounds(steps, rounds), []
     for name, step in steps.items():
         gc.collect()
-        peaks[name] = peak_mib(step, device)
-        wall, cpu = (statistics.median(column) for column in zip(*seconds[name], strict=True))
-        print(f"{name:14}{wall:9.3f}{cpu:9.3f}{peaks[name]:10.0f}")
-    first, second = steps
-    ratios = [(a[0] / b[0], a[1] / b[1]) for a, b in zip(seconds[first], seconds[second], strict=True)]
-    wall, cpu = (statistics.median(column) for column in zip(*ratios, strict=True))
-    print(f"{'ratio':14}{wall:9.3f}{cpu:9.3f}{peaks[first] / peaks[second]:10.3f}")
+        rows.append([name, *np.median(seconds[name], axis=0), peak_mib(step, device)])
+    first, second = (np.array(seconds[name]) for name in steps)
+    rows.append(["ratio", *np.median(first / second, axis=0), rows[0][3] / rows[1][3]])
+    print(tabulate(rows, ["", "wall s", "CPU s", "peak MiB"], floatfmt=".3f"))
 
 
 def random_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:
-    """Noise with ten boxes an image, their diamonds as masks, keypoints inside; classes at random."""
+    """Noise with ten boxes per image, diamonds in them as masks, keypoints inside, random classes."""
     rng = np.random.default_rng(0)
     batch = []
     for _ in range(images):
@@ -185,21 +161,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list[
         optimizer.zero_grad()
         values = torch.stack(list(losses.values()))
         values.sum().backward()
-        values.tolist()  # a training loop reads them
+        values.tolist()  # as a training loop reads them
         optimizer.step()
 
     return step
-
-
-def _rounds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, processor) seconds of every round; the engines take turns at going first."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for number in range(rounds):
-        order = list(steps) if number % 2 else list(steps)[::-1]
-        for name in order:
-            wall, cpu = time.perf_counter(), time.process_time()
-            steps[name]()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    return seconds

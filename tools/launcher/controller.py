@@ -1,7 +1,7 @@
 """The process that starts a local job's ranks and waits for them: submitit's, with what srun does on a cluster.
 
-- A rank that failed or was killed ends the others. They would wait for it in a collective for half an hour.
-- A job comes back as often as it asks to; only `Options.max_timeouts` limits that. (submitit's ends after 6 times.)
+- A rank that failed or was killed ends the others, which would wait for it in a collective for half an hour.
+- A job is requeued as often as it asks for it, within `Options.max_timeouts`; submitit ends it after 6 times.
 - Every rank gets the number of its attempt.
 """
 
@@ -68,10 +68,10 @@ class Controller(local.Controller):
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
-        if self.is_stopping:  # the signal came before all ranks were there to hear it
+        if self.is_stopping:  # the signal came before all ranks were started
             self._forward_signal(signal.SIGTERM)
         started = time.monotonic()
-        failed_at, is_told = None, False
+        failed_at, is_warned = None, False
         while True:
             codes = [task.poll() for task in self.tasks]
             ran = time.monotonic() - started
@@ -80,24 +80,24 @@ class Controller(local.Controller):
                 if bad is not None:
                     failed_at = ran
                     if not self.is_stopping or codes[bad] != -signal.SIGTERM:  # else it had no handler yet
-                        self._say_of(bad, _words(codes[bad] or 0, self.stderrs[bad].name))
+                        self._record_failure(bad, _how_it_ended(codes[bad] or 0, self.stderrs[bad].name))
             if None not in codes or (failed_at is not None and ran > failed_at + _GRACE_S):
                 return codes
             if ran > self.timeout_s:
-                self._say_of(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
+                self._record_failure(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
                 return codes
-            if ran > self.timeout_s - self.signal_delay_s and not is_told:
-                is_told = True
+            if ran > self.timeout_s - self.signal_delay_s and not is_warned:
+                is_warned = True
                 self._forward_signal(local.LocalJobEnvironment._usr_sig())
             time.sleep(1 / freq)
 
-    def _say_of(self, rank: int, text: str) -> None:
+    def _record_failure(self, rank: int, text: str) -> None:
         stem = f"{self.folder.name}.{self.pid}.{self.attempt}"
         mark_failed(self.folder.parent / "ranks" / stem, rank, f"rank {rank}: {text}")
 
 
-def _words(code: int, stderr: str) -> str:
-    """For a rank that did not say more in its record."""
+def _how_it_ended(code: int, stderr: str) -> str:
+    """For a rank that recorded no reason of its own."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -15,6 +15,7 @@ from pretrain.common import run_folder
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, empty_or_text, sha256
 
+ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",
@@ -86,8 +87,7 @@ class StageSpec:
         leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
         paths of weights (their content counts).
         """
-        free = _free(self.stage)
-        config = {key: self._placeless(value) for key, value in self._changed_keys() if not key.startswith(free)}
+        config = {key: self._placeless(value) for key, value in self._changed_keys()}
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
         return json.loads(json.dumps(work))
 
@@ -169,17 +169,25 @@ class StageSpec:
         return Path(self.folder) / "launch" / f"{state}.json"
 
     def _changed_keys(self) -> list[tuple[str, Any]]:
+        """The keys that are not at their default and may change the result."""
         if not self.config:
             return []
         from pretrain.common.config_io import flatten
-        from pretrain.config import from_yaml_text
 
         if self.stage == "transfer":
             import yaml
 
-            return list(flatten(yaml.safe_load(self.config) or {}))
-        defaults = _defaults(self.stage)
-        return [(key, value) for key, value in flatten(from_yaml_text(self.config)) if value != defaults[key]]
+            from transfer.config import FREE_ANYWHERE as free
+
+            changed = list(flatten(yaml.safe_load(self.config) or {}))
+        else:
+            from pretrain import config
+
+            free = config.FREE_ON_RESUME if self.stage == "pretrain" else config.FREE_ANYWHERE
+            defaults = _defaults(self.stage)
+            keys = flatten(config.from_yaml_text(self.config))
+            changed = [(key, value) for key, value in keys if value != defaults[key]]
+        return [(key, value) for key, value in changed if not key.startswith(free)]
 
     def _placeless(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -223,17 +231,6 @@ def content_of(weights: str) -> str:
 @functools.cache
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     return f"sha256:{sha256(path)}"
-
-
-def _free(stage: str) -> tuple[str, ...]:
-    """Prefixes of the keys that do not change what a stage computes."""
-    if stage == "transfer":
-        from transfer.config import FREE_ANYWHERE
-
-        return FREE_ANYWHERE
-    from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
-
-    return FREE_ON_RESUME if stage == "pretrain" else FREE_ANYWHERE
 
 
 def _defaults(stage: str) -> dict[str, Any]:

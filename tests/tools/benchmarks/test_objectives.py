@@ -1,0 +1,25 @@
+"""The naive forms are the same losses, and a row is printed for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import benchmark
+from tools.benchmarks import objectives
+
+SIZES = ["--queries", "3", "--keys", "2", "--dims", "4", "--negatives", "9", "--rounds", "1", "--device", "cpu"]
+
+
+def test_a_row_is_printed_for_each_objective(capsys: pytest.CaptureFixture[str]):
+    assert benchmark.main(["objectives", *SIZES]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("N 3, M' 2, D 4, K 9, cpu")
+    assert [line.split()[0] for line in lines[3:]] == list(objectives.NAIVE)
+    assert all(float(number) > 0 for line in lines[3:] for number in line.split()[1:4])
+
+
+def test_forms_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch):
+    doubled = objectives.naive_moco
+    monkeypatch.setitem(objectives.NAIVE, "mocov2", lambda *a, **k: 2 * doubled(*a, **k))
+    with pytest.raises(RuntimeError, match="mocov2: the fast and the naive form differ"):
+        benchmark.main(["objectives", *SIZES])

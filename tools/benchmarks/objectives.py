@@ -1,0 +1,112 @@
+"""Losses of the queue objectives against the equations with one row of K + 1 logits per query.
+
+Shape letters as in pretrain/methods/common.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from tabulate import tabulate
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from pretrain.methods import METHODS
+from tools.benchmarks.measure import median_milliseconds, peak_mib
+
+
+def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor, temperature: float) -> Tensor:
+    return torch.cat([(q_ND * key_ND).sum(dim=1, keepdim=True), q_ND @ queue_DK], dim=1) / temperature
+
+
+def naive_moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Tensor:
+    logits = _logits(q_ND, keys_MND[0], queue_DK, temperature)
+    return cross_entropy(logits, torch.zeros(len(q_ND), dtype=torch.long, device=q_ND.device))
+
+
+def naive_multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Tensor:
+    losses = [naive_moco(q_ND, key_ND[None], queue_DK, temperature=temperature) for key_ND in keys_MND]
+    return torch.stack(losses).mean()
+
+
+def naive_jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> Tensor:
+    mean_ND = keys_MND.mean(dim=0)
+    centred_MND = keys_MND - mean_ND
+    covariance_NDD = torch.einsum("mnd,mne->nde", centred_MND, centred_MND) / len(keys_MND)
+    logits = _logits(q_ND, mean_ND, queue_DK, temperature)
+    bonus = lambda_ / (2 * temperature**2) * torch.einsum("nd,nde,ne->n", q_ND, covariance_NDD, q_ND)
+    positive = logits[:, 0]
+    logits = torch.cat([(positive + bonus)[:, None], logits[:, 1:]], dim=1)
+    return (logits.logsumexp(dim=1) - positive).mean()
+
+
+def naive_sce(
+    q_ND: Tensor,
+    keys_MND: Tensor,
+    queue_DK: Tensor,
+    *,
+    temperature: float,
+    key_temperature: float,
+    lambda_: float,
+    mask_positive: bool,
+) -> Tensor:
+    slot = torch.full((len(q_ND), 1), -torch.inf if mask_positive else 0.0, device=q_ND.device)
+    target = torch.cat([slot, keys_MND[0] @ queue_DK], dim=1).div(key_temperature).softmax(dim=1) * (1 - lambda_)
+    target[:, 0] += lambda_
+    return cross_entropy(_logits(q_ND, keys_MND[0], queue_DK, temperature), target)
+
+
+def naive_ressl(
+    q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float
+) -> Tensor:
+    return cross_entropy(q_ND @ queue_DK / temperature, (keys_MND[0] @ queue_DK / key_temperature).softmax(dim=1))
+
+
+NAIVE = {
+    "mocov2": naive_moco,
+    "multikey": naive_multikey,
+    "jcl": naive_jcl,
+    "sce": naive_sce,
+    "ressl": naive_ressl,
+}
+_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}
+
+
+def objectives(args: argparse.Namespace) -> None:
+    """Prints, for each objective, median time and peak memory of both forms and their ratios.
+
+    Raises:
+        RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
+    """
+    torch.manual_seed(0)
+    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    q_ND = normalize(torch.randn(args.queries, args.dims, device=device), dim=1).requires_grad_()
+    keys_MND = normalize(q_ND.detach() + 0.5 * torch.randn(args.keys, args.queries, args.dims, device=device), dim=2)
+    queue_DK = normalize(torch.randn(args.dims, args.negatives, device=device), dim=0)
+    sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}"
+    print(f"{sizes}, {device}, {torch.get_num_threads()} CPU thread(s)")
+    rows = []
+    for name, naive in NAIVE.items():
+        method = METHODS[name]
+        keys = keys_MND if method.many_keys else keys_MND[:1]
+        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
+
+        def fast_form(method=method, keys=keys, hyper=hyper) -> tuple[Tensor, Tensor]:
+            loss = method.objective(q_ND, keys, queue_DK, **hyper).loss
+            return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
+
+        def naive_form(naive=naive, keys=keys, hyper=hyper) -> tuple[Tensor, Tensor]:
+            loss = naive(q_ND, keys, queue_DK, **hyper)
+            return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
+
+        forms = {"fast": fast_form, "naive": naive_form}
+        for one, other in zip(fast_form(), naive_form(), strict=True):
+            if not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
+                raise RuntimeError(f"{name}: the fast and the naive form differ by {(one - other).abs().max():.2g}")
+        memory = {form: peak_mib(run, device) for form, run in forms.items()}
+        times = median_milliseconds(forms, args.rounds)
+        smaller = memory["naive"] / memory["fast"] if memory["fast"] else None
+        rows.append([name, *times.values(), times["naive"] / times["fast"], *memory.values(), smaller])
+    head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]
+    print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f"), missingval="-"))

@@ -1,0 +1,70 @@
+"""Views of a photo against the same recipe in torchvision's transforms."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import random
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from sklearn.datasets import load_sample_image
+from tabulate import tabulate
+from torchvision import transforms
+
+from pretrain.common.image_io import decode
+from pretrain.common.run_folder import write_json
+from pretrain.loader import stream
+from pretrain.views import RECIPES, crop_views, make_views
+from tools.benchmarks.measure import median_milliseconds
+
+
+def views(args: argparse.Namespace) -> None:
+    """Prints the median milliseconds per image of each way to its views, decoding included, and the ratios to ours."""
+    cv2.setNumThreads(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    photo.save(buffer, "JPEG", quality=90)
+    jpeg = buffer.getvalue()
+    moco_v2 = [RECIPES["moco_v2"]] * args.views
+    counter = itertools.count()
+
+    def streams() -> Callable[[int], np.random.Generator]:
+        image = next(counter)
+        return lambda view: stream(0, 0, 0, image, view)
+
+    def pil() -> list[np.ndarray]:
+        image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        return [np.asarray(_pil_moco_v2(image, args.size)) for _ in range(args.views)]
+
+    forms: dict[str, Callable[[], object]] = {
+        "ours": lambda: make_views(decode(jpeg, "photo"), moco_v2, args.size, streams()),
+        "ours, color left to the device": lambda: crop_views(decode(jpeg, "photo"), moco_v2, args.size, streams()),
+        "ours, decoding alone": lambda: decode(jpeg, "photo"),
+        "PIL (torchvision's transforms, Pillow's blur)": pil,
+    }
+    try:
+        milliseconds = median_milliseconds(forms, args.rounds)
+    finally:
+        torch.set_num_threads(threads)
+    print(f"{args.views} views of {args.size} x {args.size} pixels per image, one core")
+    rows = [(name, value, value / milliseconds["ours"]) for name, value in milliseconds.items()]
+    print(tabulate(rows, ["views", "ms per image", "ratio to ours"], floatfmt=".2f"))
+    if args.json:
+        write_json(args.json, {"views": args.views, "size": args.size, "milliseconds": milliseconds})
+
+
+def _pil_moco_v2(image: Image.Image, size: int) -> Image.Image:
+    """The same recipe in torchvision's transforms, with Pillow's blur as in MoCo's release."""
+    colors = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
+    blur = transforms.RandomApply([lambda x: x.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))], 0.5)
+    flip = transforms.RandomHorizontalFlip()
+    for step in (transforms.RandomResizedCrop(size, (0.2, 1.0)), colors, transforms.RandomGrayscale(0.2), blur, flip):
+        image = step(image)
+    return image

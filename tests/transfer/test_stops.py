@@ -71,7 +71,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     _, errors = run.communicate(timeout=240)
     assert run.returncode == 130 and errors.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", errors
     assert "Traceback" not in errors
-    assert torch.load(tmp_path / "out" / "model_0000000.pth", weights_only=True)["iteration"] == 0
+    (found,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(found, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core import utils
 from submitit.local import local
 
+from . import warm
 from .ranks import mark_failed
 
 ATTEMPT = "LAUNCH_ATTEMPT"  # how often the job was started before
@@ -32,11 +34,12 @@ class LocalExecutor(submitit.LocalExecutor):
 
     Args:
         devices: CUDA_VISIBLE_DEVICES of the ranks; submitit's own knows numbers from 0 only.
+        is_warm: start jobs of one process from a process that has imported what stages import (see `warm`).
     """
 
-    def __init__(self, folder: Path, max_num_timeout: int, devices: str) -> None:
+    def __init__(self, folder: Path, max_num_timeout: int, devices: str, is_warm: bool) -> None:
         super().__init__(folder, max_num_timeout=max_num_timeout)
-        self._devices = devices
+        self._devices, self._is_warm = devices, is_warm
 
     def _submit_command(self, command: str) -> local.LocalJob[Any]:
         tasks = self.parameters["tasks_per_node"]
@@ -47,15 +50,27 @@ class LocalExecutor(submitit.LocalExecutor):
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(self.parameters["signal_delay_s"]),
             "SUBMITIT_STDERR_TO_STDOUT": "", "SUBMITIT_LOCAL_WITH_SHELL": "", "CUDA_VISIBLE_DEVICES": self._devices,
         }  # fmt: skip
-        process = subprocess.Popen([sys.executable, "-m", "tools.launcher.controller", str(self.folder)], env=env)
+        process: Any
+        if self._is_warm and tasks == 1:
+            process = warm.Forked("forkserver", env, _control, str(self.folder), True)
+        else:
+            process = subprocess.Popen([sys.executable, "-m", "tools.launcher.controller", str(self.folder)], env=env)
         return local.LocalJob(self.folder, str(process.pid), tasks=list(range(tasks)), process=process)
 
 
 class Controller(local.Controller):
-    """Reads its job from the environment that `LocalExecutor` made."""
+    """Reads its job from the environment that `LocalExecutor` made.
+
+    Args:
+        is_warm: this process is warm, and its rank a fork of it.
+    """
 
     attempt = -1
     is_stopping = False
+
+    def __init__(self, folder: Path, is_warm: bool = False) -> None:
+        super().__init__(folder)
+        self._is_warm = is_warm
 
     def _forward_signal(self, signum: signal.Signals, *args: Any) -> None:
         self.is_stopping |= signum == signal.SIGTERM
@@ -64,7 +79,18 @@ class Controller(local.Controller):
     def start_tasks(self) -> None:
         self.attempt += 1
         os.environ[ATTEMPT] = str(self.attempt)
-        super().start_tasks()
+        if not self._is_warm:
+            super().start_tasks()
+            return
+        paths = utils.JobPaths(self.folder, self.pid, 0)
+        while not paths.submitted_pickle.exists():  # the rank would look for it once per second
+            time.sleep(0.01)
+        self.stdouts, self.stderrs = [paths.stdout.open("a")], [paths.stderr.open("a")]
+        ids = {f"SUBMITIT_LOCAL_{name}": "0" for name in ("LOCALID", "GLOBALID")}
+        environment = {**os.environ, **ids, "SUBMITIT_LOCAL_JOB_ID": self.pid}
+        files = (self.stdouts[0].fileno(), self.stderrs[0].fileno())
+        rank: Any = warm.Forked("fork", environment, warm.run_rank, self.command, *files)
+        self.tasks = [rank]
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
@@ -108,5 +134,9 @@ def _how_it_ended(code: int, stderr: str) -> str:
     return f"it ended with status {code}"
 
 
+def _control(folder: str, is_warm: bool = False) -> None:
+    Controller(Path(folder), is_warm).run(max_retry=sys.maxsize)
+
+
 if __name__ == "__main__":
-    Controller(Path(sys.argv[1])).run(max_retry=sys.maxsize)
+    _control(sys.argv[1])

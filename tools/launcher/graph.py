@@ -249,7 +249,7 @@ def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> in
         started = time.monotonic()
         try:
             node.spec.mark("begun")
-            execute(node.spec, options)
+            execute(node.spec, options, is_warm=len(missing) > 1)
         except (StageFailed, UserError) as failure:
             failed[node.key] = node.key
             status = status or getattr(failure, "status", 2)

@@ -2,14 +2,14 @@
 
 OUTPUT_DIR: runs/demo
 DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py; the last one is its folder
-BRANCHES:                                  # what is compared; each name is a column of the story
+BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
-  supervised: {WEIGHTS: weights/r50.pth}   # somebody else's
+  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; '' is the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
-TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is filled in, a branch each
+TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is set per branch
 TRANSFER_OVERRIDES: []
 ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
 """

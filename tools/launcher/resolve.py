@@ -146,7 +146,7 @@ def _check(options: Options) -> None:
     if options.minutes and options.signal_delay >= options.minutes * 60:
         raise UserError(
             f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
-            "the job would be told to stop as soon as it starts"
+            "the job would be asked to stop as soon as it starts"
         )
     if options.cluster == "local" and options.gpus is not None and options.gpus > len(visible_gpus()):
         raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible here; ask for at most as many")

@@ -42,8 +42,8 @@ def run_stage(spec: StageSpec, options: Options) -> int:
     return 0
 
 
-def execute(spec: StageSpec, options: Options) -> None:
-    """Starts a stage; on this machine waits for its end.
+def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
+    """Starts a stage; on this machine waits for its end. ``is_warm``: see `submit`.
 
     Raises:
         StageFailed: it ended with an error. attach.Interrupted: the user ended it.
@@ -53,7 +53,7 @@ def execute(spec: StageSpec, options: Options) -> None:
     if options.cluster == "debug":
         StageJob(spec).run()
         return
-    (job,) = submit([spec], options)
+    (job,) = submit([spec], options, is_warm=is_warm)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
         print(f"to follow it: {follow_command(folder)}")

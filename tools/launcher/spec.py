@@ -1,4 +1,4 @@
-"""What a stage is to the launcher: an importable entry point, its arguments as plain data, its run folder."""
+"""A stage, as the launcher handles it: an importable entry point, its arguments as plain data, its run folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {"str": str, "bool": bool, "tuple[Any, ...]": list, "dict[str, str]": d
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage's work. It travels to the job by pickle and stands in launch.json, so that it can be started again.
+    """One stage's work. It is pickled for the job, and recorded in launch.json so that it can be started again.
 
     Attributes:
         stage: pretrain, linear, knn, convert, transfer, ...
@@ -41,9 +41,9 @@ class StageSpec:
         config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
             (Detectron2's keys, without those at their default), the others the config that `pretrain.config` reads.
         args: further arguments.
-        produces: a file the stage leaves when it is done, relative to ``folder``.
-        one_process: runs in a single process, whatever was asked for.
-        gpu: has use for GPUs; False: gets none.
+        produces: a file that the stage leaves when it is complete, relative to ``folder``.
+        one_process: runs in a single process, whatever the options are.
+        gpu: uses GPUs; False: gets none.
         inputs: weights that are read, by path, and their content as `content_of` names it.
         parents: fingerprints of the stages this one builds on, by name.
         root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
@@ -83,9 +83,9 @@ class StageSpec:
     def work(self) -> dict[str, Any]:
         """What this stage computes, as JSON has it: arguments, config, and the stages it builds on.
 
-        What does not change the result is left out: keys at their default (so that a key which a later version adds
-        leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
-        paths of weights (their content counts).
+        It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
+        complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
+        the paths of weights (their content counts).
         """
         config = {key: self._placeless(value) for key, value in self._changed_keys()}
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
@@ -132,16 +132,16 @@ class StageSpec:
         return cls(**{**data, "args": tuple(data.get("args", ()))})
 
     def mark(self, state: str) -> None:
-        """Says in `launch/<state>.json` that the folder's work was ``begun`` or is ``complete``."""
+        """Records in `launch/<state>.json` that this work was ``begun`` in the folder, or is ``complete``."""
         run_folder.write_json(self._mark(state), {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
-        """True if this very work was finished in the folder before, and its product is still there."""
+        """True if exactly this work was completed in the folder, and its product is still there."""
         found = read_record(self._mark("complete"))
         return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
 
     def refuse_missing_weights(self) -> None:
-        """Checks that there are weights to read, without reading them as a whole.
+        """Checks that there are weights to read, without reading all of them.
 
         Raises:
             UserError: nothing there, a folder without a checkpoint, or a text file.
@@ -153,7 +153,7 @@ class StageSpec:
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
     def refuse_other_work(self) -> None:
-        """A folder must not be continued with other work than it was begun with.
+        """Refuses to continue a folder with other work than it was begun with.
 
         Raises:
             UserError: it was begun with other weights, another config, other arguments, or other stages before it.
@@ -210,7 +210,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or an empty one where it is missing or damaged; for what must not stop a job."""
+    """The JSON object in a file, or an empty one if it is missing or damaged: it must not stop a job."""
     try:
         return run_folder.read_json(path)
     except UserError:

@@ -1,4 +1,4 @@
-"""Builds the spec of each stage, its config resolved and checked, from what a command line or a pipeline file names."""
+"""Builds the spec of each stage from a command line or a pipeline file, with its config resolved and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pretrain.common.files import existing_file
 
 from .spec import ENTRIES, ROOT, StageSpec, content_of, read_record
 
-# The recipe that stands for a method where none is named: its paper's on ImageNet-1K.
+# The default recipe of a method: its paper's on ImageNet-1K.
 _RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
 _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
@@ -153,7 +153,7 @@ def pretrain_config(run: str) -> str:
 
 
 def refuse_missing_data(spec: StageSpec) -> None:
-    """Looks for the folders of the images that a stage reads, and for the weights that it starts from.
+    """Checks that the images that a stage reads, and the weights that it starts from, are there.
 
     Raises:
         UserError: one of them is not there.
@@ -201,7 +201,7 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
 
 
 def _refuse_fine_tuning(config_file: str | Path) -> None:
-    """Names the command of a config that fits fine-tuning alone."""
+    """Names the command for a config that only fits fine-tuning."""
     from transfer.config import load_config
 
     try:

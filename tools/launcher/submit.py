@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, one_line
+from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
 
 from . import control
@@ -39,13 +40,19 @@ class Refused(UserError):
 
 
 def submit(
-    specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path | None = None
+    specs: Sequence[StageSpec],
+    options: Options,
+    *,
+    dependency: str = "",
+    code: Path | None = None,
+    is_warm: bool = False,
 ) -> list[Any]:
     """Submits one job, or an array where there are several specs (SLURM only); returns submitit's jobs.
 
     Args:
         dependency: as sbatch takes it, ``afterok:12:13``.
         code: the copy of the code that SLURM jobs import (`snapshot`); None: one of their own, beside their logs.
+        is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
 
     Raises:
         UserError: the scheduler refuses or is not here; a run folder is in use, or cannot be written.
@@ -72,7 +79,7 @@ def submit(
             parameters = slurm_parameters(specs[0], options, code or snapshot(log_folder), dependency)
             executor, environment = _slurm_executor(log_folder, options, parameters), _slurm_environment(parameters)
         else:
-            executor, environment = _local_executor(log_folder, options), _local_environment()
+            executor, environment = _local_executor(log_folder, options, is_warm), _local_environment()
         with environment, contextlib.redirect_stderr(io.StringIO()):
             may_run = True  # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
@@ -212,10 +219,11 @@ def _slurm_executor(log_folder: Path, options: Options, parameters: dict[str, An
     return executor
 
 
-def _local_executor(log_folder: Path, options: Options) -> Any:
+def _local_executor(log_folder: Path, options: Options, is_warm: bool) -> Any:
     from .controller import LocalExecutor
 
-    executor = LocalExecutor(log_folder, options.max_timeouts, ",".join(visible_gpus()[: options.gpus_per_node]))
+    devices = ",".join(visible_gpus()[: options.gpus_per_node])
+    executor = LocalExecutor(log_folder, options.max_timeouts, devices, is_warm)
     executor.update_parameters(
         timeout_min=options.minutes or _NO_LIMIT_MINUTES,
         tasks_per_node=options.tasks_per_node,
@@ -277,6 +285,7 @@ def _record(
         "id": job_id, "cluster": options.cluster, "name": job_name(first), "logs": str(log_folder),
         "host": socket.gethostname(), "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node,
         "dependency": dependency, "code": git_state(),
+        **({"started": start_of(int(job_id))} if options.cluster == "local" else {}),
     }  # fmt: skip
     jobs = [*(control.read_launch(path)["jobs"] if path.exists() else []), job]
     try:

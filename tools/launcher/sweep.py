@@ -1,9 +1,9 @@
-"""A sweep file: a grid of keys and values over one recipe, a run folder a point, one table and one plot at the end.
+"""A sweep file: a grid of keys and values over one recipe, which becomes a pipeline, a table and a plot.
 
 PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
 GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}         # one key: a curve; two: a heat map
-SEEDS: [0, 1, 2]                                 # each point once a seed; the table shows mean and 95% interval
-LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1; without it kNN's after pretraining
+SEEDS: [0, 1, 2]                                 # each setting once per seed; the table shows mean and 95% interval
+LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1; without it, kNN's after pretraining
 OVERRIDES: []
 OUTPUT_DIR: runs/sweeps/jcl_num_keys
 """

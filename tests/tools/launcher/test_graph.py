@@ -211,7 +211,7 @@ def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
 
 
 def test_a_signal_between_two_stages_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def execute(spec: StageSpec, options: Options) -> None:
+    def execute(spec: StageSpec, options: Options, is_warm: bool) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)

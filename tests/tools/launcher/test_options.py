@@ -16,8 +16,8 @@ from tools.launcher.spec import StageSpec
 
 
 @pytest.fixture(autouse=True)
-def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options.shutil, "which", lambda _program: None)
+def no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 def from_site(tmp_path: Path, text: str, **given: object) -> Options:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,7 +216,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
 
 
-def smoke_plan(folder: Path) -> dict[str, object]:
+def smoke_plan(folder: Path) -> dict[str, Any]:
     """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
     digits = folder / "digits"
     truth = f"coco:{digits}/coco/annotations/instances_"
@@ -292,9 +293,10 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     run_stage(two, DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
-    heads = [checkpoint.newest(tmp_path / name)[1]["state_dict"] for name in ("slurm", "here")]
-    for name, value in heads[0].items():
-        assert torch.allclose(value, heads[1][name], atol=1e-4), name
+    first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
+    assert first and second
+    for name, value in first[1]["state_dict"].items():
+        assert torch.allclose(value, second[1]["state_dict"][name], atol=1e-4), name
     one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["metrics"] == two["metrics"]
 

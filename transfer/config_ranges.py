@@ -65,7 +65,7 @@ def check_training(cfg: CfgNode) -> None:
         raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
     if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" and steps and steps[-1] >= solver.MAX_ITER:
         raise UserError(
-            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; leave that step out"
+            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; remove that step"
         )
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
         raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")

@@ -58,15 +58,14 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: argparse.Namespace | Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line in this process, or in as many as ``--num-gpus`` and ``--num-machines`` say.
 
     Raises:
         UserError: a mistake in the arguments, the config, the data or the weights.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    if not isinstance(args, argparse.Namespace):
-        args = argument_parser().parse_args(args)
+    args = argument_parser().parse_args(argv)
     if args.num_gpus < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise UserError(
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
@@ -201,10 +200,9 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             if args.resume and not args.eval_only:
                 on_first_rank(lambda: check_same_training(cfg, out / "config.yaml"))
             weights, summary = _initial_weights(cfg, args)
-            try:
-                metrics = engine.run(
-                    cfg, weights=weights, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize
-                )
+            options = {"resume": args.resume, "eval_only": args.eval_only, "visualize": args.visualize}
+            try:  # popped, so that the engine can free the tensors once the model has them
+                metrics = engine.run(cfg, weights=weights.pop() if weights else None, **options)
             except Stopped as stop:
                 stop.saved = not args.eval_only
                 raise
@@ -241,16 +239,16 @@ def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:
     began = read_json(kept).get("path", "") if kept.is_file() else ""
     if named and cfg.MODEL.WEIGHTS not in ("", began, str(found[0])):
         raise UserError(
-            f"--resume evaluates {found[0]}, but MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; leave out one of the two"
+            f"--resume evaluates {found[0]}, but MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; give only one of the two"
         )
     return str(found[0])
 
 
-def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | None, dict[str, Any]]:
+def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[list[Weights], dict[str, Any]]:
     """What the run begins with, read once by each rank, and its summary for results.json.
 
-    A training keeps the summary in OUTPUT_DIR/initial_weights.json. When it resumes from a checkpoint there are no
-    weights, and the summary is the one that was kept.
+    A training keeps the summary in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, the list is empty
+    and the summary is the one that was kept.
 
     Raises:
         UserError: a resumed run is given other weights than it began with.
@@ -271,12 +269,12 @@ def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | 
         return summary
 
     if summary := on_first_rank(resumed):
-        return None, summary
+        return [], summary
     weights = on_every_rank(lambda: read_weights(path))
     summary = weights.summary()
     if not args.eval_only:
         on_first_rank(lambda: write_json(kept, summary))
-    return weights, summary
+    return [weights], summary
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     assert (cut / "model_final.pth").stat().st_mtime_ns == written  # only evaluated
     states = [torch.load(out / "model_final.pth")["model"] for out in (whole, cut)]
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    what = ("AP", "loss") if engine == "torchvision" else ("AP",)  # Detectron2's medians begin anew with each process
+    what = ("AP", "loss") if engine == "torchvision" else ("AP",)  # Detectron2's medians start over with each process
     assert len(recorded(whole, what)) == 2 and recorded(cut, what) == recorded(whole, what)
 
 
@@ -71,7 +71,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     _, errors = run.communicate(timeout=240)
     assert run.returncode == 130 and errors.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", errors
     assert "Traceback" not in errors
-    assert torch.load(tmp_path / "out" / "model_0000000.pth", weights_only=True)["iteration"] == 0
+    (found,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(found, weights_only=True)["iteration"] <= 1  # several ranks agree one step later
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 An iteration is that of `detectron2.engine.DefaultTrainer`, under Detectron2's own hooks. The engine adds
 
 - exact resume: random choices are functions of the seed and the iteration, so that a resumed run has the result of an
-  uninterrupted one. Detectron2 begins its stream of images anew and draws from a history.
+  uninterrupted one. Detectron2 restarts its stream of images and draws from a history.
 - strict weights: a file that does not fit ends the run, instead of leaving a part of the backbone at random values.
 - an agreed stop: a request on any rank ends all of them after the same iteration, with a checkpoint.
 - atomic checkpoints: a file is complete, and its weights are finite, or it is not written.

@@ -86,7 +86,7 @@ class TrainingBatches:
     """This rank's endless batches, those of Detectron2 for the same seed, from batch ``start`` on.
 
     The images of a batch and their random choices are functions of (seed, position in the stream). Detectron2's loader
-    begins its stream anew when a run resumes, and draws resize and flip from a history. ``seed`` and ``start`` may be
+    restarts its stream when a run resumes, and draws resize and flip from a history. ``seed`` and ``start`` may be
     set until iteration begins.
     """
 

@@ -1,4 +1,4 @@
-"""Data sets by name or two paths; every kind of bad record is named, and can be left out."""
+"""Data sets by name or two paths; bad records end the run, or are skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def first(content: dict[str, Any]) -> dict[str, Any]:
     return content["annotations"][0]
 
 
-def test_prepare_fails_or_leaves_out(people: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     name, content = people
     first(content)["bbox"] = [0, 0, 500, 20]
     annotations, images = data.resolve(name)
@@ -31,9 +31,9 @@ def test_prepare_fails_or_leaves_out(people: tuple[str, dict[str, Any]], tmp_pat
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
     with pytest.raises(UserError, match=r"annotation 1 of image 1: box .* add :skip_bad"):
         data.prepare(tiny_coco.config(tmp_path / "out", name, **keys))
-    said: list[str] = []
-    prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), said.append)
-    assert "skipped bad records: 1 annotations" in said[0] and "annotation 1 of image 1" in said[1]
+    logged: list[str] = []
+    prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), logged.append)
+    assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
     checked = data.read(data.resolve(prepared.DATASETS.TRAIN[0])[0])
     assert len(checked["annotations"]) == len(content["annotations"]) - 1
     assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN

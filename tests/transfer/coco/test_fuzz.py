@@ -1,4 +1,4 @@
-"""Whatever stands in an annotation file: it is read, or it ends in one line."""
+"""Whatever an annotation file contains, it is read or refused in one line."""
 
 from __future__ import annotations
 

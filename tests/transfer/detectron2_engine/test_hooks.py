@@ -17,8 +17,8 @@ def test_steps_that_fp16_skips_are_counted(caplog: pytest.LogCaptureFixture) -> 
 
     model = torch.nn.Linear(2, 1)
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
-    said: list[tuple[float, float]] = []
-    storage = SimpleNamespace(put_scalars=lambda **v: said.append((v["loss_scale"], v["skipped_steps"])))
+    written: list[tuple[float, float]] = []
+    storage = SimpleNamespace(put_scalars=lambda **v: written.append((v["loss_scale"], v["skipped_steps"])))
     trainer = SimpleNamespace(_trainer=SimpleNamespace(model=model), iter=0, max_iter=4, storage=storage)
 
     def train(hook: CountSkippedSteps, factors: dict[int, float]) -> None:
@@ -32,7 +32,7 @@ def test_steps_that_fp16_skips_are_counted(caplog: pytest.LogCaptureFixture) -> 
             hook.after_step()
 
     train(first := CountSkippedSteps(scaler), {0: torch.inf, 1: 1.0, 2: torch.inf})
-    assert said == [(4.0, 0), (2.0, 1), (2.0, 1)] and first.state_dict() == {"skipped_steps": 2}
+    assert written == [(4.0, 0), (2.0, 1), (2.0, 1)] and first.state_dict() == {"skipped_steps": 2}
     resumed = CountSkippedSteps(scaler)
     resumed.load_state_dict(first.state_dict())
     train(resumed, {3: torch.inf})

@@ -1,7 +1,7 @@
-"""Ranks and collectives; every one of them is the identity in a single process.
+"""Ranks and collectives; in a single process each of them is the identity.
 
-The process group comes from the environment torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-MASTER_PORT). The global batch of N images is cut into contiguous slices whose sizes differ by at most one, so N
+The process group comes from the environment that torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
+MASTER_PORT). The global batch of N images is divided into contiguous slices whose sizes differ by at most one, so N
 need not be a multiple of the number of processes.
 """
 
@@ -30,7 +30,7 @@ def init(device_name: str = "auto") -> torch.device:
     if device_name == "cuda" and not torch.cuda.is_available():
         raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
     device = process_group.join(device_name != "cpu" and torch.cuda.is_available())
-    torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change: searching pays
+    torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change, so the search pays off
     return device
 
 
@@ -53,13 +53,13 @@ def barrier() -> None:
 
 @contextlib.contextmanager
 def in_turns() -> Iterator[None]:
-    """Runs the block on rank 0, then on the first rank of every other machine, then on the rest."""
+    """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks."""
     turn = 0 if rank() == 0 else 1 if os.environ.get("LOCAL_RANK", "0") == "0" else 2
     for _ in range(turn):
         barrier()
     try:
         yield
-    finally:  # after an error, too: the other ranks wait for their turn
+    finally:  # also after an error: the other ranks wait for their turn
         for _ in range(turn, 3):
             barrier()
 
@@ -91,7 +91,7 @@ def gather(x: Tensor, sizes: list[int], with_grad: bool = False) -> Tensor:
     if with_grad:
         return _Gather.apply(x, sizes)  # type: ignore[return-value]
     longest = max(sizes)
-    if x.shape[0] < longest:  # equal shapes for the collective; the padding is cut below
+    if x.shape[0] < longest:  # the collective needs equal shapes; the padding is removed below
         x = torch.cat([x, x.new_zeros(longest - x.shape[0], *x.shape[1:])])
     parts = [torch.empty_like(x) for _ in sizes]
     dist.all_gather(parts, x.contiguous())
@@ -108,7 +108,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        total = grads[0].clone(memory_format=torch.contiguous_format)  # autograd may have other uses for its own
+        total = grads[0].clone(memory_format=torch.contiguous_format)  # autograd may still need its own
         dist.all_reduce(total)
         return total.split(ctx.sizes)[rank()], None
 
@@ -117,22 +117,19 @@ class ExchangePlan:
     """Moves rows between ranks by a permutation that every rank knows, and moves results back.
 
     The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
-    `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only the rows that
-    change rank travel once (an all-gather would send every row to every rank).
+    `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only rows that
+    change rank travel, and only once (an all-gather would send every row to every rank).
     """
 
-    def __init__(self, order: Tensor, many: int, total: int) -> None:
+    def __init__(self, order: Tensor, num_keys: int, total: int) -> None:
         ranks, me = world_size(), rank()
-        owner = torch.empty(total, dtype=torch.long)
-        local = torch.empty(total, dtype=torch.long)
-        counts = []
-        for r in range(ranks):
-            start, stop = slice_bounds(total, r, ranks)
-            owner[start:stop], local[start:stop] = r, torch.arange(stop - start)
-            counts.append(stop - start)
+        slices = [slice_bounds(total, r, ranks) for r in range(ranks)]
+        counts = torch.tensor([stop - start for start, stop in slices])
+        owner = torch.arange(ranks).repeat_interleave(counts)
+        local = torch.cat([torch.arange(stop - start) for start, stop in slices])
         source = owner[order % total]  # rank that holds the row of each position
-        slot = (order // total) * torch.tensor(counts)[source] + local[order % total]  # its place on that rank
-        bounds = [(many * start, many * stop) for start, stop in (slice_bounds(total, r, ranks) for r in range(ranks))]
+        slot = (order // total) * counts[source] + local[order % total]  # its place on that rank
+        bounds = [(num_keys * start, num_keys * stop) for start, stop in slices]
         mine = slice(*bounds[me])
         # What I send to rank r, in the order of r's positions; what I receive comes grouped by source rank.
         sends = [slot[start:stop][source[start:stop] == me] for start, stop in bounds]

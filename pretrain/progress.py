@@ -11,7 +11,10 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
+
+from . import distributed
 
 T = TypeVar("T")
 
@@ -98,3 +101,21 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def over_ranks(
+    values: dict[str, Tensor], share: float, corrupt: int, seconds_waited: float
+) -> tuple[dict[str, float], int, float]:
+    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
+
+    Args:
+        values: means over this rank's images.
+        share: this rank's share of the images of the global batch.
+    """
+    device = next(iter(values.values())).device
+    here = torch.tensor([share, corrupt, seconds_waited], device=device)
+    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
+    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
+    shares, corrupts, waits, *columns = zip(*rows, strict=True)
+    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
+    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)

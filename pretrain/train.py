@@ -33,7 +33,7 @@ from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
 from .probe.features import ProbeData, protocol
-from .progress import Progress
+from .progress import Progress, over_ranks
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
@@ -201,7 +201,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int
 
 
 def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, corrupt, waited = _over_ranks(values, share, run.loader.corrupt_count, run.progress)
+    means, corrupt, waited = over_ranks(values, share, run.loader.corrupt_count, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return
@@ -210,24 +210,6 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
         notes |= {"loss_scale": run.training.scaler.get_scale(), "skipped_steps": run.watch.skipped_steps}
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
-
-
-def _over_ranks(
-    values: dict[str, Tensor], share: float, corrupt: int, progress: Progress
-) -> tuple[dict[str, float], int, float]:
-    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
-
-    Args:
-        values: means over this rank's images.
-        share: this rank's share of the images of the global batch.
-    """
-    device = next(iter(values.values())).device
-    here = torch.tensor([share, corrupt, progress.seconds_waited], device=device)
-    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
-    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
-    shares, corrupts, waits, *columns = zip(*rows, strict=True)
-    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
-    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)
 
 
 def _save(run: _Run, done: int) -> None:

@@ -4,8 +4,11 @@ import logging
 import time
 
 import pytest
+import torch
 
-from pretrain.progress import Progress
+from pretrain import distributed
+from pretrain.progress import Progress, over_ranks
+from tests.pretrain.ranks import run_ranks
 
 
 @pytest.fixture
@@ -42,3 +45,17 @@ def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
+
+
+def _uneven_shares() -> None:
+    rank = distributed.rank()
+    loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
+    values, corrupt, waited = over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, (0.5, 2.0)[rank])
+    assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}
+    assert corrupt == 7 and waited == 2.0
+
+
+def test_logged_numbers_are_those_of_the_global_batch():
+    run_ranks(_uneven_shares, 2)
+    loss = torch.tensor(0.1)
+    assert over_ranks({"loss": loss}, 1.0, 0, 0.0) == ({"loss": loss.item()}, 0, 0.0)  # to the bit

@@ -1,6 +1,5 @@
 """What several ranks of one run must agree on, and what they say when they do not."""
 
-import logging
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from pretrain import distributed, train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import gather_objects
-from pretrain.progress import Progress
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import run
 
@@ -105,20 +103,3 @@ def _joins_and_leaves(images: Path, output: Path) -> None:
 
 def test_a_run_joins_its_process_group_and_leaves_it(images, tmp_path):
     run_ranks(_joins_and_leaves, 2, images, tmp_path / "run", device=None)
-
-
-def _uneven_shares() -> None:
-    rank = distributed.rank()
-    progress = Progress(10, 0, 5, logging.getLogger("test"), False, "test")
-    progress.seconds_waited = (0.5, 2.0)[rank]
-    loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
-    values, corrupt, waited = train._over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, progress)
-    assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}
-    assert corrupt == 7 and waited == 2.0
-
-
-def test_logged_numbers_are_those_of_the_global_batch():
-    run_ranks(_uneven_shares, 2)
-    progress = Progress(10, 0, 5, logging.getLogger("test"), False, "test")
-    loss = torch.tensor(0.1)
-    assert train._over_ranks({"loss": loss}, 1.0, 0, progress) == ({"loss": loss.item()}, 0, 0.0)  # to the bit

@@ -244,13 +244,13 @@ def git_state() -> str:
     root = Path(__file__).resolve().parents[2]
     if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
         return (root / "GIT_STATE").read_text().strip()
-    commands = (["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain"])
     try:
-        commit, changed = (subprocess.run(c, cwd=root, capture_output=True, text=True, timeout=60) for c in commands)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=60)
+        if commit.returncode:
+            return "not a git checkout"
+        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    if commit.returncode:
-        return "not a git checkout"
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
 

@@ -133,8 +133,8 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     graph.remember(Options(cluster="local"))
     table = sweep.draw(graph.output).read_text()
     assert "| 2 | 0.5 | 10.50 | ± 6.35 | 2 |" in table and "| 5 | 0.5 | 14.00 | - | 1 |" in table
-    assert re.search(r"not done: num_keys=5_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
-    assert table.count("not done: num_keys=5_lambda=4_seed") == 2
+    assert re.search(r"not done: num_keys=5_jcl_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
+    assert table.count("not done: num_keys=5_jcl_lambda=4_seed") == 2
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
 
 

@@ -1,4 +1,4 @@
-"""Named data sets and image folders -> decodable images, with labels where there are any.
+"""Named data sets and image folders -> decodable images, with labels where they exist.
 
 Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
 """
@@ -16,9 +16,7 @@ import numpy as np
 
 from . import distributed
 from .common.errors import UserError, nearest
-from .common.image_io import Array, Chosen, CorruptImage, Files, Joined, Source
-
-__all__ = ["NAMES", "SPLITS", "CorruptImage", "ImageData", "load"]
+from .common.image_io import Array, Chosen, Files, Joined, Source
 
 _FOLDERS = {  # where a named data set may lie in DATA.ROOT
     "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
@@ -68,7 +66,7 @@ class ImageData:
         return self.source.name(index)
 
     def labeled(self) -> ImageData:
-        """Only the images that have a label; itself where all have one."""
+        """Only the images that have a label; ``self`` if all have one."""
         if self.labels is None or (self.labels >= 0).all():
             return self
         positions = np.flatnonzero(self.labels >= 0)
@@ -83,8 +81,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
             are called as splits (train, training, val, valid, validation, test) are splits, never classes; test is
             the val split where there is no other.
         split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
-            ``train`` split of stl10 is its labelled and then its unlabelled images (label -1).
-        root: where the named data sets lie.
+            ``train`` split of stl10 is its labeled and then its unlabeled images (label -1).
+        root: the folder of the named data sets.
         download: fetch the data set if it is missing and may be fetched.
 
     Raises:
@@ -92,7 +90,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """
     if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
         raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
-    if download:  # one process at a time: the others find it there
+    if download:  # one process at a time; the others find the data
         with distributed.in_turns():
             return _load(name, split, Path(root), True)
     return _load(name, split, Path(root), False)
@@ -156,7 +154,7 @@ def _imagenet(name: str, split: str, root: Path) -> ImageData:
     if not os.path.isdir(top / split):
         raise (MissingSplit if os.path.isdir(top) else UserError)(
             f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
-            "(bring it from image-net.org, or set DATA.ROOT to where it lies)"
+            "(download it from image-net.org, or set DATA.ROOT to its folder)"
         )
     if name == "imagenet100":
         classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
@@ -166,7 +164,7 @@ def _imagenet(name: str, split: str, root: Path) -> ImageData:
 
 
 def _class_folders(folder: Path, classes: list[str] | None, name: str, may_be_flat: bool = False) -> ImageData:
-    """Images below one folder a class.
+    """Images below one folder per class.
 
     Args:
         classes: take these only, in this order of labels; None: the folders found.
@@ -175,7 +173,7 @@ def _class_folders(folder: Path, classes: list[str] | None, name: str, may_be_fl
     flat = any(_is_image(entry.name) and not _is_folder(entry) for entry in entries)
     if flat and not may_be_flat:
         raise UserError(
-            f"{name}: images lie directly in {folder}; expected one folder a class, {folder}/n########/*.JPEG"
+            f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG"
         )
     if flat:
         return ImageData(Files(folder, list(_images_below(folder))), None, [])
@@ -197,7 +195,7 @@ def _class_folders(folder: Path, classes: list[str] | None, name: str, may_be_fl
             labels.append(np.full(len(images), label, np.int64))
     if not names:
         raise UserError(
-            f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or one folder a class"
+            f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or a folder per class"
         )
     return ImageData(Files(folder, names), np.concatenate(labels), list(classes))
 
@@ -230,14 +228,14 @@ def _is_image(name: str) -> bool:
 
 
 def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Names relative to ``folder``, sorted. Names with an image's suffix are not stat'ed: slow on network disks.
+    """Names relative to ``folder``, sorted. Names with an image's suffix are not stat'ed, slow on network disks.
 
     Args:
-        above: the real paths of the folders on the way here, so that a link back to one of them ends the walk.
+        above: the real paths of the folders above this one, so that a link back to one of them is found.
     """
     here = os.path.realpath(folder)
     if here in above:
-        raise UserError(f"{folder} links to a folder that it lies in; remove the link")
+        raise UserError(f"{folder} links to a folder that contains it; remove the link")
     for entry in _entries(folder):
         if _is_image(entry.name):
             yield prefix + entry.name
@@ -246,7 +244,7 @@ def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -
 
 
 def _from_torchvision(name: str, split: str, root: Path, download: bool) -> ImageData:
-    import torchvision.datasets as tv  # slow to import: only where it is read
+    import torchvision.datasets as tv  # slow to import
 
     readers: dict[str, tuple[Any, str]] = {
         "cifar10": (tv.CIFAR10, "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"),
@@ -285,7 +283,7 @@ def _stl10(split: str, root: Path, download: bool) -> ImageData:
     except _READER_ERRORS as error:
         raise _missing("stl10", root, layout, download, error) from error
     if [len(part) for part in labels] != [len(array) for array in arrays]:
-        raise UserError(f"stl10: {folder} has other numbers of images than of labels; fetch it again")
+        raise UserError(f"stl10: {folder} has different numbers of images and labels; download it again")
     sources = [Array(array, f"stl10/{part}", transposed=True) for part, array in zip(parts, arrays, strict=True)]
     return ImageData(Joined(sources), np.concatenate(labels), classes)
 
@@ -311,7 +309,7 @@ def _tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
 
 
 def _fetch(root: Path, layout: str, download: Callable[[str], Any]) -> None:
-    """Downloads and unpacks in a temporary folder that is renamed at the end: what has its name is whole.
+    """Downloads and unpacks in a temporary folder that is renamed at the end, so that a folder of its name is complete.
 
     Args:
         layout: begins with the folder that ``download`` makes in the folder that it is given.
@@ -325,12 +323,12 @@ def _fetch(root: Path, layout: str, download: Callable[[str], Any]) -> None:
         try:
             (Path(temporary) / place.name).rename(place)
         except OSError:
-            if not place.is_dir():  # another run was faster
+            if not place.is_dir():  # another run has downloaded it
                 raise
 
 
 def _missing(name: str, root: Path, layout: str, download: bool, error: Exception) -> UserError:
-    remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to where it lies"
+    remedy = "the download failed" if download else "set DATA.DOWNLOAD True to fetch it, or DATA.ROOT to its folder"
     place = root / layout.partition("/")[0]
     if place.exists():
         remedy = f"{place} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"

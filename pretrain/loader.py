@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 import torch
+from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from . import distributed
 from .common import interrupt
 from .common.errors import UserError
+from .common.image_io import CorruptImage
 from .common.workers import ShieldedDataLoader
-from .datasets import CorruptImage, ImageData
+from .datasets import ImageData
 from .recipes import Recipe
 from .views import center_view, crop_views, make_views
 
@@ -129,6 +131,18 @@ class Loader:
                 f"{len(self._corrupt_images)} of {self._images} images are corrupt, more than the 1 in 1,000 that "
                 f"DATALOADER.ON_CORRUPT skip allows; the last: {list(replaced.values())[-1]}"
             )
+
+
+def build_loader(
+    cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int,
+    executor: str = "cpu",
+) -> Loader:  # fmt: skip
+    """A `Loader` of this rank's shares for ``device``."""
+    return Loader(
+        data, recipes, size, batch_size=batch_size, seed=cfg.SEED, rank=distributed.rank(),
+        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=executor, pin_memory=device.type == "cuda",
+    )  # fmt: skip
 
 
 def eval_batches(

@@ -135,8 +135,7 @@ def build_objective(
         for name, child in model.named_children():
             if name.startswith("encoder"):
                 child.compile()
-    amp_dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[cfg.SOLVER.AMP]
-    bound_embed = functools.partial(embed, amp_dtype=amp_dtype, memory_format=memory_format)
+    bound_embed = functools.partial(embed, amp=cfg.SOLVER.AMP, memory_format=memory_format)
     forward = process_group.data_parallel(encoder, device)
     all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
 

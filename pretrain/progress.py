@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -92,15 +93,8 @@ class Progress:
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
             self._logger.info(
                 f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
-                f"eta {duration(rates['eta_seconds'])}  data wait {100 * share:.0f}% ({verdict})"
+                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  data wait {100 * share:.0f}% ({verdict})"
             )
 
     def close(self) -> None:
         self._bar.close()
-
-
-def duration(seconds: float) -> str:
-    """1 d 02:03:04, hours and minutes with leading zeros."""
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    return f"{f'{days} d ' if days else ''}{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

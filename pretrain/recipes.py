@@ -17,7 +17,7 @@ class RandomResizedCrop:
 class PadCrop:
     """The image at the view's size, padded with black, and a box of the view's size at random."""
 
-    padding: int = 4  # pixels a side
+    padding: int = 4  # pixels per side
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Jitter:
     brightness: float
     contrast: float
     saturation: float
-    hue: float  # in turns of the colour circle, at most 0.5
+    hue: float  # in turns of the color circle, at most 0.5
     p: float
 
 
@@ -53,33 +53,33 @@ class Blur:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a view is made: crop, flip (it commutes with all that follows), AutoAugment's policy, colours in order."""
+    """How a view is made: crop, flip (which commutes with the rest), AutoAugment's policy, color operations."""
 
     crop: RandomResizedCrop | PadCrop | CenterCrop
     flip: float = 0.5  # probability of a horizontal flip
     policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
-    colours: tuple[Jitter | Gray | Blur, ...] = ()
+    colors: tuple[Jitter | Gray | Blur, ...] = ()
 
     @property
     def length(self) -> int:
-        """The most operations that a program of it has."""
-        return sum(4 if isinstance(colour, Jitter) else 1 for colour in self.colours)
+        """The largest number of operations in its programs."""
+        return sum(4 if isinstance(color, Jitter) else 1 for color in self.colors)
 
 
 _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
-_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # colour distortion of strength 1
+_SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1
 _ANY_SCALE = RandomResizedCrop(scale=(0.08, 1.0))
 
 RECIPES: dict[str, Recipe] = {
-    "moco_v1": Recipe(RandomResizedCrop(), colours=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
-    "moco_v2": Recipe(RandomResizedCrop(), colours=_MOCO_V2),
-    "sce_strong": Recipe(RandomResizedCrop(), colours=_MOCO_V2),  # colour distortion of strength 0.5 is MoCo v2's
+    "moco_v1": Recipe(RandomResizedCrop(), colors=(Gray(0.2), Jitter(0.4, 0.4, 0.4, 0.4, p=1.0))),
+    "moco_v2": Recipe(RandomResizedCrop(), colors=_MOCO_V2),
+    "sce_strong": Recipe(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
     "sce_weak": Recipe(RandomResizedCrop()),
-    "simclr": Recipe(_ANY_SCALE, colours=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    "simclr_cifar": Recipe(_ANY_SCALE, colours=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
+    "simclr": Recipe(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
+    "simclr_cifar": Recipe(_ANY_SCALE, colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
     "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
     "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
-    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colours=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
+    "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Recipe(PadCrop()),
     "eval": Recipe(CenterCrop(), flip=0.0),

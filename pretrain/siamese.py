@@ -64,20 +64,20 @@ def embed(
     encoder: nn.Module,
     images: Tensor,
     *,
-    amp_dtype: torch.dtype | None = None,
+    amp: str = "none",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """Unit-norm float32 embeddings (n, D) of uint8 images (n, 3, H, W).
 
     Args:
-        amp_dtype: of autocast; None: full precision.
+        amp: as in `autocast`.
 
     Raises:
         UserError: batch norm has a single value per channel, of which there are no statistics.
     """
     x = views.normalize(images).contiguous(memory_format=memory_format)
     try:
-        with torch.autocast(x.device.type, amp_dtype, enabled=amp_dtype is not None):
+        with autocast(amp, x.device.type):
             embeddings = encoder(x)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
@@ -87,3 +87,9 @@ def embed(
             "MODEL.BN_GROUPS or start fewer processes"
         ) from error
     return F.normalize(embeddings.float(), dim=1)
+
+
+def autocast(amp: str, device_type: str) -> torch.autocast:
+    """The precision of SOLVER.AMP: none | bf16 | fp16 (for GPUs without bf16)."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
+    return torch.autocast(device_type, dtype, enabled=dtype is not None)

@@ -20,7 +20,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, recipes, schedule
+from . import datasets, distributed, schedule
 from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump
 from .common.errors import UserError, run_command_line
@@ -28,12 +28,13 @@ from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.stage import stage
 from .config import load_config
-from .loader import Loader
+from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
 from .probe.features import ProbeData, protocol
 from .progress import Progress
+from .recipes import RECIPES
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
@@ -129,11 +130,10 @@ def _open(
     """
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
-    loader = Loader(
-        data, [recipes.RECIPES[cfg.VIEWS.QUERY]] + [recipes.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS,
-        cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
-        world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=cfg.VIEWS.EXECUTOR, pin_memory=device.type == "cuda",
+    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    loader = build_loader(
+        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        executor=cfg.VIEWS.EXECUTOR,
     )  # fmt: skip
     all_steps = len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
@@ -249,10 +249,12 @@ def _state(run: _Run, done: int) -> dict[str, Any]:
 
 def _probe_if_missing(run: _Run, step: int) -> None:
     """kNN of the checkpoint that the run goes on from, if it was stopped between that checkpoint and its kNN."""
-    if run.probe_due(step):
-        missing = run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
-        if distributed.mean_(torch.full((), float(missing), device=run.device)) > 0:
-            _probe(run, step)
+
+    def missing() -> bool:
+        return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
+
+    if run.probe_due(step) and process_group.on_first_rank(missing):
+        _probe(run, step)
 
 
 def _probe(run: _Run, done: int) -> None:

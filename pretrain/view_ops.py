@@ -1,4 +1,4 @@
-"""The colour operations of a view: one image on the CPU (OpenCV), or a batch on any device (torch).
+"""The color operations of a view: one image on the CPU (OpenCV), or a batch on any device (torch).
 
 Both work on 8-bit images and round after every operation, as PIL's do, so they agree within rounding. A program is
 (L, 2) float32: rows of (operation, value), run in order; operation 0 does nothing.
@@ -67,7 +67,7 @@ _ON_CPU: dict[float, Callable[[np.ndarray, float], None]] = {
 
 
 def blur_radius(sigma: float, size: int) -> int:
-    """Pixels a side of the kernel's centre: three sigma, but at most a kernel of a tenth of the view, at least 1."""
+    """Pixels on each side of the kernel's center: 3 sigma, at least 1; the kernel spans at most a tenth of the view."""
     return max(1, min(math.ceil(3 * sigma), size // 10 // 2))
 
 
@@ -81,7 +81,7 @@ def finish(images: Tensor, programs: Tensor | None) -> Tensor:
 
     Args:
         images: (V, N, 3, S, S) uint8, any strides.
-        programs: (V, N, L, 2) float32, best left on the CPU (its values steer the work); None: nothing is left to do.
+        programs: (V, N, L, 2) float32, preferably on the CPU (its values decide what runs); None: nothing to do.
 
     Returns:
         (V, N, 3, S, S) uint8, contiguous; ``images`` is not changed.
@@ -128,7 +128,7 @@ def _batch_hue(x: Tensor, turns: Tensor) -> Tensor:
     r, g, b = x.unbind(1)
     value = x.amax(1)
     chroma = value - x.amin(1)
-    safe = chroma.clamp(min=1)  # levels are whole numbers: below 1 it is 0, and the colour is gray
+    safe = chroma.clamp(min=1)  # levels are whole numbers: below 1 it is 0, and the color is gray
     sixths = torch.where(value == r, (g - b) / safe, torch.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe))
     sixths = sixths + 6 * _column(turns, x)[:, 0]
     channels = [(n + sixths) % 6 for n in (5, 3, 1)]

@@ -1,7 +1,7 @@
 r"""The random draw of one view by its recipe, and the executor on the CPU.
 
-A view is drawn in two parts: a box of the image with a flip, and a program: colour operations with their
-strength, in their order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
+A view is drawn in two parts: a box of the image with a flip, and a program: color operations with their values, in
+order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
 on the training device (`view_ops.finish`), from the same random streams.
 
 Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
@@ -23,9 +23,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
 from .recipes import Blur, CenterCrop, Jitter, PadCrop, RandomResizedCrop, Recipe
-from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, finish, run_program
-
-__all__ = ["MEAN", "STD", "center_view", "crop_views", "draw", "finish", "make_views", "normalize"]
+from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, run_program
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB, from 0 to 1
 STD = (0.229, 0.224, 0.225)
@@ -36,7 +34,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         box: (top, left, height, width) of the image read, in its pixels.
-        flip: mirror it.
+        flip: mirror the view.
         offset: PadCrop's (top, left) in the padded view; None for other crops.
         policy: AutoAugment's (policy, probabilities, signs); None without.
         program: (operations, 2) float32 rows of (operation, value).
@@ -62,12 +60,12 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
         probabilities = torch.from_numpy(rng.random(2))
         policy = (_below(rng, 25), probabilities, torch.tensor([_below(rng, 2), _below(rng, 2)]))
     program: list[tuple[float, float]] = []
-    for colour in recipe.colours:
-        if colour.p < 1 and rng.random() >= colour.p:
+    for color in recipe.colors:
+        if color.p < 1 and rng.random() >= color.p:
             continue
-        rows = _draw_jitter(colour, rng) if isinstance(colour, Jitter) else [(GRAY, 0.0)]
-        if isinstance(colour, Blur):
-            rows = [(BLUR, _uniform(rng, *colour.sigma))]
+        rows = _draw_jitter(color, rng) if isinstance(color, Jitter) else [(GRAY, 0.0)]
+        if isinstance(color, Blur):
+            rows = [(BLUR, _uniform(rng, *color.sigma))]
         program += rows
     return Drawn(box, flip, offset, policy, np.array(program, np.float32).reshape(-1, 2))
 
@@ -79,8 +77,8 @@ def crop_views(
 
     Args:
         image: (H, W, 3) uint8.
-        recipes: one a view.
-        size: S, pixels a side of a view.
+        recipes: one per view.
+        size: S, pixels per side of a view.
         rng_of_view: the random stream of a view by its number.
 
     Returns:
@@ -139,14 +137,14 @@ def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
 
 
 def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD a channel, on the images' device."""
-    scale, shift = _normalisation(images.device)
+    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD per channel, on the images' device."""
+    scale, shift = _normalization(images.device)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
     return x.mul_(scale).add_(shift).to(dtype)
 
 
 @functools.lru_cache(maxsize=16)
-def _normalisation(device: torch.device) -> tuple[Tensor, Tensor]:
+def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
     return (1 / (255 * std)).view(3, 1, 1), (-mean / std).view(3, 1, 1)
 

@@ -133,11 +133,11 @@ def test_fine_tuning_has_the_cpus_numbers(elsewhere: Callable, tmp_path: Path, e
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_torchvision_engine_waits_less_than_half_as_often(elsewhere: Callable, tmp_path: Path, kind: str) -> None:
+def test_the_torchvision_engine_synchronizes_a_quarter_as_often(elsewhere: Callable, tmp_path: Path, kind: str) -> None:
     each = {}
     for engine in ("torchvision", "detectron2"):
         counts = [
             elsewhere(_fine_tune, tmp_path / engine / str(n), engine, kind, "sim", n, False)[1].total() for n in (1, 3)
         ]
         each[engine] = (counts[1] - counts[0]) / 2
-    assert 0 < each["torchvision"] < each["detectron2"] / 2
+    assert 0 < each["torchvision"] < each["detectron2"] / 4

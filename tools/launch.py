@@ -1,4 +1,4 @@
-"""Starts stages on this machine or on a SLURM cluster, and tells what became of them.
+"""Starts stages on this machine or on a SLURM cluster, and shows, follows, cancels and resumes them.
 
     python tools/launch.py pretrain --method jcl
     python tools/launch.py pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml SOLVER.BASE_LR 0.05
@@ -12,8 +12,8 @@
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
-Words after the options are config overrides (KEY VALUE). A run folder that holds part of the same run is resumed.
-`launch.py COMMAND --help` lists a command's options.
+KEY VALUE pairs after the options override the config. A run folder that holds part of the same run is resumed.
+`launch.py COMMAND --help` lists the options of a command.
 """
 
 from __future__ import annotations
@@ -27,22 +27,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, nearest, run_command_line
-
-_TAKES_OVERRIDES = ("pretrain", "linear", "knn", "embedding", "transfer", "distributions")
+from tools.launcher import options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
-    parser = _parser()
-    args, extra = parser.parse_known_args(argv)
-    unknown = [word for word in extra if word.startswith("--")]
-    if unknown or (extra and args.command not in _TAKES_OVERRIDES):
-        word = (unknown or extra)[0]
-        options = [option for action in args.parser._actions for option in action.option_strings]
-        raise UserError(f"{args.command} does not know {word!r}{nearest(word, options)}")
+    args, overrides = _parser().parse_known_args(argv)
+    unknown = [word for word in overrides if word.startswith("--")]
+    if unknown or (overrides and not args.takes_overrides):
+        word = (unknown or overrides)[0]
+        known = [flag for action in args.parser._actions for flag in action.option_strings]
+        raise UserError(f"{args.command} does not know {word!r}{nearest(word, known)}")
     if args.command == "distributions":
-        args.weights, extra = _until_a_key(args.weights, extra)
-    args.overrides, args.words = extra, list(sys.argv[1:] if argv is None else argv)
+        args.weights, overrides = _until_a_key(args.weights, overrides)
+    args.overrides, args.words = overrides, list(sys.argv[1:] if argv is None else argv)
     from tools.launcher import commands  # after --help: no import of a stage or of submitit before it is needed
 
     return getattr(commands, args.command)(args) or 0
@@ -59,99 +57,83 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    resources = _resource_options()
-
-    def command(name: str, text: str, starts: bool = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, parents=[resources] if starts else [])
-        sub.set_defaults(parser=sub)
-        return sub
-
-    sub = command("pretrain", "pretrains by a recipe")
-    sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="another recipe")
-    for name, text in (
-        ("linear", "trains a linear classifier on frozen features"),
-        ("knn", "scores features by kNN"),
-        ("embedding", "draws a map (t-SNE) of validation features"),
+    _add_stages(commands)
+    for name, text, folder in (
+        ("pipeline", "runs a chain of stages from a file", "configs/pipeline/"),
+        ("sweep", "runs a grid of settings from a file", "configs/pretrain/sweeps/"),
     ):
-        sub = command(name, text)
-        sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
-        sub.add_argument("--config-file", default="", metavar="FILE", help="over the run's own config")
-    sub = command("convert", "converts a backbone to Detectron2 weights, and proves it")
-    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT")
-    sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
-    sub = command("transfer", "fine-tunes a detector on COCO; words after the options go to transfer/train_net.py")
-    sub.add_argument("--config-file", required=True, metavar="FILE")
-    sub.add_argument("--engine", default="", help="detectron2 or torchvision; empty: Detectron2 where it is installed")
-    sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
-    sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    sub = command("distributions", "JCL's Fig. 3: similarity and variance of positives, images as points")
-    sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
-    sub.add_argument("--output", default="runs/distributions", metavar="FOLDER")
-    for name, text in (("pipeline", "a chain of stages from a file"), ("sweep", "a grid of runs from a file")):
-        sub = command(name, text)
-        sub.add_argument(
-            "file",
-            metavar="FILE",
-            help=f"YAML, as in configs/{'pipeline' if name == 'pipeline' else 'pretrain/sweeps'}/",
-        )
+        sub = _command(commands, name, text)
+        sub.add_argument("file", metavar="FILE", help=f"YAML, as in {folder}")
         sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
-    sub = command("report", "one table of all results below the given folders", starts=False)
+        _add_resources(sub)
+    sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
     sub.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
-    sub = command("status", "what became of a run, pipeline or sweep", starts=False)
+    sub = _command(commands, "status", "shows the status of a run, pipeline or sweep")
     sub.add_argument("folder")
-    sub = command("logs", "a job's output", starts=False)
+    sub = _command(commands, "logs", "shows the output of a job")
     sub.add_argument("folder")
     sub.add_argument("--rank", type=int, default=0)
     sub.add_argument("--follow", "-f", action="store_true", help="until the job ends")
-    sub = command("cancel", "ends what a run started, and only that", starts=False)
+    sub = _command(commands, "cancel", "ends what was started in a folder, and nothing else")
     sub.add_argument("folder")
     sub.add_argument("--now", action="store_true", help="without time for a checkpoint")
-    sub = command("resume", "starts a run, pipeline or sweep again as it was started", starts=False)
+    sub = _command(commands, "resume", "starts a run, pipeline or sweep again as it was started")
     sub.add_argument("folder")
+    _add_modes(sub)
+    return parser
+
+
+def _add_stages(commands: argparse._SubParsersAction) -> None:
+    """The commands that start a single stage."""
+    sub = _command(commands, "pretrain", "pretrains by a recipe")
+    sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="another recipe")
+    _add_resources(sub, overrides=True)
+    for name, text in (
+        ("linear", "trains a linear classifier on frozen features"),
+        ("knn", "scores frozen features by kNN"),
+        ("embedding", "draws a map (t-SNE) of validation features"),
+    ):
+        sub = _command(commands, name, text)
+        sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
+        sub.add_argument("--config-file", default="", metavar="FILE", help="merged over the run's own config")
+        _add_resources(sub, overrides=True)
+    sub = _command(commands, "distributions", "draws JCL's Fig. 3: similarity and variance of positives per run")
+    sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
+    sub.add_argument("--output", default="runs/distributions", metavar="FOLDER")
+    _add_resources(sub, overrides=True)
+    sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
+    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT")
+    sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
+    _add_resources(sub)
+    sub = _command(commands, "transfer", "fine-tunes a detector on COCO")
+    sub.add_argument("--config-file", required=True, metavar="FILE")
+    sub.add_argument("--engine", default="", help="detectron2 or torchvision; default: Detectron2 if it is installed")
+    sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
+    sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
+    _add_resources(sub, overrides=True)
+
+
+def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=text, description=text)
+    sub.set_defaults(parser=sub, takes_overrides=False)
+    return sub
+
+
+def _add_resources(sub: argparse.ArgumentParser, overrides: bool = False) -> None:
+    """The options of a command that starts jobs; after them a config may be overridden."""
+    options.add_arguments(sub)
+    _add_modes(sub)
+    if overrides:
+        sub.set_defaults(takes_overrides=True)
+        sub.usage = f"{sub.format_usage().removeprefix('usage: ').rstrip()} [KEY VALUE ...]"
+        sub.epilog = "KEY VALUE ... overrides the config, as in SOLVER.BASE_LR 0.05 SEED 1"
+
+
+def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
-    sub.add_argument("--detach", action="store_true")
-    return parser
-
-
-def _resource_options() -> argparse.ArgumentParser:
-    """Options of every command that starts jobs; what is not given comes from the site's file."""
-    parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group("where and with what")
-    group.add_argument(
-        "--cluster", choices=("auto", "local", "slurm", "debug"), help="auto: SLURM where sbatch answers"
-    )
-    group.add_argument("--nodes", type=int)
-    group.add_argument("--gpus", type=int, help="a node; default: all visible here, 1 on SLURM")
-    group.add_argument("--tasks", type=int, help="processes a node; default: one a GPU, at least one")
-    group.add_argument("--cpus-per-task", type=int)
-    for name in ("partition", "account", "qos", "constraint", "exclude", "mem", "comment"):
-        group.add_argument(f"--{name}")
-    group.add_argument("--time", help="minutes, H:MM:SS or D-HH:MM:SS; a run may be longer: it comes back")
-    group.add_argument(
-        "--signal-delay", type=int, help="seconds to write a checkpoint in before the time is over (120)"
-    )
-    group.add_argument("--max-timeouts", type=int, help="how often a run may come back after its time was over (100)")
-    group.add_argument("--setup", action="append", metavar="LINE", help="shell line before the stage; may be repeated")
-    group.add_argument(
-        "--sbatch",
-        action="append",
-        type=lambda word: word.partition("=")[::2],
-        metavar="KEY=VALUE",
-        help="any other option of sbatch, as reservation=day1; KEY alone is a flag; may be repeated",
-    )
-    group.add_argument("--parallel", type=int, help="jobs of an array that run at once (8)")
-    group.add_argument(
-        "--cluster-file",
-        default="",
-        metavar="FILE",
-        help="a site's defaults, and for single stages others ('stages: {convert: {partition: cpu}}'); "
-        "~/.config/pretrain-to-transfer/cluster.yaml",
-    )
-    group.add_argument("--dry-run", action="store_true", help="show what would be submitted")
-    group.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
-    return parser
+    sub.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
 
 
 def entry_point() -> None:

@@ -1,10 +1,10 @@
-"""Puts the results of runs into tables, beside the papers' numbers where the protocol is the papers'.
+"""Puts the results of runs into tables, beside a paper's numbers where the protocol is the paper's.
 
     python tools/report.py runs/demo --output report.md
     python tools/report.py runs/*
 
-Scores share a table only where they are of the same data, and a column only where their protocol is the same; for
-detectors the protocol is all of the config that changes the result, and the engine with its version.
+Scores share a table only if they are of the same data, and a column only if their protocol is the same. The protocol of
+a detector is the part of its config that changes the result, and the engine with its version.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
+
+from tabulate import tabulate  # noqa: E402
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.output:
         refuse_unwritable(args.output)
-    text, is_readable = _render(args.folders)
+    text, is_readable = render(args.folders)
     print(text, end="")
     if args.output:
         atomic_write(args.output, text)
@@ -73,17 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def render(folders: Sequence[str | Path]) -> str:
-    """The report as Markdown.
+def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
+    """The report as Markdown, and False if there are results of which none could be read.
 
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
     """
-    return _render(folders)[0]
-
-
-def _render(folders: Sequence[str | Path]) -> tuple[str, bool]:
-    """The report, and False if there are results of which none could be read."""
     found = find([Path(folder) for folder in folders])
     good: list[Pretraining | Probe | Detection] = []
     unreadable = 0
@@ -107,7 +104,7 @@ def _render(folders: Sequence[str | Path]) -> tuple[str, bool]:
 
 
 def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path]) -> list[Row]:
-    """A row for each pretraining, with the probes of its final weights; then one for other probed weights."""
+    """A row per pretraining, with the probes of its final weights, and a row per other probed weights."""
     rows: list[Row] = []
     for item in items:
         if isinstance(item, Pretraining):
@@ -142,7 +139,7 @@ def _kinship(probe: Probe, row: Row) -> int:
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Each folder by its path below the one that holds all of them, which tells any two apart."""
+    """Each folder by its path below the one that holds all of them, which is unique."""
     if not folders:
         return {}
     common = Path(os.path.commonpath(folders))
@@ -165,7 +162,7 @@ def _about(row: Row, names: dict[Path, str]) -> list[str]:
 
 
 def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> str:
-    """A row for each backbone, a column for each protocol and score; a heading names what tells its protocol apart."""
+    """A row per backbone, a column per protocol and score; a heading names what distinguishes its protocol."""
     head, notes, refused = list(_ABOUT), [], defaultdict(list)
     lines = [_about(row, names) for row in rows]
     for kind, scores in _SCORES.items():
@@ -196,14 +193,14 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
 
 
 def _table_1(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
-    """Of probes by one protocol; the config that a probe found in its checkpoint tells more than the folder's."""
+    """The verdict on probes by one protocol; a probe's record of its checkpoint is preferred to the folder's config."""
     if not probes or probes[0].kind != "linear":
         return None, ""
     return papers.table_1(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
 
 
 def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[str]:
-    """A table for each protocol; where headlines are equal, the keys that tell their protocols apart stand below."""
+    """A table per protocol; where headlines are equal, the keys that distinguish the protocols stand below."""
     for headline in dict.fromkeys(run.headline for run in runs):
         alike = [run for run in runs if run.headline == headline]
         protocols = _distinct(run.protocol for run in alike)
@@ -254,23 +251,13 @@ def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned for the eye too; words to the left, numbers to the right."""
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *lines)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-    rule = "|".join("-" * (width + 2) if i == 0 else "-" * (width + 1) + ":" for i, width in enumerate(widths))
-    rows = [
-        "| "
-        + " | ".join(
-            f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in cells
-    ]
-    return "\n".join([rows[0], f"|{rule}|", *rows[1:]]) + "\n"
+    align = ["left", *["right"] * (len(head) - 1)]
+    return tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align) + "\n"
 
 
 def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:
-    """One number, or several where a run was probed more than once by one protocol; ``-`` for none."""
+    """One number, or several if a run was probed more than once by one protocol; ``-`` for none."""
     return " / ".join(dict.fromkeys(f"{value:{form}}" for value in values if value is not None)) or "-"
 
 
@@ -279,7 +266,7 @@ def _minus(ours: float | None, published: float | None) -> float | None:
 
 
 def _printable(text: str) -> str:
-    """A path need not be UTF-8: its odd bytes stand as ``\\udcff``, since nothing else could print them."""
+    """Escapes bytes of a path that are not UTF-8, as in ``\\udcff``: they could not be printed otherwise."""
     return text.encode(errors="backslashreplace").decode()
 
 

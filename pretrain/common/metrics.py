@@ -13,8 +13,9 @@ from .run_folder import atomic_write, cannot_write, json_text
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
     path = Path(output_dir) / "metrics.json"
-    kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
-    atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
+    if path.is_file():
+        kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
+        atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
 
 
 class MetricsWriter:

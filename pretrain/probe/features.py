@@ -18,8 +18,9 @@ from .. import datasets, distributed, loader, views
 from ..common import backbone_file, checkpoint
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, on_every_rank, on_first_rank, refuse_disagreement
+from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
+from ..siamese import autocast
 
 _BATCH = 256  # images
 
@@ -124,12 +125,6 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
 
 
-def autocast(amp: str, device: torch.device) -> torch.autocast:
-    """The precision of SOLVER.AMP: none | bf16 | fp16 (which is chosen where a GPU has no bf16)."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(amp)
-    return torch.autocast(device.type, dtype, enabled=dtype is not None)
-
-
 @dataclass(frozen=True)
 class FeatureFile:
     """Where a rank keeps the features it has computed, so that a resumed probe does not compute them again.
@@ -195,11 +190,11 @@ def extract(
         device.type == "cuda",
     )  # fmt: skip
     stop, reason = AgreedStop(device), ""
-    for _ in range(0, max(_from_every_rank(left, device)), _BATCH):  # as often on every rank
+    for _ in range(0, max(gather_objects(left)), _BATCH):  # as often on every rank
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True))
-            with autocast(cfg.SOLVER.AMP, device):
+            with autocast(cfg.SOLVER.AMP, device.type):
                 rows.append(pooled_features(backbone, pixels).float())
             positions.append(batch[1])
             done = min(done + _BATCH, len(mine))
@@ -213,7 +208,7 @@ def extract(
         distributed.barrier()  # no rank leaves while another one writes
         raise Stopped(reason)
     index_N = index_N.to(device)
-    sizes = _from_every_rank(len(index_N), device)
+    sizes = gather_objects(len(index_N))
     features_NF, index_N = distributed.gather(features_NF, sizes), distributed.gather(index_N, sizes)
     return Features(features_NF, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))
 
@@ -226,7 +221,3 @@ def _my_share(data: datasets.ImageData, most: int) -> np.ndarray:
         labeled = labeled[np.linspace(0, len(labeled) - 1, most).round().astype(int)]
     start, end = distributed.slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
     return labeled[start:end]
-
-
-def _from_every_rank(number: int, device: torch.device) -> list[int]:
-    return distributed.gather(torch.tensor([number], device=device), [1] * distributed.world_size()).tolist()

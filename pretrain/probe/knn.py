@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
-from .features import Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
+from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
 from .run import probe_run
 
 
@@ -29,10 +29,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = probe_data(cfg)
         run.start()
-        kept = run.feature_files(source)
-        train = extract(backbone, data.train, cfg, run.device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
-        val = extract(backbone, data.val, cfg, run.device, kept=kept("val"))
-        score = classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
+        score = _score(backbone, data, cfg, run.device, run.feature_files(source))
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
         run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} (k {cfg.PROBE.KNN_K})")
         return run.finish(results)
@@ -79,10 +76,17 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
     training = encoder.training
     encoder.eval()
     try:
-        train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
-        val = extract(encoder, data.val, cfg, device)
+        return _score(encoder, data, cfg, device)
     finally:
         encoder.train(training)
+
+
+def _score(
+    encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device,
+    kept: Callable[[str], FeatureFile | None] = lambda _split: None,
+) -> dict[str, float]:  # fmt: skip
+    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
+    val = extract(encoder, data.val, cfg, device, kept=kept("val"))
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 

@@ -20,9 +20,10 @@ from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
 from ..common.run_folder import read_json
 from ..encoder import feature_dim, pooled_features
-from ..loader import Loader
+from ..loader import build_loader
 from ..progress import Progress
-from .features import Features, ProbeData, autocast, extract, load_frozen, probe_data, protocol
+from ..siamese import autocast
+from .features import Features, ProbeData, extract, load_frozen, probe_data, protocol
 from .run import ProbeRun, probe_run
 
 
@@ -220,12 +221,8 @@ class _Augmented:
 
     def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
         self._backbone, self._device, self._amp = backbone, device, cfg.SOLVER.AMP
-        self._loader = Loader(
-            data, [recipes.RECIPES[cfg.LINEAR.AUGMENT]], cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE,
-            batch_size=cfg.LINEAR.IMS_PER_BATCH, seed=cfg.SEED, rank=distributed.rank(),
-            world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-            on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",
-        )  # fmt: skip
+        size, recipe = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE, recipes.RECIPES[cfg.LINEAR.AUGMENT]
+        self._loader = build_loader(cfg, data, [recipe], device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -233,7 +230,7 @@ class _Augmented:
     def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         for _, batch in self._loader.batches(first_step, total_steps):
             images = views.normalize(batch.views_VNCHW[0].to(self._device, non_blocking=True))
-            with torch.no_grad(), autocast(self._amp, self._device):
+            with torch.no_grad(), autocast(self._amp, self._device.type):
                 features = pooled_features(self._backbone, images).float()
             yield features, batch.label_N.to(self._device, non_blocking=True)
 

@@ -7,7 +7,8 @@ import pytest
 
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.config import _RANGES, default_config, from_yaml_text, load_config
+from pretrain.config import _KEYS, default_config, from_yaml_text, load_config
+from pretrain.limits import Range
 from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -53,15 +54,22 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["SOLVER.BASE_LR"], "has no value"),
         (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR must be a number, not 'fast'"),
         (["SOLVER", "3"], "SOLVER is a section"),
-        (["METHOD.NAME", "mocov2", "METHOD.NUM_KEYS", "5"], "jcl"),
+        (["METHOD.NAME", "mocov2", "METHOD.NUM_KEYS", "5"], "set it to 1, or choose multikey or jcl"),
         (["MODEL.STEM", "cfar"], "choose one of imagenet, cifar"),
         (["MODEL.EMA_MOMENTUM", "1.5"], "at most 1"),
         (["VIEWS.QUERY", "moco_v3"], "moco_v2"),
-        (["METHOD.NAME", "sce", "METHOD.JCL_LAMBDA", "4.0"], "at most 1"),
-        (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "sce has no schedule"),
-        (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "supcon"),
+        (["METHOD.NAME", "sce", "METHOD.SCE_LAMBDA", "4.0"], "at most 1"),
+        (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "is linear, which METHOD.NAME sce does not read"),
+        (["METHOD.NAME", "sce", "METHOD.JCL_LAMBDA", "4.0"], "set it to 1.0, or choose jcl"),
+        (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "or choose tcl or supcon"),
         (["SEED", str(2**32)], "and at most 4294967295"),
         (["SEED", "1" + "0" * 30], "SEED has more than 64 bits"),
+        (["MODEL.QUEUE_SIZE", "0"], "MODEL.QUEUE_SIZE is 0; it must be at least 1"),
+        (["METHOD.TEMPERATURE", "0.0"], "METHOD.TEMPERATURE is 0.0; it must be above 0"),
+        (["METHOD.TEMPERATURE", "1e999"], "METHOD.TEMPERATURE is inf; it must be above 0"),
+        (["MODEL.HEAD_HIDDEN_DIMS", "[16, 0]"], "HEAD_HIDDEN_DIMS is [16, 0]; every width must be at least 1"),
+        (["METHOD.NAME", "jlc"], "did you mean 'jcl'"),
+        (["PROBE.RESIZE", "15"], "PROBE.RESIZE is 15, below the crop of 224 pixels"),
         (["LINEAR.GAMMA", "-0.1"], "LINEAR.GAMMA is -0.1"),
         (["SOLVER.STEPS", "['a', 'b']"], "SOLVER.STEPS is ['a', 'b']; it must be a list of epochs"),
         (["LINEAR.STEPS", "[-1]"], "LINEAR.STEPS is [-1]; it must be a list of epochs, numbers of at least 0"),
@@ -76,7 +84,7 @@ def test_bad_overrides(words, says):
 
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float)}
-    assert numbers == set(_RANGES)
+    assert numbers == {key for key, (_, limits) in _KEYS.items() if isinstance(limits, Range)}
 
 
 def test_a_kept_config_of_another_version_is_one_line():
@@ -86,7 +94,7 @@ def test_a_kept_config_of_another_version_is_one_line():
         ("SOLVER: [\n", "while parsing"),
         ("- 1\n", "not one of this version"),
     ):
-        with pytest.raises(UserError, match="a kept config is not one of this version") as caught:
+        with pytest.raises(UserError, match="a saved config is not one of this version") as caught:
             from_yaml_text(text)
         assert says in str(caught.value) and "\n" not in str(caught.value), text
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pretrain.progress import Progress, duration
+from pretrain.progress import Progress
 
 
 @pytest.fixture
@@ -15,11 +15,16 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
+def slow_batches(clock, count):
+    for number in range(count):
+        clock[0] += 0.25
+        yield number
+
+
 def test_what_happens_in_a_pause_counts_in_no_rate(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
-    for _ in range(4):
-        progress.waited(0.25)
-        clock[0] += 1.0
+    for _ in progress.timed(slow_batches(clock, 4)):
+        clock[0] += 0.75
         progress.advance()
     with progress.paused():  # a checkpoint or kNN
         clock[0] += 1000.0
@@ -31,13 +36,9 @@ def test_what_happens_in_a_pause_counts_in_no_rate(clock):
 
 def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
-    progress.waited(0.1)
-    clock[0] += 2.0
-    progress.advance()
-    assert progress.seconds_waited == 0.1
+    for _ in progress.timed(slow_batches(clock, 1)):
+        clock[0] += 1.75
+        progress.advance()
+    assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
-
-
-def test_a_duration_of_days_does_not_wrap():
-    assert duration(26 * 3600 + 62) == "1 d 02:01:02" and duration(59) == "00:00:59"

@@ -3,7 +3,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.common.errors import UserError
 from pretrain.queue import NegativeQueue
 
 
@@ -34,8 +33,3 @@ def test_starts_with_unit_vectors_and_survives_a_reload():
     other.load_state_dict(queue.state_dict())
     other.enqueue(torch.full((1, 8), 7.0))
     assert other.queue[:, 3].tolist() == [7.0] * 8 and other.queue_ptr.item() == 4
-
-
-def test_size_zero_is_refused():
-    with pytest.raises(UserError, match="QUEUE_SIZE is 0; it must be at least 1"):
-        NegativeQueue(8, 0)

@@ -68,7 +68,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
     results = run(images, mine, *words)
     assert results["steps"] == 6 and gather_objects(results) == [results] * 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train.Learner, "step", lambda *_: pytest.fail("complete"))
+        patch.setattr(train, "_train", lambda *_: pytest.fail("complete"))
         assert run(images, mine, *words) == results
 
 
@@ -78,16 +78,16 @@ def test_ranks_agree_from_the_stop_to_the_end(images, tmp_path):
 
 
 def _one_rank_diverges(images: Path, output: Path) -> None:
-    real = train.Learner._watch
+    real = train.Watch.step
     seen: list[str] = []
 
-    def watch(self, loss, scales, step, lr, batch, data):
+    def watch(self, loss, step, lr, index_N):
         if distributed.rank() == 1 and step == 2:
             loss = loss * torch.nan
-            seen[:] = [data.image_name(int(i)) for i in batch.index_N]
-        real(self, loss, scales, step, lr, batch, data)
+            seen[:] = [self._image_name(i) for i in index_N.tolist()]
+        real(self, loss, step, lr, index_N)
 
-    train.Learner._watch = watch
+    train.Watch.step = watch
     text = _refused(images, output)
     names = ", ".join(gather_objects(seen)[1])
     assert f"not finite at step 2 on rank 1 (learning rate 0.02799; images: {names}); lower SOLVER.BASE_LR" in text
@@ -110,7 +110,7 @@ def test_a_run_joins_its_process_group_and_leaves_it(images, tmp_path):
 def _uneven_shares() -> None:
     rank = distributed.rank()
     progress = Progress(10, 0, 5, logging.getLogger("test"), False, "test")
-    progress.waited((0.5, 2.0)[rank])
+    progress.seconds_waited = (0.5, 2.0)[rank]
     loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
     values, corrupt, waited = train._over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, progress)
     assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}

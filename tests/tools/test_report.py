@@ -99,6 +99,10 @@ def detector(
     }  # fmt: skip
 
 
+def render(folders: list[Path]) -> str:
+    return report.render(folders)[0]
+
+
 def cells(text: str, first: str) -> list[str]:
     """The cells of the one row that begins with ``first``."""
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {first} ")]
@@ -116,7 +120,7 @@ def column(text: str, first: str, heading: str) -> str:
 def test_probes_stand_beside_table_1(tmp_path: Path):
     config = pretrain(tmp_path / "jcl")
     probe(tmp_path / "jcl/linear", config, 68.0, recipe="R50_IN1k_100ep")
-    text = report.render([tmp_path / "jcl"])
+    text = render([tmp_path / "jcl"])
     assert cells(text, "jcl") == [
         "jcl", "jcl", "resnet50", "imagenet", "200", "0", "50.0", "68.0", "88.0", "68.7", "-0.7"
     ]  # fmt: skip
@@ -138,7 +142,7 @@ def test_a_run_that_is_not_of_the_papers_recipe_is_not_compared(
 ):
     config = pretrain(tmp_path / "mine", *overrides, recipe=recipe)
     probe(tmp_path / "mine/linear", config, 68.0, *linear, recipe="R50_IN1k_100ep")
-    text = report.render([tmp_path / "mine"])
+    text = render([tmp_path / "mine"])
     assert "68.0" in text and "68.7" not in text
     assert f"- Not compared with JCL's Table 1: mine: {reason}" in text
 
@@ -147,7 +151,7 @@ def test_what_does_not_change_the_result_may_differ_from_the_recipe(tmp_path: Pa
     config = pretrain(tmp_path / "jcl", "SEED", "7", "DATA.ROOT", "/scratch", "DATALOADER.NUM_WORKERS", "2",
                       "PROBE.KNN_K", "20", "DEVICE", "cpu", "SOLVER.CHECKPOINT_PERIOD", "50")  # fmt: skip
     probe(tmp_path / "jcl/linear", config, 68.0, "SEED", 9, recipe="R50_IN1k_100ep")
-    assert column(report.render([tmp_path]), "jcl", "difference") == "-0.7"
+    assert column(render([tmp_path]), "jcl", "difference") == "-0.7"
 
 
 def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
@@ -155,7 +159,7 @@ def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
     for seed, top1 in ((0, 68.0), (1, 68.4)):
         probe(tmp_path / f"jcl/linear_{seed}", config, top1, "SEED", seed, recipe="R50_IN1k_100ep")
     probe(tmp_path / "jcl/knn", config, 50.0)  # what the pretraining found at its end: shown once
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "jcl")[6:] == ["50.0", "68.0 / 68.4", "88.0", "68.7", "-0.7 / -0.3"]
 
 
@@ -164,7 +168,7 @@ def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
     for name, change in (("half", {"epoch": 100, "step": 1000}), ("key", {"encoder": "key"}),
                          ("tuned", {"fine_tuned_on": ["coco_2017_train"]})):  # fmt: skip
         probe(tmp_path / name, config, 60.0, recipe="R50_IN1k_100ep", source=provenance(config, **change))
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert "68.7" not in text
     assert "Not compared with JCL's Table 1: half: epoch 100 of 200." in text
     assert "Not compared with JCL's Table 1: jcl: the key encoder; linear encoder key (recipe: query)." in text
@@ -176,7 +180,7 @@ def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
 def test_small_runs_are_not_measured_by_the_paper_at_all(tmp_path: Path):
     config = pretrain(tmp_path / "jcl", *DIGITS)
     probe(tmp_path / "jcl/linear", config, 79.0, recipe="SCE_small_100ep")
-    assert "aper" not in report.render([tmp_path / "jcl"]).replace("recipe", "")
+    assert "aper" not in render([tmp_path / "jcl"]).replace("recipe", "")
 
 
 def test_runs_of_equal_name_have_a_row_each(tmp_path: Path):
@@ -185,12 +189,12 @@ def test_runs_of_equal_name_have_a_row_each(tmp_path: Path):
         probe(tmp_path / pipeline / "jcl/knn", config, knn)
         random = {"source": "random", "seed": 0, "arch": "resnet18"}
         probe(tmp_path / pipeline / "random/knn", config, knn - 10, source=random)
-    text = report.render([tmp_path / "demo", tmp_path / "digits_methods"])
+    text = render([tmp_path / "demo", tmp_path / "digits_methods"])
     assert cells(text, "demo/jcl") == ["demo/jcl", "jcl", "resnet18", "digits", "15", "0", "70.2"]
     assert cells(text, "digits_methods/jcl")[-1] == "65.5"
     assert cells(text, "demo/random") == ["demo/random", "random", "resnet18", "-", "-", "0", "60.2"]
     assert cells(text, "digits_methods/random")[-1] == "55.5"
-    assert report.render([tmp_path, tmp_path / "demo"]).count("demo/jcl") == 1  # given twice, shown once
+    assert render([tmp_path, tmp_path / "demo"]).count("demo/jcl") == 1  # given twice, shown once
 
 
 def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path: Path):
@@ -199,7 +203,7 @@ def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path
     probe(tmp_path / "runs/linear_lr10", config, 61.0, "DATA.TRAIN", "digits", recipe="R18_IN100_100ep")
     other = {"source": "r50.pth", "source_sha256": "ab" * 32, "arch": "resnet50", "encoder": ""}
     probe(tmp_path / "runs/knn_r50", config, 33.0, source=other)
-    text = report.render([tmp_path / "runs"])
+    text = render([tmp_path / "runs"])
     assert column(text, "jcl", "linear top-1") == "61.0" and column(text, "other", "linear top-1") == "-"
     assert cells(text, "knn_r50")[:3] == ["knn_r50", "r50.pth (abababab)", "resnet50"]
 
@@ -210,7 +214,7 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
     ):  # fmt: skip
         config = pretrain(tmp_path / name, *DIGITS, knn=None)
         probe(tmp_path / name / "knn", config, top1, *overrides)
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "run")[6:] == [
         "kNN top-1 (k 200, image size 32, resize 37)",
         "kNN top-1 (k 5, image size 32, resize 37)",
@@ -227,12 +231,12 @@ def test_protocols_of_an_earlier_version_are_read_from_the_config(tmp_path: Path
         for file in (tmp_path / name / "results.json", tmp_path / name / "linear/results.json"):
             content = json.loads(file.read_text())
             file.write_text(json.dumps({key: v for key, v in content.items() if "protocol" not in key}))
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "run")[6:] == ["kNN top-1 (k 200)", "kNN top-1 (k 5)", "linear top-1", "linear top-5"]
     assert cells(text, "b")[6:] == ["-", "60.0", "70.0", "88.0"]
     (tmp_path / "b/config.yaml").unlink()
-    text = report.render([tmp_path])
-    told = "b/results.json cannot be shown: neither it nor config.yaml tells the protocol of its score"
+    text = render([tmp_path])
+    told = "b/results.json cannot be shown: neither it nor config.yaml records the protocol of its score"
     assert told in text and column(text, "a", "kNN top-1") == "60.0"
 
 
@@ -240,7 +244,7 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
     probe(tmp_path / "photos/knn_100", config, 40.0, "DATA.PROBE_TRAIN", "cifar100")
-    first, second = report.render([tmp_path]).split("\n## ")[1:]
+    first, second = render([tmp_path]).split("\n## ")[1:]
     assert first.startswith("Frozen features: accuracy on the validation images of cifar10, in percent")
     assert second.startswith("Frozen features: accuracy on the validation images of cifar100, in percent")
     assert "train cifar10," in first and cells(first, "photos")[3] == "folder:/photos"
@@ -249,7 +253,7 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
 
 def test_a_pretraining_without_labels_is_shown(tmp_path: Path):
     pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert "## Pretraining without scores" in text and cells(text, "photos")[3] == "folder:/photos"
 
 
@@ -257,7 +261,7 @@ def test_detectors_stand_beside_table_2_in_the_papers_task_only(tmp_path: Path):
     config = pretrain(tmp_path / "runs/jcl_R50")
     write(tmp_path / "runs/coco_mask_jcl", detector(weights=provenance(config)))
     write(tmp_path / "runs/coco_mask_random", detector("coco_mask_R50_FPN_1x_random"))
-    text = report.render([tmp_path / "runs"])
+    text = render([tmp_path / "runs"])
     # Table 2's mask numbers are Mask R-CNN's, its box numbers Faster R-CNN's: box AP has no counterpart here.
     assert cells(text, "coco_mask_jcl") == [
         "coco_mask_jcl", "jcl", "imagenet", "200", "0", "runs/jcl_R50/checkpoint_final.pth (01234567)",
@@ -272,7 +276,7 @@ def test_supervised_weights_are_known_by_their_hash(tmp_path: Path):
     for name, sha in (("torchvisions", "0676ba61" * 8), ("other", "1676ba61" * 8)):
         source = {"source": "resnet50.pth", "source_sha256": sha, "arch": "resnet50"}
         write(tmp_path / name, detector(leaf, weights=source))
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "torchvisions")[-3:] == ["35.4 (+0.6)", "56.5 (-0.5)", "38.1 (-0.1)"]
     assert cells(text, "other")[5] == "resnet50.pth (1676ba61)" and cells(text, "other")[-3:] == ["-", "-", "-"]
 
@@ -292,7 +296,7 @@ def test_a_lookalike_of_table_2_is_not_compared(
 ):
     config = pretrain(tmp_path / "p", recipe="jcl_R50_IN1k_200ep" + "_released" * released)
     write(tmp_path / "d", detector(leaf, provenance(config), overrides=overrides))
-    text = report.render([tmp_path / "d"])
+    text = render([tmp_path / "d"])
     assert "36.0" in cells(text, "d") and "35.6" not in text
     assert "- Not compared with JCL's Table 2: d: " in text and reason in text
 
@@ -314,7 +318,7 @@ def detector_named(engine: str = "detectron2", leaf: str = "coco_mask_R50_FPN_1x
 def test_engines_schedules_heads_and_data_never_share_a_table(other: dict[str, Any], tmp_path: Path):
     write(tmp_path / "a", detector_named())
     write(tmp_path / "b", other)
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     heads = [part.split("\n| run ")[0] for part in text.split("\n## ")[1:]]
     assert len(heads) == 2 and heads[0] != heads[1]
 
@@ -323,20 +327,20 @@ def test_equal_runs_in_other_places_share_a_table(tmp_path: Path):
     write(tmp_path / "a", detector_named())
     write(tmp_path / "b", detector_named("detectron2", "coco_mask_R50_FPN_1x_random", "OUTPUT_DIR", "/x", "SEED", "5",
                                          "MODEL.DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"))  # fmt: skip
-    assert report.render([tmp_path]).count("| run ") == 1
+    assert render([tmp_path]).count("| run ") == 1
 
 
 def test_another_engine_beside_the_paper_is_marked(tmp_path: Path):
     for engine, marked in (("torchvision", True), ("detectron2", False)):
         write(tmp_path / "a", detector_named(engine))
-        assert ("The paper's engine is Detectron2, this table's is not." in report.render([tmp_path])) == marked
+        assert ("The paper's engine is Detectron2, this table's is not." in render([tmp_path])) == marked
 
 
 def test_an_evaluation_alone_is_marked_and_not_compared(tmp_path: Path):
     config = pretrain(tmp_path / "p")
     tuned = provenance(config, fine_tuned_on=["coco_2017_train"])
     write(tmp_path / "d/eval_only", detector(weights=tuned, iteration=None))
-    text = report.render([tmp_path / "d"])
+    text = render([tmp_path / "d"])
     assert cells(text, "eval_only (evaluation only)")[1] == "jcl, then coco_2017_train" and "35.6" not in text
 
 
@@ -346,7 +350,7 @@ def test_each_test_set_has_its_own_numbers(tmp_path: Path, key: str):
     found = detector_named()
     found["protocol"]["test"] = list(sets)
     write(tmp_path / "a", found | {key: sets})
-    first, second = report.render([tmp_path / "a"]).split("\n## ")[1:]
+    first, second = render([tmp_path / "a"]).split("\n## ")[1:]
     assert "-> coco_2017_val" in first and cells(first, "a")[6] == "38.0" and "Paper:" in first
     assert "-> other_val" in second and cells(second, "a")[6] == "11.0" and "Paper:" not in second
 
@@ -355,7 +359,7 @@ def test_flat_numbers_are_those_of_the_first_set(tmp_path: Path):
     found = detector_named()
     found["protocol"]["test"] = ["coco_2017_val", "other_val"]
     write(tmp_path / "a", found)
-    shown = report.render([tmp_path / "a"])
+    shown = render([tmp_path / "a"])
     assert shown.count("| run ") == 1 and "-> coco_2017_val" in shown
 
 
@@ -383,7 +387,7 @@ def test_a_pipelines_branches_are_rows_and_its_failures_are_told(tmp_path: Path)
     failed.mkdir(parents=True)
     (failed / "7.0.failed").write_text(json.dumps({"rank": 3, "error": "loss is not finite"}))
     (tmp_path / "p").rename(tmp_path / "moved")  # a pipeline may be moved as a whole
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "jcl")[-3:] == ["50.0", "60.0", "88.0"]
     assert "- moco/pretrain: failed on rank 3: loss is not finite" in text
     assert "- moco/linear: skipped, because moco/pretrain is not done" in text
@@ -402,7 +406,7 @@ def test_a_number_that_is_not_finite_is_named_and_not_shown(tmp_path: Path):
     found = detector_named()
     found["metrics"]["bbox"]["AP"] = float("inf")
     write(tmp_path / "d", found)
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "jcl")[-3:] == ["50.0", "-", "88.0"] and cells(text, "d")[6:8] == ["-", "58.0"]
     assert f"- {tmp_path}/jcl/linear/results.json: metrics.top1 is not finite; '-' stands for it" in text
     assert f"- {tmp_path}/d/results.json: metrics.bbox.AP is not finite; '-' stands for it" in text
@@ -443,14 +447,14 @@ def test_an_output_that_cannot_be_written_is_refused_first(
 def test_runs_may_lie_below_a_folder_named_as_the_launchers(tmp_path: Path):
     write(tmp_path / "launch/a", detector_named())
     write(tmp_path / "launch/a/launch/20260101-000000-abcdef/code/b", detector_named())
-    assert report.render([tmp_path / "launch"]).count("| a ") == 1
+    assert render([tmp_path / "launch"]).count("| a ") == 1
 
 
 def test_nothing_to_report_is_said(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
-        report.render([tmp_path])
+        render([tmp_path])
     with pytest.raises(UserError, match="is not a folder"):
-        report.render([tmp_path / "absent"])
+        render([tmp_path / "absent"])
 
 
 @pytest.mark.parametrize(
@@ -477,12 +481,12 @@ def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, c
     write(tmp_path / "a", detector_named())
     (tmp_path / "b").mkdir()
     (tmp_path / "b/results.json").write_bytes(content)
-    shown = report.render([tmp_path])
+    shown = render([tmp_path])
     assert cells(shown, "a")[6] == "38.0"
     named = [line for line in shown.split("## Not read")[-1].splitlines() if line.startswith("- ")]
     assert [line.startswith(f"- {tmp_path / 'b' / 'results.json'}{message}") for line in named] == [True] or not message
     if message:
-        assert "## Not read" in report.render([tmp_path / "b"])  # and there is nothing else to say of it
+        assert "## Not read" in render([tmp_path / "b"])  # and there is nothing else to say of it
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"stages": 3}', b'{"stages": [[]]}', b"[" * 100_000])
@@ -494,7 +498,7 @@ def test_damaged_records_of_the_launcher_hide_nothing(tmp_path: Path, file: str,
     (tmp_path / file).write_bytes(content)
     if file.startswith("a/launch/ranks"):
         (tmp_path / "a/launch/complete.json").unlink()
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert cells(text, "a")[6] == "38.0"
     if file.startswith("launch"):
         assert f"- {tmp_path / file} " in text.split("## Not read")[1]
@@ -506,7 +510,7 @@ def test_damaged_records_of_the_launcher_hide_nothing(tmp_path: Path, file: str,
 def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path, content: bytes):
     pretrain(tmp_path / "jcl")
     (tmp_path / "jcl/config.yaml").write_bytes(content)
-    text = report.render([tmp_path])
+    text = render([tmp_path])
     assert column(text, "jcl", "kNN top-1") == "50.0" and column(text, "jcl", "seed") == "-"
     assert (f"- {tmp_path / 'jcl/config.yaml'}: " in text) == (content != b"DATA: []")
 
@@ -528,4 +532,4 @@ def test_a_path_that_is_not_utf8_prints(tmp_path: Path, capsys: pytest.CaptureFi
     empty = Path(os.fsdecode(os.fsencode(tmp_path) + b"/empty\xff"))
     empty.mkdir()
     with pytest.raises(UserError, match=r"no results\.json in .*empty\\udcff"):
-        report.render([empty])
+        render([empty])

@@ -29,7 +29,12 @@ KINDS = {
     },
 }
 WIDE = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
-CASES = [(kind, depth) for kind in KINDS for depth in (18, 50)]
+FAST = [("faster", 18), ("mask", 50), ("keypoint", 18)]
+CASES = [
+    pytest.param(kind, depth, marks=() if (kind, depth) in FAST else pytest.mark.slow)
+    for kind in KINDS
+    for depth in (18, 50)
+]
 
 
 def both(tmp_path, kind: str, depth: int = 18, **keys):

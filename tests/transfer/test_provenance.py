@@ -65,7 +65,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
         assert provenance["source"] == source
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
-    (row,) = [line for line in report.render([tmp_path / "out"]).splitlines() if line.startswith("| out ")]
+    (row,) = [line for line in report.render([tmp_path / "out"])[0].splitlines() if line.startswith("| out ")]
     shown = [cell.strip() for cell in row.strip("|").split("|")]
     assert shown[:5] == ["out", "jcl", "digits", "7", "3"]
     assert shown[5] == f"{tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]})"

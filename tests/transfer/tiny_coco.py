@@ -120,6 +120,22 @@ def words(keys: dict) -> list[str]:
     return [word for key, value in keys.items() for word in (key, repr(value) if not isinstance(value, str) else value)]
 
 
+def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
+    """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
+    (folder / "empty.yaml").write_text("VERSION: 2\n")
+    given = {key.replace("__", "."): value for key, value in keys.items()}
+    own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
+    short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
+    return [
+        "--config-file",
+        str(folder / "empty.yaml"),
+        "--engine",
+        engine,
+        *flags,
+        *words(MODEL_KEYS | own | short | given),
+    ]
+
+
 def config(folder: Path, name: str, **keys) -> CfgNode:
     """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
     given = {key.replace("__", "."): value for key, value in keys.items()}

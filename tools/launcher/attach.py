@@ -1,4 +1,4 @@
-"""A job of this machine with its output on the terminal; Ctrl-C ends it, the first time with a checkpoint."""
+"""Follows a job of this machine on the terminal; Ctrl-C ends it, the first time with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 from pretrain.common import interrupt
 
 from . import local_job
-from .control import Tail, log_paths, progress, silent_end
+from .control import progress, silent_end
 from .job import LOCAL_STOP
+from .logs import Tail, log_paths
 from .ranks import attempts
 
 
@@ -26,12 +27,12 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
     """Shows a local job until it ends; returns rank 0's last record, with the first failing rank's error if any.
 
     Raises:
-        Interrupted: the job stopped because this process was told to (Ctrl-C, SIGTERM, hang-up), or was cancelled.
+        Interrupted: this process got a signal (Ctrl-C, SIGTERM, hang-up) or the job was cancelled, so that it stopped.
     """
     logs = str(job.paths.folder)
     tail = Tail(log_paths({"id": job.job_id, "logs": logs}, 0))
     line = _StatusLine(folder)
-    with _hand_on_signals(folder, job._process) as told:
+    with _forward_signals(folder, job._process) as signals:
         while job._process.poll() is None:
             line.clear()
             tail.copy()
@@ -42,19 +43,19 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
     tries = attempts(folder, job.job_id)
     last = tries[-1] if tries else {"state": "running"}
     by = local_job.ended_by(folder, logs)
-    if told and not by:
-        by = f"a second {told[1]}" if len(told) > 1 else told[0]
+    if signals and not by:
+        by = f"a second {signals[1]}" if len(signals) > 1 else signals[0]
         local_job.note_end(folder, logs, by)
     if by:
         raise Interrupted(_interruption(folder, last, by))
     if last["state"] == "running":
-        killed = "it was ended by SIGKILL" if job._process.returncode == -signal.SIGKILL else silent_end(folder)
+        killed = "it was killed by SIGKILL" if job._process.returncode == -signal.SIGKILL else silent_end(folder)
         last = {**last, "state": "failed", "reason": killed}
     return last
 
 
 def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
-    if last["state"] == "done":  # it had no step left to stop after; what follows it must not start all the same
+    if last["state"] == "done":  # there was no step left to stop after; nothing may be started after it all the same
         return f"the stage in {folder} was at its end and is complete"
     if last["state"] == "running":
         return f"the stage in {folder} was ended at once by {by}, without a checkpoint"
@@ -64,7 +65,7 @@ def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
 
 @contextlib.contextmanager
 def signals_as_requests() -> Iterator[None]:
-    """A signal while `follow` does not listen (a job is being started, between two stages) must not be lost."""
+    """Keeps signals that come while `follow` does not listen: a job is being started, or between two stages."""
     interrupt.clear()
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     interrupt.install_handlers()
@@ -77,37 +78,37 @@ def signals_as_requests() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hand_on_signals(folder: Path, process: Any) -> Iterator[list[str]]:
-    """The first signal asks the job to stop after its current step; the second ends it at once."""
-    told: list[str] = []
+def _forward_signals(folder: Path, process: Any) -> Iterator[list[str]]:
+    """The first signal asks the job to stop after its current step; the second kills it."""
+    signals: list[str] = []
 
-    def hand_on(number: int, _frame: Any) -> None:
-        told.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
-        if len(told) == 1:
-            text = "stopping after the current step and its checkpoint (again: at once)"
+    def forward(number: int, _frame: Any) -> None:
+        signals.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        if len(signals) == 1:
+            text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
             print(f"\n{text}", file=sys.stderr, flush=True)
-            process.send_signal(signal.SIGTERM)  # the controller hands it on to every rank
+            process.send_signal(signal.SIGTERM)  # the controller forwards it to every rank
         else:
             local_job.kill(folder, process.pid)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if interrupt.stop_requested():  # while this job was being started
-        hand_on(signal.Signals[interrupt.stop_requested()], None)
+        forward(signal.Signals[interrupt.stop_requested()], None)
     try:
-        yield told
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 class _StatusLine:
-    """The newest metrics on the terminal's last line; nothing where there is no terminal."""
+    """The newest metrics on the last line of the terminal; nothing where there is no terminal."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._shown, self._on = folder, "", sys.stderr.isatty()
+        self._folder, self._shown, self._is_terminal = folder, "", sys.stderr.isatty()
 
     def show(self) -> None:
-        if self._on:
+        if self._is_terminal:
             self._shown = progress(self._folder)
             print(f"\r{self._shown}", end="", file=sys.stderr, flush=True)
 

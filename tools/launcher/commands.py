@@ -1,27 +1,27 @@
-"""The commands of launch.py, one function each: what they start, show or end."""
+"""The commands of launch.py, one function per command."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import make_folder, read_json
 
 from . import control, stages
-from .options import Options, resolve
+from .graph import Graph, preview, run
+from .logs import print_logs
+from .options import Options
+from .pipeline import load as load_pipeline
+from .resolve import from_arguments, from_record
 from .run import run_stage, show
 from .spec import ENTRIES, StageSpec
+from .sweep import load as load_sweep
 
-_RESOURCES = (
-    "cluster", "nodes", "gpus", "tasks", "cpus_per_task", "partition", "account", "qos", "constraint", "exclude",
-    "time", "mem", "comment", "signal_delay", "max_timeouts", "setup", "sbatch", "parallel",
-)  # fmt: skip
+_LOADERS = {"pipeline": load_pipeline, "sweep": load_sweep}
 
 
 def pretrain(args: argparse.Namespace) -> int:
@@ -32,50 +32,36 @@ def pretrain(args: argparse.Namespace) -> int:
     if not (args.method or args.config_file):
         raise UserError(f"no recipe; give --method NAME ({', '.join(stages.methods())}) or --config-file FILE")
     config_file = args.config_file or stages.recipe_of(args.method)
-    return _start(stages.pretrain(config_file, args.overrides), args)
+    return _start(stages.pretrain(config_file, args.overrides), from_arguments(args), args)
 
 
-def linear(args: argparse.Namespace) -> int:
-    return _start(stages.probe("linear", _existing(args.weights, "random"), args.config_file, args.overrides), args)
+def probe(args: argparse.Namespace) -> int:
+    weights = _existing(args.weights, " or 'random'") if args.weights != "random" else args.weights
+    return _start(stages.probe(args.command, weights, args.config_file, args.overrides), from_arguments(args), args)
 
 
-def knn(args: argparse.Namespace) -> int:
-    return _start(stages.probe("knn", _existing(args.weights, "random"), args.config_file, args.overrides), args)
-
-
-def embedding(args: argparse.Namespace) -> int:
-    return _start(stages.probe("embedding", _existing(args.weights, "random"), args.config_file, args.overrides), args)
+linear = knn = embedding = probe
 
 
 def convert(args: argparse.Namespace) -> int:
-    return _start(stages.convert(_existing(args.weights), args.output), args)
+    return _start(stages.convert(_existing(args.weights), args.output), from_arguments(args), args)
 
 
 def transfer(args: argparse.Namespace) -> int:
     how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
-    return _start(stages.transfer(args.config_file, args.overrides, **how), args)
+    return _start(stages.transfer(args.config_file, args.overrides, **how), from_arguments(args), args)
 
 
 def distributions(args: argparse.Namespace) -> int:
-    return _start(stages.distributions([_existing(run) for run in args.weights], args.overrides, args.output), args)
+    runs = [_existing(run) for run in args.weights]
+    return _start(stages.distributions(runs, args.overrides, args.output), from_arguments(args), args)
 
 
-def pipeline(args: argparse.Namespace) -> int:
-    return _run_plan("pipeline", args.file, args.output, options_of(args), args)
+def plan(args: argparse.Namespace) -> int:
+    return _start_graph(_LOADERS[args.command](args.file, args.output), from_arguments(args), args)
 
 
-def sweep(args: argparse.Namespace) -> int:
-    return _run_plan("sweep", args.file, args.output, options_of(args), args)
-
-
-def _run_plan(kind: str, file: str, output: str, options: Options, args: argparse.Namespace) -> int:
-    """A pipeline or sweep file: shown, started in the background, or run."""
-    module = importlib.import_module(f"{__package__}.{kind}")
-    plan = module.load(file, output)
-    if args.dry_run:
-        module.preview(plan, options)
-        return 0
-    return _detached(args, Path(plan.output)) if _wants_detached(args, options) else module.run(plan, options)
+pipeline = sweep = plan
 
 
 def report(args: argparse.Namespace) -> int:
@@ -84,19 +70,16 @@ def report(args: argparse.Namespace) -> int:
     return module.main([*args.folders, *(["--output", args.output] if args.output else [])])
 
 
-def status(args: argparse.Namespace) -> int:
+def status(args: argparse.Namespace) -> None:
     control.print_status(Path(args.folder))
-    return 0
 
 
-def logs(args: argparse.Namespace) -> int:
-    control.print_logs(Path(args.folder), args.rank, args.follow)
-    return 0
+def logs(args: argparse.Namespace) -> None:
+    print_logs(Path(args.folder), args.rank, args.follow)
 
 
-def cancel(args: argparse.Namespace) -> int:
+def cancel(args: argparse.Namespace) -> None:
     control.cancel(Path(args.folder), args.now)
-    return 0
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -106,14 +89,14 @@ def resume(args: argparse.Namespace) -> int:
         UserError: nothing was started there, the record is damaged, or it names what is no stage.
     """
     folder = Path(args.folder)
-    for kind in ("pipeline", "sweep"):
+    for kind, load in _LOADERS.items():
         path = folder / "launch" / f"{kind}.json"
         if path.exists():
             record = read_json(path)
             file = record.get("file")
             if not isinstance(file, str):
-                raise UserError(f"{path} does not say which file it is of; run launch.py {kind} FILE --output {folder}")
-            return _run_plan(kind, file, str(folder), _recorded_options(record, path), args)
+                raise UserError(f"{path} does not name its file; run launch.py {kind} FILE --output {folder}")
+            return _start_graph(load(file, str(folder)), from_record(record, path), args)
     (path,) = control.launch_files(folder)[:1]
     if path.parents[1] != folder:
         raise UserError(f"{folder} is no run folder; name one, as {path.parents[1]}")
@@ -125,46 +108,30 @@ def resume(args: argparse.Namespace) -> int:
         )
     if os.path.realpath(spec.folder) != os.path.realpath(folder):
         raise UserError(f"{folder} was {spec.folder} when its stage was started; start the stage by its command")
-    return _run(spec, _recorded_options(record, path), args)
+    return _start(spec, from_record(record, path), args)
 
 
-def _recorded_options(record: dict[str, Any], path: Path) -> Options:
-    """The options a run was started with, checked as those of a command line are."""
-    try:
-        local = record["options"]["cluster"] != "slurm"  # then a site's setup lines were recorded, but not used
-        return resolve({key: value for key, value in record["options"].items() if not (local and key == "setup")})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} holds no options of a job ({error}); it is damaged, or another version's") from error
-
-
-def options_of(args: argparse.Namespace) -> Options:
-    """The job's resources from the command line and the site's file."""
-    return resolve({name: getattr(args, name) for name in _RESOURCES}, args.cluster_file)
-
-
-def _start(spec: StageSpec, args: argparse.Namespace) -> int:
-    options = options_of(args)
-    return _run(spec, options, args)
-
-
-def _run(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
+def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(spec, options)
         return 0
     spec.refuse_missing_weights()
     if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
         stages.refuse_missing_data(spec)
-    return _detached(args, Path(spec.folder)) if _wants_detached(args, options) else run_stage(spec, options)
+    return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
 
 
-def _wants_detached(args: argparse.Namespace, options: Options) -> bool:
-    return args.detach and options.cluster == "local"
+def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> int:
+    if args.dry_run:
+        preview(graph, options)
+        return 0
+    return _detach(args, graph.output) if args.detach and options.cluster == "local" else run(graph, options)
 
 
-def _detached(args: argparse.Namespace, folder: Path) -> int:
-    """This command again in a session of its own, so that the terminal may close."""
+def _detach(args: argparse.Namespace, folder: str) -> int:
+    """Runs this command again in a session of its own, so that the terminal may close."""
     words = [word for word in args.words if word != "--detach"]
-    log = folder / "launch" / "detached.log"
+    log = Path(folder) / "launch" / "detached.log"
     make_folder(log.parent)
     with open(log, "ab") as out:
         command = [sys.executable, str(Path(__file__).parents[1] / "launch.py"), *words]
@@ -173,9 +140,7 @@ def _detached(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def _existing(weights: str, *words: str) -> str:
-    if weights not in words and not Path(weights).exists():
-        raise UserError(
-            f"{weights} does not exist; name a run folder or a checkpoint" + "".join(f" or '{w}'" for w in words)
-        )
+def _existing(weights: str, more: str = "") -> str:
+    if not Path(weights).exists():
+        raise UserError(f"{weights} does not exist; name a run folder or a checkpoint{more}")
     return weights

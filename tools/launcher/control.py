@@ -1,4 +1,4 @@
-"""What became of a run: status, logs, cancel. It is read from the run folder; only a job's state is asked for."""
+"""Status and cancel, from what is in the run folder; only whether a job is active is asked of its machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import shlex
 import shutil
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from tabulate import tabulate
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
@@ -26,24 +27,18 @@ from .ranks import attempts
 _IN_SNAPSHOT = re.compile(r"(^|/)launch/[^/]+/code/")  # a job's copy of the code, with whatever lay in configs/
 
 
-def launch_files(folder: Path) -> list[Path]:
-    """The launch.json of a run folder, or of all stages below a pipeline's or sweep's folder.
+def launch_files(folder: Path, required: bool = True) -> list[Path]:
+    """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep.
 
     Raises:
-        UserError: nothing was started there.
+        UserError: nothing was started there, and something is ``required``.
     """
-    found = _launch_files(folder)
-    if not found:
+    own = folder / "launch" / "launch.json"
+    found = [own] if own.is_file() else sorted(folder.glob("**/launch/launch.json"))
+    found = [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
+    if required and not found:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return found
-
-
-def _launch_files(folder: Path) -> list[Path]:
-    own = folder / "launch" / "launch.json"
-    if own.is_file():
-        return [own]
-    found = sorted(folder.glob("**/launch/launch.json"))
-    return [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
 
 
 def read_launch(file: Path) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def read_launch(file: Path) -> dict[str, Any]:
 
 
 def job_state(job: dict[str, Any]) -> str:
-    """PENDING, RUNNING, how it ended in SLURM's words (ENDED where only the folder knows more), or UNKNOWN.
+    """PENDING, RUNNING, SLURM's name for how it ended (ENDED where only the folder tells more), or UNKNOWN.
 
     UNKNOWN is a scheduler that does not answer, or a process of another machine: it may well be running.
     """
@@ -75,13 +70,13 @@ def job_state(job: dict[str, Any]) -> str:
 
 
 def is_over(folder: Path, job: dict[str, Any]) -> bool:
-    """Does the run folder itself say that the job has ended for good?"""
+    """True if the run folder records that the job has ended for good."""
     tries = attempts(folder, job["id"])
     return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
 
 
 def summary(launch_file: Path) -> dict[str, Any]:
-    """What `status` prints of one stage: job, state, attempts, place, and the first failing rank's error."""
+    """What `status` shows of a stage: job, state, attempts, folder, and the first failing rank's error."""
     data = read_launch(launch_file)
     folder = launch_file.parents[1]
     job = data["jobs"][-1]
@@ -92,7 +87,7 @@ def summary(launch_file: Path) -> dict[str, Any]:
     state, reason = job_state(job), last.get("reason", "")
     if state == "UNKNOWN" and not is_over(folder, job):
         reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'ask on ' + job['host']}"
-    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own words say more
+    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
         state = "done" if complete else last.get("state", state.lower())
         by = job.get("ended_by")
         if state == "running" or (state == "ended" and by):  # it never said how it ended
@@ -105,10 +100,10 @@ def summary(launch_file: Path) -> dict[str, Any]:
 
 
 def silent_end(folder: Path) -> str:
-    """What is to be said of a job that did not say how it ended."""
+    """Why a job may have ended without recording how."""
     if shutil.disk_usage(folder).free < 2**20:
-        return f"it could not write how it ended: the disk of {folder} is full"
-    return "it ended without saying why"
+        return f"it could not record how it ended: the disk of {folder} is full"
+    return "it exited without reporting an error"
 
 
 def progress(folder: Path) -> str:
@@ -133,85 +128,35 @@ def progress(folder: Path) -> str:
 
 
 def print_status(folder: Path) -> None:
-    """One block for each stage: state, job, attempts with their reasons, place, error."""
-    damaged = []
+    """A table with a row per attempt; below it, how stages failed."""
+    head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    damaged: list[str] = []
     for file in launch_files(folder):
         try:
             one = summary(file)
         except UserError as error:
-            damaged.append(error)
+            damaged.append(str(error))
             continue
-        job = one["job"]
-        print(f"{one['stage']:<12} {one['state']:<10} {one['folder']}  ({job['cluster']} job {job['id']})")
-        for tried in one["attempts"]:
-            started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"]))
-            reason = f": {tried['reason']}" if tried.get("reason") else ""
-            print(f"    attempt {tried['attempt'] + 1}  {started} on {tried['host']}  {tried['state']}{reason}")
-        if one["reason"] and one["reason"] not in [tried.get("reason") for tried in one["attempts"]]:
-            print(f"    {one['reason']}")
-        if one["progress"]:
-            print(f"    {one['progress']}")
-        if one["failure"]:
-            print(f"    rank {one['failure']['rank']} on {one['failure']['host']}: {one['failure']['error']}")
+        tries, failure = one["attempts"] or [{}], one["failure"]
+        for tried in tries:
+            stage = [one["stage"], one["state"], f"{one['job']['cluster']} {one['job']['id']}"]
+            started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
+            ended = ": ".join(filter(None, [tried.get("state"), tried.get("reason")]))
+            is_last = tried is tries[-1]
+            rows.append([
+                *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
+                tried.get("host", ""), ended, one["progress"] if is_last else "", str(one["folder"]) if is_last else "",
+            ])  # fmt: skip
+        if one["reason"] and one["reason"] not in [tried.get("reason") for tried in tries]:
+            notes.append(f"{one['folder']}: {one['reason']}")
+        if failure:
+            notes.append(f"{one['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}")
+    if rows:
+        print("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes]))
     if damaged:
-        raise UserError("; ".join(map(str, damaged)))
-
-
-def print_logs(folder: Path, rank: int, follow: bool) -> None:
-    """The newest job's output of a rank; with ``follow`` until the job ends.
-
-    Raises:
-        UserError: no such rank, or nothing written yet and not following.
-    """
-    files = launch_files(folder)
-    if len(files) > 1:
-        below = ", ".join(str(file.parents[1]) for file in files)
-        raise UserError(f"{folder} holds several stages; name one of {below}")
-    job = read_launch(files[0])["jobs"][-1]
-    if not 0 <= rank < job["tasks"]:
-        raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
-    paths = log_paths(job, rank)
-    if not follow and not any(path.exists() for path in paths):
-        raise UserError(
-            f"job {job['id']} has written nothing yet ({job_state(job).lower()}); add --follow to wait for it"
-        )
-    tail = Tail(paths)
-    while True:
-        state = job_state(job)
-        tail.copy()
-        if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
-            return
-        if state == "UNKNOWN" and is_over(files[0].parents[1], job):
-            return
-        time.sleep(2 if job["cluster"] == "slurm" else 0.3)
-
-
-def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
-    """Standard output and standard error of a rank."""
-    return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
-
-
-class Tail:
-    """Copies what is new in a job's files to this process's output, without submitit's own lines."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._places = dict.fromkeys(paths, 0)
-
-    def copy(self) -> bool:
-        """Copies what came since the last call; True if there was anything."""
-        anything = False
-        for path, place in self._places.items():
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                file.seek(place)
-                data = file.read()
-                whole = data[: data.rfind(b"\n") + 1]
-                self._places[path] = place + len(whole)
-                stream = sys.stdout if path.suffix == ".out" else sys.stderr
-                for line in whole.decode(errors="replace").splitlines():
-                    if not line.startswith("submitit "):
-                        print(line, file=stream, flush=True)
-                        anything = True
-        return anything
+        raise UserError("; ".join(damaged))
 
 
 def cancel(folder: Path, now: bool = False) -> None:
@@ -220,8 +165,9 @@ def cancel(folder: Path, now: bool = False) -> None:
     Raises:
         UserError: a job cannot be ended from here, or SLURM refuses; the others are ended all the same.
     """
-    ended, problems = _end_runner(folder)
-    for file in _launch_files(folder) if ended else launch_files(folder):
+    has_ended, problems = _end_runner(folder)
+    for file in launch_files(folder, required=not has_ended):
+        stage = file.parents[1]
         try:
             jobs = read_launch(file)["jobs"]
         except UserError as error:
@@ -229,20 +175,24 @@ def cancel(folder: Path, now: bool = False) -> None:
             continue
         for job in jobs:
             state = job_state(job)
-            if state == "UNKNOWN" and job is jobs[-1] and not is_over(file.parents[1], job):
-                problems.append(_out_of_reach(file.parents[1], job))
+            if state == "UNKNOWN" and job is jobs[-1] and not is_over(stage, job):
+                if job["cluster"] == "slurm":
+                    again = f"try again, or: scancel {job['id']}"
+                    problems.append(f"SLURM does not answer about job {job['id']} of {stage}; {again}")
+                else:
+                    problems.append(_elsewhere(f"job {job['id']} of {stage} runs on {job['host']}", stage))
             if state not in ("PENDING", "RUNNING"):
                 continue
             try:
-                _end(file.parents[1], job, now)
+                _end(stage, job, now)
             except UserError as error:
                 problems.append(str(error))
                 continue
-            ended = True
-            print(f"cancelled {job['cluster']} job {job['id']} ({file.parents[1]})")
+            has_ended = True
+            print(f"cancelled {job['cluster']} job {job['id']} ({stage})")
     if problems:
         raise UserError("; ".join(problems))
-    if not ended:
+    if not has_ended:
         print(f"nothing runs in {folder}")
 
 
@@ -253,16 +203,14 @@ def _end_runner(folder: Path) -> tuple[bool, list[str]]:
         file = folder / "launch" / f"{kind}.json"
         try:
             runner = read_json(file).get("runner") if file.is_file() else None
-        except UserError as error:  # the stages' own records may be whole
+        except UserError as error:  # the stages' own records may be undamaged
             problems.append(str(error))
             continue
         if not isinstance(runner, dict) or not isinstance(runner.get("pid"), int):
             continue
         if runner.get("host") != socket.gethostname():
-            problems.append(
-                f"process {runner['pid']} on {runner.get('host')} runs the {kind} in {folder}, as far as can be seen "
-                f"from here; there: python tools/launch.py cancel {shlex.quote(str(folder))}"
-            )
+            what = f"process {runner['pid']} on {runner.get('host')} runs the {kind} in {folder}"
+            problems.append(_elsewhere(what, folder))
         elif start_of(runner["pid"]) == runner.get("started"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(runner["pid"], signal.SIGTERM)
@@ -271,13 +219,9 @@ def _end_runner(folder: Path) -> tuple[bool, list[str]]:
     return found, problems
 
 
-def _out_of_reach(folder: Path, job: dict[str, Any]) -> str:
-    if job["cluster"] == "slurm":
-        return f"SLURM does not answer about job {job['id']} of {folder}; try again, or: scancel {job['id']}"
-    return (
-        f"job {job['id']} of {folder} runs on {job['host']}, as far as can be seen from here; "
-        f"there: python tools/launch.py cancel {shlex.quote(str(folder))}"
-    )
+def _elsewhere(what: str, folder: Path) -> str:
+    place = shlex.quote(str(folder))
+    return f"{what}, as far as can be seen from here; there: python tools/launch.py cancel {place}"
 
 
 def _end(folder: Path, job: dict[str, Any], now: bool) -> None:
@@ -290,8 +234,3 @@ def _end(folder: Path, job: dict[str, Any], now: bool) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(job["id"]), signal.SIGTERM)  # the controller hands it on to every rank
-
-
-def follow_command(folder: Path) -> str:
-    """What to type to see a detached job's output."""
-    return f"python tools/launch.py logs --follow {shlex.quote(str(folder))}"

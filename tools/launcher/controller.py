@@ -1,7 +1,7 @@
 """The process that starts a local job's ranks and waits for them: submitit's, with what srun does on a cluster.
 
-- A rank that failed or was killed ends the others. They would wait for it in a collective for half an hour.
-- A job comes back as often as it asks to; only `Options.max_timeouts` limits that. (submitit's ends after 6 times.)
+- A rank that failed or was killed ends the others, which would wait for it in a collective for half an hour.
+- A job is requeued as often as it asks for it, within `Options.max_timeouts`; submitit ends it after 6 times.
 - Every rank gets the number of its attempt.
 """
 
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core import utils
 from submitit.local import local
 
+from . import warm
 from .ranks import mark_failed
 
 ATTEMPT = "LAUNCH_ATTEMPT"  # how often the job was started before
@@ -32,11 +34,12 @@ class LocalExecutor(submitit.LocalExecutor):
 
     Args:
         devices: CUDA_VISIBLE_DEVICES of the ranks; submitit's own knows numbers from 0 only.
+        is_warm: start jobs of one process from a process that has imported what stages import (see `warm`).
     """
 
-    def __init__(self, folder: Path, max_num_timeout: int, devices: str) -> None:
+    def __init__(self, folder: Path, max_num_timeout: int, devices: str, is_warm: bool) -> None:
         super().__init__(folder, max_num_timeout=max_num_timeout)
-        self._devices = devices
+        self._devices, self._is_warm = devices, is_warm
 
     def _submit_command(self, command: str) -> local.LocalJob[Any]:
         tasks = self.parameters["tasks_per_node"]
@@ -47,15 +50,27 @@ class LocalExecutor(submitit.LocalExecutor):
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(self.parameters["signal_delay_s"]),
             "SUBMITIT_STDERR_TO_STDOUT": "", "SUBMITIT_LOCAL_WITH_SHELL": "", "CUDA_VISIBLE_DEVICES": self._devices,
         }  # fmt: skip
-        process = subprocess.Popen([sys.executable, "-m", "tools.launcher.controller", str(self.folder)], env=env)
+        process: Any
+        if self._is_warm and tasks == 1:
+            process = warm.Forked("forkserver", env, _control, str(self.folder), True)
+        else:
+            process = subprocess.Popen([sys.executable, "-m", "tools.launcher.controller", str(self.folder)], env=env)
         return local.LocalJob(self.folder, str(process.pid), tasks=list(range(tasks)), process=process)
 
 
 class Controller(local.Controller):
-    """Reads its job from the environment that `LocalExecutor` made."""
+    """Reads its job from the environment that `LocalExecutor` made.
+
+    Args:
+        is_warm: this process is warm, and its rank a fork of it.
+    """
 
     attempt = -1
     is_stopping = False
+
+    def __init__(self, folder: Path, is_warm: bool = False) -> None:
+        super().__init__(folder)
+        self._is_warm = is_warm
 
     def _forward_signal(self, signum: signal.Signals, *args: Any) -> None:
         self.is_stopping |= signum == signal.SIGTERM
@@ -64,14 +79,25 @@ class Controller(local.Controller):
     def start_tasks(self) -> None:
         self.attempt += 1
         os.environ[ATTEMPT] = str(self.attempt)
-        super().start_tasks()
+        if not self._is_warm:
+            super().start_tasks()
+            return
+        paths = utils.JobPaths(self.folder, self.pid, 0)
+        while not paths.submitted_pickle.exists():  # the rank would look for it once per second
+            time.sleep(0.01)
+        self.stdouts, self.stderrs = [paths.stdout.open("a")], [paths.stderr.open("a")]
+        ids = {f"SUBMITIT_LOCAL_{name}": "0" for name in ("LOCALID", "GLOBALID")}
+        environment = {**os.environ, **ids, "SUBMITIT_LOCAL_JOB_ID": self.pid}
+        files = (self.stdouts[0].fileno(), self.stderrs[0].fileno())
+        rank: Any = warm.Forked("fork", environment, warm.run_rank, self.command, *files)
+        self.tasks = [rank]
 
     def wait(self, freq: int = 24) -> list[int | None]:
         """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
-        if self.is_stopping:  # the signal came before all ranks were there to hear it
+        if self.is_stopping:  # the signal came before all ranks were started
             self._forward_signal(signal.SIGTERM)
         started = time.monotonic()
-        failed_at, is_told = None, False
+        failed_at, is_warned = None, False
         while True:
             codes = [task.poll() for task in self.tasks]
             ran = time.monotonic() - started
@@ -80,24 +106,24 @@ class Controller(local.Controller):
                 if bad is not None:
                     failed_at = ran
                     if not self.is_stopping or codes[bad] != -signal.SIGTERM:  # else it had no handler yet
-                        self._say_of(bad, _words(codes[bad] or 0, self.stderrs[bad].name))
+                        self._record_failure(bad, _how_it_ended(codes[bad] or 0, self.stderrs[bad].name))
             if None not in codes or (failed_at is not None and ran > failed_at + _GRACE_S):
                 return codes
             if ran > self.timeout_s:
-                self._say_of(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
+                self._record_failure(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
                 return codes
-            if ran > self.timeout_s - self.signal_delay_s and not is_told:
-                is_told = True
+            if ran > self.timeout_s - self.signal_delay_s and not is_warned:
+                is_warned = True
                 self._forward_signal(local.LocalJobEnvironment._usr_sig())
             time.sleep(1 / freq)
 
-    def _say_of(self, rank: int, text: str) -> None:
+    def _record_failure(self, rank: int, text: str) -> None:
         stem = f"{self.folder.name}.{self.pid}.{self.attempt}"
         mark_failed(self.folder.parent / "ranks" / stem, rank, f"rank {rank}: {text}")
 
 
-def _words(code: int, stderr: str) -> str:
-    """For a rank that did not say more in its record."""
+def _how_it_ended(code: int, stderr: str) -> str:
+    """For a rank that recorded no reason of its own."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
@@ -108,5 +134,9 @@ def _words(code: int, stderr: str) -> str:
     return f"it ended with status {code}"
 
 
+def _control(folder: str, is_warm: bool = False) -> None:
+    Controller(Path(folder), is_warm).run(max_retry=sys.maxsize)
+
+
 if __name__ == "__main__":
-    Controller(Path(sys.argv[1])).run(max_retry=sys.maxsize)
+    _control(sys.argv[1])

@@ -1,9 +1,10 @@
-"""Stages that build on one another: what is complete stays, what is missing runs, a failure ends its own branch."""
+"""Stages that build on one another: complete ones stay, missing ones run, and a failure ends only its own branch."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import sys
 import time
@@ -21,8 +22,8 @@ from . import attach, control
 from .options import Options
 from .run import StageFailed, disk_gib, execute, time_and_disk
 from .spec import StageSpec
+from .submit import Refused, new_log_folder, refuse_if_running, snapshot, submit
 from .submit import preview as preview_script
-from .submit import refuse_if_running, submit
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def run_here(graph: Graph, options: Options) -> int:
 
 
 def submit_all(graph: Graph, options: Options) -> int:
-    """Submits what is missing to SLURM as dependent jobs; what waits or runs already is left alone.
+    """Submits what is missing to SLURM as dependent jobs with one copy of the code; active jobs are left alone.
 
     Everything is checked before the first job is submitted; if sbatch refuses one, those before it are cancelled.
     """
@@ -136,13 +137,14 @@ def submit_all(graph: Graph, options: Options) -> int:
         graph.report.run()
         return 0
     submitted: list[Any] = []
+    code = snapshot(new_log_folder(graph.output))
     try:
         for batch in _batches(graph, missing, jobs):
             for node in batch:
                 node.spec.mark("begun")
             parents = [jobs[parent] for node in batch for parent in node.parents if parent in jobs]
             dependency = _dependency("afterok", parents)
-            new = submit([node.spec for node in batch], options.fitting(batch[0].spec), dependency=dependency)
+            new = submit([node.spec for node in batch], options, dependency=dependency, code=code)
             submitted += new
             jobs |= {node.key: job.job_id for node, job in zip(batch, new, strict=True)}
             if len(batch) == 1:
@@ -150,12 +152,18 @@ def submit_all(graph: Graph, options: Options) -> int:
             else:
                 array = new[0].job_id.split("_")[0]
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {options.parallel} at once")
-        _submit_report(graph, options, list(jobs.values()))
-    except BaseException:
+        if _active_job(graph.report):  # it waits for earlier jobs only
+            control.cancel(Path(graph.report.folder))
+        dependency = _dependency("afterany", list(jobs.values()))
+        (job,) = submit([graph.report], options, dependency=dependency, code=code)
+    except BaseException as error:
         for job in submitted:
             job.cancel(check=False)
         print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
+        if not submitted and isinstance(error, Refused):
+            shutil.rmtree(code.parent)
         raise
+    print(f"report: job {job.job_id} {dependency}\nto see the status: python tools/launch.py status {graph.output}")
     return 0
 
 
@@ -174,11 +182,12 @@ def preview(graph: Graph, options: Options) -> None:
             missing.append(node)
         print(f"{state:<8} {node.key}{after}  -> {_short(node.spec.folder)}{refused}")
     print(f"missing  report  after everything  -> {_short(graph.report.produces)}\n")
+    code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
+    keys = {node.key for node in missing}
     for node in missing:
-        parents = [f"<job of {parent}>" for parent in node.parents if any(parent == other.key for other in missing)]
-        dependency = _dependency("afterok", parents) if options.cluster == "slurm" else ""
-        fitting = options.fitting(node.spec)
-        print(f"# {node.key}: {time_and_disk(node.spec, fitting)}\n{preview_script(node.spec, fitting, dependency)}\n")
+        dependency = _dependency("afterok", [f"<job of {parent}>" for parent in node.parents if parent in keys])
+        script = preview_script(node.spec, options, dependency, code)
+        print(f"# {node.key}: {time_and_disk(node.spec, options.fitting(node.spec))}\n{script}\n")
     total = sum(disk_gib(node.spec) for node in missing)
     limit = f"{options.minutes} minutes per job" if options.minutes else "no time limit"
     print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; about {total:.2f} GiB of checkpoints in all")
@@ -240,7 +249,7 @@ def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> in
         started = time.monotonic()
         try:
             node.spec.mark("begun")
-            execute(node.spec, options)
+            execute(node.spec, options, is_warm=len(missing) > 1)
         except (StageFailed, UserError) as failure:
             failed[node.key] = node.key
             status = status or getattr(failure, "status", 2)
@@ -263,15 +272,6 @@ def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> It
             yield [node for node in ready if node.spec.stage == stage]
     for node in rest:
         yield [node]
-
-
-def _submit_report(graph: Graph, options: Options, job_ids: Sequence[str]) -> None:
-    """The report after all jobs, however they ended."""
-    if _active_job(graph.report):  # it waits for the jobs of before only
-        control.cancel(Path(graph.report.folder))
-    dependency = _dependency("afterany", job_ids)
-    (job,) = submit([graph.report], options.fitting(graph.report), dependency=dependency)
-    print(f"report: job {job.job_id} {dependency}\nto see where it is: python tools/launch.py status {graph.output}")
 
 
 def _active_job(spec: StageSpec) -> str:

@@ -1,4 +1,4 @@
-"""The one job class: a rank's environment, requests to stop, and the way back into the queue.
+"""The one job class: the environment of a rank, requests to stop, and the requeue.
 
 A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage finishes the current
 step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and
@@ -17,7 +17,7 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import submitit
 
@@ -26,11 +26,11 @@ from pretrain.common.errors import UserError
 
 from . import slurm
 from .controller import ATTEMPT
-from .ranks import RankRecord, say
+from .ranks import RankRecord, warn
 from .spec import StageSpec
 
-LOCAL_STOP = "Ctrl-C or SIGTERM"  # a rank on this machine is told by the same signal; `attach` knows which it was
-_WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to hear a signal
+LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `attach` knows which it was
+_WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to get a signal
 _WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
 
 
@@ -52,24 +52,24 @@ class StageJob:
         set_rank_environment(env, attempt)
         submission = Path(os.environ["SUBMITIT_FOLDER"]).name
         record = RankRecord(self.spec.folder, submission, env.job_id, attempt, env.global_rank, env.num_tasks)
-        departure = _Departure(env, record, self.patience_s)
+        handler = PreemptionHandler(env, record, self.patience_s)
         try:
             result = self.run()
         except interrupt.Stopped as stop:
-            departure.leave(str(stop))
+            handler.requeue_or_exit(str(stop))
         except BaseException as error:
-            departure.stay()
+            handler.cancel_timer()
             record.fail(error)
             if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
                 sys.exit(2)
             raise
-        departure.stay()
+        handler.cancel_timer()
         record.end("done")
         return result if env.global_rank == 0 else None
 
     def run(self) -> Any:
-        """The stage in this process; rank 0 says when it is complete."""
-        # Of libraries that import it, in every job and many times; nothing here can be done about it.
+        """Runs the stage in this process; rank 0 marks it complete."""
+        # Raised by libraries on import, in every job and many times; this project cannot avoid it.
         warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
         result = self.spec.run()
         if os.environ.get("RANK", "0") == "0":
@@ -77,83 +77,78 @@ class StageJob:
         return result
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """What runs after a requeue: the same; the stage finds its own place from the run folder."""
+        """What runs after a requeue: the same job; the stage finds its position in the run folder."""
         return submitit.helpers.DelayedSubmission(self)
 
 
-class _Departure:
-    """The job's signals as requests to stop, and the ways out of it.
+class PreemptionHandler:
+    """Turns the job's signals into requests to stop, and requeues or ends the job once its stage has stopped.
 
     Attributes:
-        heard: names of the signals this process got.
+        signals: names of the signals that this process got.
     """
 
     def __init__(self, env: Any, record: RankRecord, patience_s: float) -> None:
-        self.heard: set[str] = set()
+        self.signals: set[str] = set()
         self._env, self._record, self._patience_s = env, record, patience_s
-        # Time-out, and preemption where the site sends the user's signal: USR2, or what SUBMITIT_PREEMPT_SIGNAL says.
+        # Time-out, and preemption where the site sends the user's signal: USR2, or that of SUBMITIT_PREEMPT_SIGNAL.
         self._signal: signal.Signals = env._usr_sig()
-        self._requeue: Any = signal.getsignal(self._signal)  # submitit's: it counts time-outs and knows the cluster
+        self._submitit_requeue: Any = signal.getsignal(self._signal)  # it counts time-outs and knows the cluster
         self._once = threading.Lock()
         self._timer: threading.Timer | None = None
         interrupt.clear()
         for number in (self._signal, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
-    def leave(self, reason: str) -> None:
-        """Ends this process after a checkpoint; it does not return, and leaves no result that could pass for one."""
-        self.stay()
+    def requeue_or_exit(self, reason: str) -> NoReturn:
+        """Ends this process after a checkpoint, without a result that could be taken for one."""
+        self.cancel_timer()
         deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
-        while not self.heard and time.monotonic() < deadline:  # this rank was told by another one
+        while not self.signals and time.monotonic() < deadline:  # the request came from another rank
             time.sleep(0.1)
-        if self.heard and self._signal.name not in self.heard and _is_ended(self._env):
+        if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
             self._record.end("stopped", reason)
             sys.exit(128 + signal.SIGTERM)
-        self._go_back(reason)
+        self.requeue(reason)
         if self._env.cluster == "slurm":  # to exit now would end the step, and with it rank 0 before its requeue
             time.sleep(_WAIT_FOR_END_S)
         sys.exit(0)
 
-    def stay(self) -> None:
-        """The stage has ended or stopped by itself: nobody needs to lose patience."""
+    def cancel_timer(self) -> None:
+        """The stage has ended or stopped by itself: it need not be requeued in the middle of a step."""
         if self._timer:
             self._timer.cancel()
 
-    def _hear(self, number: int, _frame: Any) -> None:
-        name = signal.Signals(number).name
-        self.heard.add(name)
-        interrupt.request_stop(LOCAL_STOP if name == "SIGTERM" and self._env.cluster == "local" else name)
-        is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
-        if number == self._signal and is_decider and self._timer is None:
-            # A stage may be deep in an evaluation. Better back in the queue with its newest checkpoint than timed out.
-            self._timer = threading.Timer(self._patience_s, self._go_back, ["not stopped in time: from the checkpoint"])
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _go_back(self, reason: str) -> None:
-        """Rank 0 sends the job back to the queue; once."""
+    def requeue(self, reason: str) -> None:
+        """Rank 0 requeues the job; once."""
         if not self._once.acquire(blocking=False):
             return
         self._record.end("requeued", reason)
         if self._env.global_rank != 0:
             return
         try:
-            self._send_back()  # exits; raises when the job has timed out too often
+            try:
+                self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
+            except OSError as error:  # submitit's file of the job, where it counts time-outs; the earlier one also runs
+                warn(f"warning: {error}; the job is requeued without counting this time-out")
+                self._env._requeue(0)
         except Exception as error:
-            # The end that SLURM brings a requeued job reaches scontrol too, or SLURM was first to requeue.
-            if isinstance(error, subprocess.SubprocessError) and _is_ended(self._env):
+            # SLURM's signal to a requeued job reaches scontrol too, or SLURM was first to requeue.
+            if isinstance(error, subprocess.SubprocessError) and _has_ended(self._env):
                 return
             self._record.fail(error)
             raise
 
-    def _send_back(self) -> None:
-        try:
-            self._requeue(self._signal, None)
-        except (
-            OSError
-        ) as error:  # submitit's file of the job, where it counts time-outs; the earlier one serves as well
-            say(f"warning: {error}; the job comes back without counting this time-out")
-            self._env._requeue(0)
+    def _handle(self, number: int, _frame: Any) -> None:
+        name = signal.Signals(number).name
+        self.signals.add(name)
+        interrupt.request_stop(LOCAL_STOP if name == "SIGTERM" and self._env.cluster == "local" else name)
+        is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
+        if number == self._signal and is_decider and self._timer is None:
+            # A long evaluation may not look at the request. To be requeued with the newest checkpoint beats a time-out.
+            self._timer = threading.Timer(self._patience_s, self.requeue, ["not stopped in time: from the checkpoint"])
+            self._timer.daemon = True
+            self._timer.start()
 
 
 def attempt_of(env: Any) -> int:
@@ -168,8 +163,8 @@ def set_rank_environment(env: Any, attempt: int) -> None:
         "RANK": env.global_rank, "WORLD_SIZE": env.num_tasks, "LOCAL_RANK": env.local_rank,
         "LOCAL_WORLD_SIZE": local_world_size,
         "MASTER_ADDR": "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0],
-        # Known to every rank, below the ports that systems hand out by themselves, and another one after a requeue:
-        # the first may be in use.
+        # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the
+        # first may still be in use.
         "MASTER_PORT": 20000 + zlib.crc32(f"{env.job_id}.{attempt}".encode()) % 12000,
     }  # fmt: skip
     os.environ.update({name: str(value) for name, value in values.items()})
@@ -178,13 +173,9 @@ def set_rank_environment(env: Any, attempt: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size if env.cluster == "local" else cores))
 
 
-def _is_ended(env: Any) -> bool:
-    """Was this SIGTERM the end of the job (cancelled, ended by its site), rather than a preemption with time to leave?
+def _has_ended(env: Any) -> bool:
+    """Did this SIGTERM end the job (cancelled, ended by the site), or is it a preemption with time for a checkpoint?
 
     Only rank 0 decides: another rank that exits first would end the step, and rank 0 with it.
     """
-    if env.cluster != "slurm":
-        return True
-    if env.global_rank != 0:
-        return False
-    return slurm.has_ended(env.job_id)
+    return env.cluster != "slurm" or (env.global_rank == 0 and slurm.has_ended(env.job_id))

@@ -17,12 +17,9 @@ _END_S = 10.0  # for killed processes to free their memory and their devices
 
 
 def is_running(job: dict[str, Any]) -> bool:
-    """Whether the job's controller is alive; process ids are used again, so its command line has to name the job."""
-    try:
-        command = Path(f"/proc/{job['id']}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return False
-    return job["logs"] in command and bool(start_of(int(job["id"])))
+    """True if the job's controller is alive; process ids are reused, so it has to be the one that was started."""
+    started = start_of(int(job["id"]))
+    return started != "" and started == job.get("started")
 
 
 def kill(folder: Path, controller: int) -> None:

@@ -2,14 +2,14 @@
 
 OUTPUT_DIR: runs/demo
 DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py; the last one is its folder
-BRANCHES:                                  # what is compared; each name is a column of the story
+BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
-  supervised: {WEIGHTS: weights/r50.pth}   # somebody else's
+  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; '' is the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
-TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is filled in, a branch each
+TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is set per branch
 TRANSFER_OVERRIDES: []
 ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
 """
@@ -25,14 +25,13 @@ from typing import Any
 import yaml
 
 from pretrain.common.errors import UserError, nearest
+from pretrain.common.files import existing_file
 
 from . import stages
-from .graph import Graph, Node, preview, run
+from .graph import Graph, Node
 from .spec import StageSpec
 
-__all__ = ["load", "preview", "run"]
-
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "OUTPUT_DIR": "", "DATA": [], "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [], "TRANSFER": {},
     "TRANSFER_OVERRIDES": [], "ENGINE": "",
 }  # fmt: skip
@@ -45,28 +44,40 @@ def load(path: str, output: str = "") -> Graph:
     Raises:
         UserError: unknown key, missing file, a value of the wrong kind, a branch without weights.
     """
-    plan = read_plan(path, _DEFAULTS)
+    plan = read_plan(path, DEFAULTS)
+    folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
+    words = [str(folder), "--output", str(folder / "report.md")]
+    report = stages.report(folder, "tools.report:main", [words], "report.md")
+    return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()))
+
+
+def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
+    """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
-    folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
     nodes: list[Node] = []
-    first: tuple[str, ...] = ()
     if plan["DATA"]:
-        words = split_words(plan["DATA"])
-        nodes.append(Node("data", stages.make_data(words, words[-1], str(folder / "data"))))
-        first = ("data",)
-    branches = {
-        single_word(name, f"branch in {path}"): _checked(branch, _BRANCH, f"{path}: branch {name}")
-        for name, branch in plan["BRANCHES"].items()
-    }
+        nodes.append(Node("data", stages.make_data(split_words(plan["DATA"]), str(folder / "data"))))
+    first = tuple(node.key for node in nodes)
+    branches: dict[str, dict[str, Any]] = {}
+    trained: dict[str, StageSpec] = {}
+    for name, given in plan["BRANCHES"].items():
+        name = single_word(name, f"branch in {path}")
+        branch = branches[name] = _checked(given, _BRANCH, f"{path}: branch {name}")
+        branch["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"])]
+        if branch["PRETRAIN"]:
+            words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / name / "pretrain")]
+            trained[name] = stages.pretrain(branch["PRETRAIN"], words)
     for name, branch in branches.items():
-        nodes += _branch(name, branch, plan, folder, first, _probe_base(branch, branches, plan, name))
-    words = (str(folder), "--output", str(folder / "report.md"))
-    report = StageSpec(
-        "report", str(folder / "report"), "tools.report:main", args=(list(words),), produces=str(folder / "report.md"),
-        one_process=True, gpu=False,
-    )  # fmt: skip
-    return Graph("pipeline", str(folder), tuple(nodes), report, str(Path(path).absolute()))
+        # A branch without a pretraining is probed by data and architecture of the file's first one.
+        base = trained.get(name) or next(iter(trained.values()), None)
+        weights, ready = branch["WEIGHTS"], first
+        if name in trained:
+            nodes.append(Node(f"{name}/pretrain", trained[name], first))
+            weights, ready = trained[name].folder, (nodes[-1].key,)
+        nodes += _probes(name, weights, branch["OVERRIDES"], plan, folder, ready, base.config if base else "")
+        nodes += _detectors(name, weights, plan, folder, ready, first)
+    return tuple(nodes)
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -75,11 +86,9 @@ def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: no such file, not YAML, unknown key (the nearest known one is named), wrong kind.
     """
-    if not Path(path).is_file():
-        near = nearest(Path(path).name, [p.name for p in Path(path).parent.glob("*.yaml")])
-        raise UserError(f"no file {path}{near}")
+    file = existing_file(path, "file", "*.yaml")
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -98,54 +107,34 @@ def single_word(name: Any, what: str) -> str:
     return str(name)
 
 
-def _branch(
-    name: str,
-    branch: dict[str, Any],
-    plan: dict[str, Any],
-    folder: Path,
-    first: tuple[str, ...],
-    base: StageSpec | None,
+def _probes(
+    name: str, weights: str, overrides: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...], base: str
 ) -> list[Node]:
-    """The stages of one branch: [pretraining,] probes, conversion, fine-tuning."""
+    nodes = []
+    for stage in ("knn", "linear"):
+        files = [plan[stage.upper()]] if isinstance(plan[stage.upper()], str) else plan[stage.upper()]
+        for file in map(str, files):
+            key = f"{name}/{stage}" if len(files) == 1 else f"{name}/{stage}_{Path(file).stem or 'own'}"
+            words = [*overrides, "OUTPUT_DIR", str(folder / key)]
+            nodes.append(Node(key, stages.probe(stage, weights, file, words, base), ready))
+    return nodes
+
+
+def _detectors(
+    name: str, weights: str, plan: dict[str, Any], folder: Path, ready: tuple[str, ...], first: tuple[str, ...]
+) -> list[Node]:
+    """Conversion and fine-tuning; random weights are not converted."""
     nodes: list[Node] = []
-    overrides = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"])]
-    weights, ready = branch["WEIGHTS"], first
-    if branch["PRETRAIN"]:
-        output = folder / name / "pretrain"
-        spec = stages.pretrain(branch["PRETRAIN"], [*overrides, "OUTPUT_DIR", str(output)])
-        nodes.append(Node(f"{name}/pretrain", spec, first))
-        weights, ready = spec.folder, (f"{name}/pretrain",)
-    for stage, files in (("knn", _files(plan["KNN"])), ("linear", _files(plan["LINEAR"]))):
-        for file in files:
-            label = stage if len(files) == 1 else f"{stage}_{Path(file).stem or 'own'}"
-            probe = stages.probe(
-                stage, weights, file, overrides, str(folder / name / label), base.config if base else ""
-            )
-            nodes.append(Node(f"{name}/{label}", probe, ready))
-    if not plan["TRANSFER"]:
-        return nodes
-    backbone = ""
-    if weights != "random":
-        backbone = str(folder / name / "backbone.pth")
+    backbone = "" if weights == "random" else str(folder / name / "backbone.pth")
+    if plan["TRANSFER"] and backbone:
         spec = stages.convert(weights, backbone, folder=str(folder / name / "convert"))
         nodes.append(Node(f"{name}/convert", spec, ready))
         ready = (f"{name}/convert", *first)
     for detector, file in plan["TRANSFER"].items():
         key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
-        words = [*split_words(plan["TRANSFER_OVERRIDES"]), "MODEL.WEIGHTS", backbone]
-        spec = stages.transfer(str(file), words, str(folder / key), engine=plan["ENGINE"])
-        nodes.append(Node(key, spec, ready))
+        words = [*split_words(plan["TRANSFER_OVERRIDES"]), "MODEL.WEIGHTS", backbone, "OUTPUT_DIR", str(folder / key)]
+        nodes.append(Node(key, stages.transfer(str(file), words, engine=plan["ENGINE"]), ready))
     return nodes
-
-
-def _probe_base(branch: dict[str, Any], branches: dict[str, Any], plan: dict[str, Any], name: str) -> StageSpec | None:
-    """The pretraining whose data and architecture a branch's probes take: its own, else the file's first."""
-    if not plan["KNN"] and not plan["LINEAR"]:
-        return None
-    source = branch if branch["PRETRAIN"] else next((b for b in branches.values() if b["PRETRAIN"]), None)
-    if source is None:
-        return None
-    return stages.pretrain(source["PRETRAIN"], [*split_words(plan["OVERRIDES"]), *split_words(source["OVERRIDES"])])
 
 
 def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any]:
@@ -170,7 +159,3 @@ def split_words(value: str | Sequence[Any]) -> list[str]:
         return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
     except ValueError as error:
         raise UserError(f"{value!r} is no list of words: {error}") from error
-
-
-def _files(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else [str(file) for file in value]

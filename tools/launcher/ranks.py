@@ -1,13 +1,15 @@
-"""One small file for each rank and attempt, in the run folder: who runs where, how it ended, which rank failed first.
+"""One small file per rank and attempt, in the run folder: who runs where, how it ended, which rank failed first.
 
     launch/ranks/<submission>.<job>.<attempt>.<rank>.json   state: running | done | stopped | requeued | failed
-    launch/ranks/<submission>.<job>.<attempt>.failed        the first failing rank's error (whoever comes first)
+    launch/ranks/<submission>.<job>.<attempt>.failed        the first failing rank's error, created exclusively
 
-Any machine that sees the file system can read them; no clock and no scheduler is asked. The submission's name is part
-of theirs because job ids come again: process ids in containers, SLURM's with every new cluster.
+Any machine that sees the file system can read them, without a clock or a scheduler. torch.distributed.run keeps error
+files too, but only of ranks that it has started on one node, and submitit keeps results only of processes that end by
+themselves; neither ends a rank that waits for a peer whose exit hangs.
 
-These files are for people to read. Where they cannot be written (the disk is full), the reason is printed and the job
-goes on as if they had been: ranks whose neighbor has failed are ended by their parent, srun or `controller`.
+The name of the submission is part of theirs because job ids are reused: process ids in containers, SLURM's by every new
+cluster. The files are for people to read. Where they cannot be written (the disk is full), the reason is printed and
+the job continues: ranks whose neighbor has failed are ended by their parent, srun or `controller`.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ _GRACE_S = 5.0  # between the first rank's failure and the end of those that did
 
 
 class RankRecord:
-    """This rank's file, and a thread that ends this process when another rank says that it has failed.
+    """This rank's file, and a thread that ends this process once another rank has recorded its failure.
 
-    A rank whose exit hangs (a library waits for its peers) is seen by nobody but the readers of its last words, and
-    a rank that waits for it in a collective would wait for the collective's time-out: half an hour.
+    The exit of a failed rank may hang (a library waits for its peers), and a rank that waits for it in a collective
+    would wait for the time-out of the collective: half an hour.
 
     Args:
         attempt: the number of this start of the job, from 0; the same on every rank.
@@ -57,13 +59,13 @@ class RankRecord:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def end(self, state: str, reason: str = "") -> None:
-        """Writes how this rank ended."""
+        """Records how this rank ended."""
         self._ended.set()
         self._values.update(state=state, reason=reason, ended=time.time())
         self._write()
 
     def fail(self, error: BaseException) -> None:
-        """Writes this rank's error, and that it was the first if it was."""
+        """Records this rank's error, and that it was the first if it was."""
         user_error = isinstance(error, UserError)
         line = str(error) if user_error else f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
@@ -74,7 +76,7 @@ class RankRecord:
         try:
             write_json(f"{self._stem}.{self.rank}.json", self._values)
         except UserError as error:
-            say(f"warning: {error}")
+            warn(f"warning: {error}")
 
     def _watch(self) -> None:
         marker = f"{self._stem}.failed"
@@ -98,9 +100,9 @@ def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_
         with contextlib.suppress(FileExistsError), open(marker, "x") as file:
             file.write(json.dumps(failure))
     except OSError as reason:
-        if file is not None:  # not half of it: the controller has yet to say what it knows
+        if file is not None:  # not half of it: the controller may still create it
             Path(marker).unlink(missing_ok=True)
-        say(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
+        warn(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
 
 
 def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
@@ -117,7 +119,7 @@ def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """Prints to standard error, which may be a file on a full disk."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

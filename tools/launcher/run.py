@@ -1,4 +1,4 @@
-"""One stage from the command line to its end: shown, run here with its output on the terminal, or left to SLURM."""
+"""One stage, as a command line starts it: shown, run here with its output on the terminal, or left to SLURM."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from . import attach, control
 from .job import StageJob
+from .logs import follow_command
 from .options import Options
 from .spec import StageSpec
 from .submit import preview, submit
 
-# Parameters in millions; a checkpoint holds weights, momentum weights and the optimiser's momentum, 4 bytes each.
+# Parameters in millions; a checkpoint holds weights, momentum weights and the optimizer's momentum, 4 bytes each.
 _MILLIONS = {"resnet18": 11.7, "resnet34": 21.8, "resnet50": 27.9, "resnet101": 46.9}
 _DETECTOR_MILLIONS = 44.0  # Mask R-CNN R50-FPN; weights and momentum in each checkpoint
 
@@ -36,13 +37,13 @@ def run_stage(spec: StageSpec, options: Options) -> int:
         print(str(failure), file=sys.stderr)
         return failure.status
     except attach.Interrupted as stop:
-        print(f"{stop}\nto go on: the same command again", file=sys.stderr)
+        print(f"{stop}\nto continue: the same command again", file=sys.stderr)
         return 130
     return 0
 
 
-def execute(spec: StageSpec, options: Options) -> None:
-    """Starts a stage; on this machine waits for its end.
+def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
+    """Starts a stage; on this machine waits for its end. ``is_warm``: see `submit`.
 
     Raises:
         StageFailed: it ended with an error. attach.Interrupted: the user ended it.
@@ -52,10 +53,10 @@ def execute(spec: StageSpec, options: Options) -> None:
     if options.cluster == "debug":
         StageJob(spec).run()
         return
-    (job,) = submit([spec], options)
+    (job,) = submit([spec], options, is_warm=is_warm)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
-        print(f"to follow it: {control.follow_command(folder)}")
+        print(f"to follow it: {follow_command(folder)}")
         return
     last = attach.follow(folder, job)
     if last["state"] == "done":
@@ -83,7 +84,7 @@ def show(spec: StageSpec, options: Options) -> None:
 
 def time_and_disk(spec: StageSpec, options: Options) -> str:
     """The time limit, the most the checkpoints will hold, and the space there is."""
-    limit = f"at most {options.minutes} minutes a job, then back in the queue" if options.minutes else "no time limit"
+    limit = f"at most {options.minutes} minutes per job, then it is requeued" if options.minutes else "no time limit"
     place = next(parent for parent in (Path(spec.folder), *Path(spec.folder).parents) if parent.exists())
     free = shutil.disk_usage(place).free / 2**30
     return f"time: {limit}; disk: about {disk_gib(spec):.2f} GiB in checkpoints, {free:.0f} GiB free"

@@ -1,4 +1,4 @@
-"""What a stage is to the launcher: an importable entry point, its arguments as plain data, its run folder."""
+"""A stage, as the launcher handles it: an importable entry point, its arguments as plain data, its run folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pretrain.common import run_folder
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, empty_or_text, sha256
 
+ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
 ENTRIES = {
     "pretrain": "pretrain.train:main",
@@ -31,7 +32,7 @@ _KINDS = {"str": str, "bool": bool, "tuple[Any, ...]": list, "dict[str, str]": d
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage's work. It travels to the job by pickle and stands in launch.json, so that it can be started again.
+    """One stage's work. It is pickled for the job, and recorded in launch.json so that it can be started again.
 
     Attributes:
         stage: pretrain, linear, knn, convert, transfer, ...
@@ -40,9 +41,9 @@ class StageSpec:
         config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
             (Detectron2's keys, without those at their default), the others the config that `pretrain.config` reads.
         args: further arguments.
-        produces: a file the stage leaves when it is done, relative to ``folder``.
-        one_process: runs in a single process, whatever was asked for.
-        gpu: has use for GPUs; False: gets none.
+        produces: a file that the stage leaves when it is complete, relative to ``folder``.
+        one_process: runs in a single process, whatever the options are.
+        gpu: uses GPUs; False: gets none.
         inputs: weights that are read, by path, and their content as `content_of` names it.
         parents: fingerprints of the stages this one builds on, by name.
         root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
@@ -82,12 +83,11 @@ class StageSpec:
     def work(self) -> dict[str, Any]:
         """What this stage computes, as JSON has it: arguments, config, and the stages it builds on.
 
-        What does not change the result is left out: keys at their default (so that a key which a later version adds
-        leaves finished work finished), keys that only say where and how fast to run, the place of ``root``, and the
-        paths of weights (their content counts).
+        It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
+        complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
+        the paths of weights (their content counts).
         """
-        free = _free(self.stage)
-        config = {key: self._placeless(value) for key, value in self._changed_keys() if not key.startswith(free)}
+        config = {key: self._placeless(value) for key, value in self._changed_keys()}
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
         return json.loads(json.dumps(work))
 
@@ -132,16 +132,16 @@ class StageSpec:
         return cls(**{**data, "args": tuple(data.get("args", ()))})
 
     def mark(self, state: str) -> None:
-        """Says in `launch/<state>.json` that the folder's work was ``begun`` or is ``complete``."""
+        """Records in `launch/<state>.json` that this work was ``begun`` in the folder, or is ``complete``."""
         run_folder.write_json(self._mark(state), {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
-        """True if this very work was finished in the folder before, and its product is still there."""
+        """True if exactly this work was completed in the folder, and its product is still there."""
         found = read_record(self._mark("complete"))
         return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
 
     def refuse_missing_weights(self) -> None:
-        """Checks that there are weights to read, without reading them as a whole.
+        """Checks that there are weights to read, without reading all of them.
 
         Raises:
             UserError: nothing there, a folder without a checkpoint, or a text file.
@@ -153,7 +153,7 @@ class StageSpec:
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
     def refuse_other_work(self) -> None:
-        """A folder must not be continued with other work than it was begun with.
+        """Refuses to continue a folder with other work than it was begun with.
 
         Raises:
             UserError: it was begun with other weights, another config, other arguments, or other stages before it.
@@ -169,17 +169,25 @@ class StageSpec:
         return Path(self.folder) / "launch" / f"{state}.json"
 
     def _changed_keys(self) -> list[tuple[str, Any]]:
+        """The keys that are not at their default and may change the result."""
         if not self.config:
             return []
         from pretrain.common.config_io import flatten
-        from pretrain.config import from_yaml_text
 
         if self.stage == "transfer":
             import yaml
 
-            return list(flatten(yaml.safe_load(self.config) or {}))
-        defaults = _defaults(self.stage)
-        return [(key, value) for key, value in flatten(from_yaml_text(self.config)) if value != defaults[key]]
+            from transfer.config import FREE_ANYWHERE as free
+
+            changed = list(flatten(yaml.safe_load(self.config) or {}))
+        else:
+            from pretrain import config
+
+            free = config.FREE_ON_RESUME if self.stage == "pretrain" else config.FREE_ANYWHERE
+            defaults = _defaults(self.stage)
+            keys = flatten(config.from_yaml_text(self.config))
+            changed = [(key, value) for key, value in keys if value != defaults[key]]
+        return [(key, value) for key, value in changed if not key.startswith(free)]
 
     def _placeless(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -202,7 +210,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or an empty one where it is missing or damaged; for what must not stop a job."""
+    """The JSON object in a file, or an empty one if it is missing or damaged: it must not stop a job."""
     try:
         return run_folder.read_json(path)
     except UserError:
@@ -223,17 +231,6 @@ def content_of(weights: str) -> str:
 @functools.cache
 def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
     return f"sha256:{sha256(path)}"
-
-
-def _free(stage: str) -> tuple[str, ...]:
-    """Prefixes of the keys that do not change what a stage computes."""
-    if stage == "transfer":
-        from transfer.config import FREE_ANYWHERE
-
-        return FREE_ANYWHERE
-    from pretrain.config import FREE_ANYWHERE, FREE_ON_RESUME
-
-    return FREE_ON_RESUME if stage == "pretrain" else FREE_ANYWHERE
 
 
 def _defaults(stage: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Builds the spec of each stage, its config resolved and checked, from what a command line or a pipeline file names."""
+"""Builds the spec of each stage from a command line or a pipeline file, with its config resolved and checked."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import sys
@@ -16,10 +15,9 @@ import yaml
 from pretrain.common.errors import UserError, nearest
 from pretrain.common.files import existing_file
 
-from .spec import ENTRIES, StageSpec, content_of, read_record
-from .submit import ROOT
+from .spec import ENTRIES, ROOT, StageSpec, content_of, read_record
 
-# The recipe that stands for a method where none is named: its paper's on ImageNet-1K.
+# The default recipe of a method: its paper's on ImageNet-1K.
 _RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
 _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
@@ -44,16 +42,12 @@ def methods() -> list[str]:
     return sorted(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))
 
 
-def pretrain(config_file: str | Path, overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
-    """Pretraining by a recipe; ``folder`` is for a recipe and overrides without OUTPUT_DIR (default runs/<recipe>)."""
-    cfg = _load(config_file, overrides)
-    output = cfg.OUTPUT_DIR or folder or f"runs/{Path(config_file).stem}"
-    return _spec("pretrain", cfg, output, ())
+def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
+    """Pretraining by a recipe, in OUTPUT_DIR or runs/<recipe>."""
+    return _spec("pretrain", _load(config_file, overrides), f"runs/{Path(config_file).stem}", ())
 
 
-def probe(
-    stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), folder: str = "", base: str = ""
-) -> StageSpec:
+def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:
     """The ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
 
     Args:
@@ -61,12 +55,11 @@ def probe(
     """
     cfg = _load(config_file, overrides, base or pretrain_config(weights))
     run = Path(weights)
-    default = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
-    output = folder or _override(overrides, "OUTPUT_DIR") or default
+    output = f"runs/{stage}_{run.stem}" if weights == "random" or run.is_file() else str(run / stage)
     if weights == "random":
         return _spec(stage, cfg, output, (weights,))
     target = _absolute(weights)
-    return dataclasses.replace(_spec(stage, cfg, output, (target,)), inputs={target: content_of(target)})
+    return _spec(stage, cfg, output, (target,), inputs={target: content_of(target)})
 
 
 def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
@@ -75,17 +68,15 @@ def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: st
     names = {_label(run): _absolute(run) for run in runs}
     if len(names) < len(runs):
         names = {str(run): _absolute(run) for run in runs}
-    output = _override(overrides, "OUTPUT_DIR") or folder
     inputs = {path: content_of(path) for path in names.values()}
-    return dataclasses.replace(_spec("distributions", cfg, output, (names,)), one_process=True, inputs=inputs)
+    return _spec("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 
 def convert(source: str, output: str, folder: str = "") -> StageSpec:
     """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is beside it."""
-    target, source = Path(output).absolute(), _absolute(source)
-    folder = folder or str(target.with_name(target.name + ".run"))
+    target, source = _absolute(output), _absolute(source)
     return StageSpec(
-        "convert", _absolute(folder), ENTRIES["convert"], args=([source, str(target)],), produces=str(target),
+        "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target],), produces=target,
         one_process=True, gpu=False, inputs={source: content_of(source)},
     )  # fmt: skip
 
@@ -93,17 +84,17 @@ def convert(source: str, output: str, folder: str = "") -> StageSpec:
 def transfer(
     config_file: str,
     overrides: Sequence[str] = (),
-    folder: str = "",
     *,
     engine: str = "",
     eval_only: bool = False,
     visualize: int = 0,
 ) -> StageSpec:
-    """Fine-tuning by a Detectron2 YAML, which is read here and now: later edits do not change a queued job.
+    """Fine-tuning by a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
+
+    The YAML is read here and now: later edits do not change a queued job. An evaluation has a run folder of its own,
+    eval_only/ in that of the training, so that the training's record and results stay.
 
     Args:
-        folder: for overrides without OUTPUT_DIR (default runs/<config file>). An evaluation has a run folder of its
-            own, eval_only/ in it, so that the training's record and results stay.
         engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
     """
     from pretrain.common.config_io import flatten
@@ -111,7 +102,7 @@ def transfer(
 
     cfg, defaults = load_config(config_file, overrides), dict(flatten(default_config()))
     own = "" if defaults["OUTPUT_DIR"] == cfg.OUTPUT_DIR else cfg.OUTPUT_DIR
-    output = _absolute(_override(overrides, "OUTPUT_DIR") or folder or own or f"runs/{Path(config_file).stem}")
+    output = _absolute(_override(overrides, "OUTPUT_DIR") or own or f"runs/{Path(config_file).stem}")
     output = str(Path(output) / "eval_only") if eval_only else output
     changed = {key: value for key, value in flatten(cfg) if value != defaults.get(key) and key != "OUTPUT_DIR"}
     words = ["--eval-only" if eval_only else "--resume", "--engine", _engine(engine, output)]
@@ -134,11 +125,19 @@ def fine_tune(config: str, words: Sequence[str]) -> None:
         train_net.main(["--config-file", file.name, *words])
 
 
-def make_data(words: Sequence[str], produces: str, folder: str) -> StageSpec:
-    """Data that tools/make_data.py makes."""
+def make_data(words: Sequence[str], folder: str) -> StageSpec:
+    """Data that tools/make_data.py makes; the last of its ``words`` is their folder."""
     return StageSpec(
-        "data", _absolute(folder), ENTRIES["data"], args=(list(words),), produces=_absolute(produces),
+        "data", _absolute(folder), ENTRIES["data"], args=(list(words),), produces=_absolute(words[-1]),
         one_process=True, gpu=False,
+    )  # fmt: skip
+
+
+def report(folder: Path, entry: str, args: Sequence[Any], file: str) -> StageSpec:
+    """What summarizes a pipeline or sweep in ``folder``, in the ``file`` there."""
+    return StageSpec(
+        "report", str(folder / "report"), entry, args=tuple(args), produces=str(folder / file), one_process=True,
+        gpu=False,
     )  # fmt: skip
 
 
@@ -154,7 +153,7 @@ def pretrain_config(run: str) -> str:
 
 
 def refuse_missing_data(spec: StageSpec) -> None:
-    """Looks for the folders of the images that a stage reads, and for the weights that it starts from.
+    """Checks that the images that a stage reads, and the weights that it starts from, are there.
 
     Raises:
         UserError: one of them is not there.
@@ -189,6 +188,7 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
 
     cfg = from_yaml_text(base).clone() if base else default_config()
     cfg.defrost()
+    cfg.OUTPUT_DIR = ""  # that of ``base`` is another stage's
     if config_file:
         try:
             merge_file(cfg, config_file)
@@ -201,7 +201,7 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
 
 
 def _refuse_fine_tuning(config_file: str | Path) -> None:
-    """Names the command of a config that fits fine-tuning alone."""
+    """Names the command for a config that only fits fine-tuning."""
     from transfer.config import load_config
 
     try:
@@ -213,11 +213,11 @@ def _refuse_fine_tuning(config_file: str | Path) -> None:
     )
 
 
-def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...]) -> StageSpec:
+def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:
     from pretrain.common.config_io import dump
 
-    cfg.OUTPUT_DIR = _absolute(output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args)
+    cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args, **given)
 
 
 def _engine(wanted: str, folder: str) -> str:

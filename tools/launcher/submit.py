@@ -1,11 +1,10 @@
-"""Hands a stage to an executor, and keeps in the run folder what was handed over: `launch.json`."""
+"""Hands a stage to an executor of submitit, and records in the run folder what was handed over: `launch.json`."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -20,19 +19,24 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, one_line
+from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
 
 from . import control
 from .options import Options, visible_gpus
-from .ranks import say
-from .spec import StageSpec
+from .ranks import warn
+from .spec import ROOT, StageSpec
 
-ROOT = Path(__file__).resolve().parents[2]
 _CODE = ("pretrain", "transfer", "tools", "configs")
 _NO_LIMIT_MINUTES = 60 * 24 * 365 * 10
 _PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
-# Where sbatch's variable, without SBATCH_, is not named as its option.
+# Variables of sbatch that, without SBATCH_, are not named like their option.
 _OTHER_NAMES = {"timelimit": "time", "mem-per-node": "mem", "no-requeue": "requeue", "array-inx": "array"}
+_SET_BY_SUBMITIT = ("array", "error", "open-mode", "output", "signal")
+
+
+class Refused(UserError):
+    """sbatch did not accept a job: nothing was queued."""
 
 
 def submit(
@@ -40,69 +44,67 @@ def submit(
     options: Options,
     *,
     dependency: str = "",
-    name: str = "",
+    code: Path | None = None,
+    is_warm: bool = False,
 ) -> list[Any]:
     """Submits one job, or an array where there are several specs (SLURM only); returns submitit's jobs.
 
     Args:
-        dependency: sbatch's words, as ``afterok:12:13``.
+        dependency: as sbatch takes it, ``afterok:12:13``.
+        code: the copy of the code that SLURM jobs import (`snapshot`); None: one of their own, beside their logs.
+        is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
 
     Raises:
-        UserError: the scheduler refuses or is not here; a run folder is being worked on already, or cannot be written.
+        UserError: the scheduler refuses or is not here; a run folder is in use, or cannot be written.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from .job import StageJob
 
-    options, name = options.fitting(specs[0]), name or job_name(specs[0])
+    options, is_slurm = options.fitting(specs[0]), options.cluster == "slurm"
     for spec in specs:
         _refuse_for_sbatch(spec, options)
         refuse_if_running(Path(spec.folder))
-    if options.cluster == "slurm" and shutil.which("sbatch") is None:
+    if is_slurm and shutil.which("sbatch") is None:
         raise UserError("--cluster slurm, but sbatch is not here; start it from a login node of the cluster")
-    folder = Path(specs[0].folder) if len(specs) == 1 else Path(os.path.commonpath([spec.folder for spec in specs]))
-    # A folder of its own for each submission: where job ids repeat, submitit would find an old job's result.
-    log_folder = folder / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    folder = specs[0].folder if len(specs) == 1 else os.path.commonpath([spec.folder for spec in specs])
+    log_folder = new_log_folder(folder)
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
     jobs = [StageJob(spec, patience) for spec in specs]
     made = [path for path in (log_folder, *log_folder.parents) if not path.exists()]
     make_folder(log_folder)
     may_run = False
     try:
-        code = snapshot(log_folder) if options.cluster == "slurm" else ROOT
-        executor = _executor(log_folder, options, code, dependency, name)
-        script = preview(specs[0], options, dependency) if options.cluster == "slurm" else ""
-        with _job_environment(options, code, script), contextlib.redirect_stderr(io.StringIO()):
-            may_run = True  # submitit prints what sbatch says, and then raises it
+        if is_slurm:
+            parameters = slurm_parameters(specs[0], options, code or snapshot(log_folder), dependency)
+            executor, environment = _slurm_executor(log_folder, options, parameters), _slurm_environment(parameters)
+        else:
+            executor, environment = _local_executor(log_folder, options, is_warm), _local_environment()
+        with environment, contextlib.redirect_stderr(io.StringIO()):
+            may_run = True  # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, subprocess.CalledProcessError) as error:
         may_run = False
-        raise UserError(f"sbatch refused {name}: {one_line(error)}") from error
+        raise Refused(f"sbatch refused {job_name(specs[0])}: {one_line(error)}") from error
     except FailedSubmissionError as error:
-        raise UserError(f"sbatch did not name the job of {name}: {one_line(error)}; see squeue --me") from error
+        raise UserError(
+            f"sbatch did not name the job of {job_name(specs[0])}: {one_line(error)}; see squeue --me"
+        ) from error
     except OSError as error:
         raise cannot_write(log_folder, error) from error
     finally:
         if not may_run:
             _remove_made(made)
     for spec, job in zip(specs, submitted, strict=True):
-        _remember(spec, options, job.job_id, log_folder, dependency, name)
+        _record(spec, specs[0], options, job.job_id, log_folder, dependency)
     return submitted
 
 
-def _remove_made(folders: Sequence[Path]) -> None:
-    """Removes the first of ``folders`` with all in it, and the others, which are above it, where nothing else is."""
-    shutil.rmtree(folders[0], ignore_errors=True)
-    with contextlib.suppress(OSError):
-        for folder in folders[1:]:
-            folder.rmdir()
-
-
-def preview(spec: StageSpec, options: Options, dependency: str = "", array: int = 0) -> str:
+def preview(spec: StageSpec, options: Options, dependency: str = "", code: Path | None = None) -> str:
     """What `submit` would hand over: the sbatch script, or the local command.
 
     Raises:
-        UserError: the run folder's name, or a signal in the environment, is of no use to sbatch.
+        UserError: sbatch cannot use the name of the run folder, or a signal in the environment.
     """
     options = options.fitting(spec)
     _refuse_for_sbatch(spec, options)
@@ -111,8 +113,8 @@ def preview(spec: StageSpec, options: Options, dependency: str = "", array: int 
     if options.cluster == "slurm":
         from submitit.slurm.slurm import _make_sbatch_string
 
-        parameters = slurm_parameters(options, log_folder / "code", dependency, job_name(spec))
-        return _make_sbatch_string(command=command, folder=log_folder, map_count=array or None, **parameters)
+        parameters = slurm_parameters(spec, options, code or log_folder / "code", dependency)
+        return _make_sbatch_string(command=command, folder=log_folder, **parameters)
     devices = ",".join(visible_gpus()[: options.gpus_per_node]) or "none"
     limit = f"{options.minutes} minutes" if options.minutes else "none"
     return (
@@ -121,34 +123,24 @@ def preview(spec: StageSpec, options: Options, dependency: str = "", array: int 
     )
 
 
-def slurm_parameters(options: Options, code: Path, dependency: str, name: str) -> dict[str, Any]:
-    """sbatch's parameters, in submitit's words."""
-    # SLURM 22.05 and later: srun does not take sbatch's --cpus-per-task. One rank's death ends the step.
+def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: str) -> dict[str, Any]:
+    """sbatch's parameters, by submitit's names."""
+    # One rank's death ends the step. In SLURM 22.05 and later, srun does not take sbatch's --cpus-per-task.
     srun_args = ["--kill-on-bad-exit=1"]
     if options.cpus_per_task:
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
-    given = {
-        key: getattr(options, key) for key in ("partition", "account", "qos", "constraint", "exclude", "mem", "comment")
-    }
     return {
-        **{key: value for key, value in given.items() if value},
-        **({"gpus_per_node": options.gpus_per_node} if options.gpus_per_node else {}),
-        **({"cpus_per_task": options.cpus_per_task} if options.cpus_per_task else {}),
+        **options.sbatch_parameters,
         **({"dependency": dependency} if dependency else {}),
-        "job_name": name,
-        "time": options.minutes,
-        "nodes": options.nodes,
-        "ntasks_per_node": options.tasks_per_node,
-        "signal_delay_s": options.signal_delay,
-        "array_parallelism": options.parallel,
+        "job_name": job_name(spec),
         "srun_args": srun_args,
-        # A child of a failed parent would wait for ever.
+        # A child of a failed parent would wait forever.
         "additional_parameters": {
             "kill-on-invalid-dep": "yes", "requeue": True,
             **{key: value or True for key, value in options.sbatch.items()},
         },
-        # The code the job imports: this copy, before what the set-up lines add, and never the folder it was submitted
-        # from.
+        # The job imports the copy of the code, before anything that the set-up lines add, and never the folder that it
+        # was submitted from.
         "setup": [
             *options.setup, f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1",
@@ -157,7 +149,7 @@ def slurm_parameters(options: Options, code: Path, dependency: str, name: str) -
 
 
 def job_name(spec: StageSpec) -> str:
-    """Names the job to people, and tells `cancel` that a job id is still this run's."""
+    """Names the job to people, and tells `cancel` that a job id still belongs to this run."""
     return f"{spec.stage}-{Path(spec.folder).name}"
 
 
@@ -165,7 +157,7 @@ def refuse_if_running(folder: Path) -> None:
     """Two jobs in one run folder would overwrite each other.
 
     Raises:
-        UserError: the folder's last job is pending or running, or nobody here can tell.
+        UserError: the folder's last job is pending or running, or its state cannot be found out.
     """
     file = folder / "launch" / "launch.json"
     if not file.exists():
@@ -174,7 +166,7 @@ def refuse_if_running(folder: Path) -> None:
     state, place = control.job_state(job), shlex.quote(str(folder))
     if state in ("PENDING", "RUNNING"):
         raise UserError(
-            f"{folder} is being worked on by job {job['id']} ({state.lower()}); "
+            f"job {job['id']} ({state.lower()}) is already working on {folder}; "
             f"wait for it, or: python tools/launch.py cancel {place}"
         )
     if state == "UNKNOWN" and not control.is_over(folder, job):
@@ -185,18 +177,13 @@ def refuse_if_running(folder: Path) -> None:
         )
 
 
-def _refuse_for_sbatch(spec: StageSpec, options: Options) -> None:
-    """Refuses what sbatch or submitit would take for something else."""
-    if options.cluster == "slurm" and (found := next((c for c in "%\\" if c in spec.folder), "")):
-        raise UserError(f"{spec.folder} holds a '{found}', which SLURM takes for a pattern; choose another OUTPUT_DIR")
-    if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):
-        raise UserError(
-            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: others end a job"
-        )
+def new_log_folder(folder: str | Path) -> Path:
+    """A new name per submission: where job ids repeat, submitit would find the result of an earlier job."""
+    return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
 def snapshot(log_folder: Path) -> Path:
-    """A copy of the code beside the job's logs, so that later edits do not change a queued or requeued job."""
+    """Copies the code to ``log_folder``, so that later edits do not change a queued or requeued job."""
     target = log_folder / "code"
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     for name in _CODE:
@@ -206,69 +193,99 @@ def snapshot(log_folder: Path) -> Path:
     return target
 
 
-def _executor(log_folder: Path, options: Options, code: Path, dependency: str, name: str) -> Any:
+def _remove_made(folders: Sequence[Path]) -> None:
+    """Removes the first of ``folders`` with its content, and those above it, unless something else is in them."""
+    shutil.rmtree(folders[0], ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for folder in folders[1:]:
+            folder.rmdir()
+
+
+def _refuse_for_sbatch(spec: StageSpec, options: Options) -> None:
+    """Refuses what sbatch or submitit would interpret."""
+    if options.cluster == "slurm" and (found := next((c for c in "%\\" if c in spec.folder), "")):
+        raise UserError(f"{spec.folder} holds a '{found}', which SLURM takes for a pattern; choose another OUTPUT_DIR")
+    if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):
+        raise UserError(
+            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: others end a job"
+        )
+
+
+def _slurm_executor(log_folder: Path, options: Options, parameters: dict[str, Any]) -> Any:
     import submitit
 
-    if options.cluster == "slurm":
-        slurm = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
-        slurm.update_parameters(**slurm_parameters(options, code, dependency, name))
-        return slurm
+    executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
+    executor.update_parameters(**parameters)
+    return executor
+
+
+def _local_executor(log_folder: Path, options: Options, is_warm: bool) -> Any:
     from .controller import LocalExecutor
 
-    local = LocalExecutor(log_folder, options.max_timeouts, ",".join(visible_gpus()[: options.gpus_per_node]))
-    local.update_parameters(
+    devices = ",".join(visible_gpus()[: options.gpus_per_node])
+    executor = LocalExecutor(log_folder, options.max_timeouts, devices, is_warm)
+    executor.update_parameters(
         timeout_min=options.minutes or _NO_LIMIT_MINUTES,
         tasks_per_node=options.tasks_per_node,
         signal_delay_s=options.signal_delay,
     )
-    return local
+    return executor
 
 
 @contextlib.contextmanager
-def _job_environment(options: Options, code: Path, script: str) -> Iterator[None]:
-    """No trace of a job that this process may be part of; a local job inherits the rest.
+def _slurm_environment(parameters: dict[str, Any]) -> Iterator[None]:
+    """The user's settings for sbatch (SBATCH_ACCOUNT, ...), but those that ``parameters`` set: sbatch prefers them."""
+    ours = {name.replace("_", "-") for name in (*_SET_BY_SUBMITIT, *parameters, *parameters["additional_parameters"])}
+    kept, dropped = {}, []
+    for name, value in os.environ.items():
+        if name.startswith("SBATCH_"):
+            option = name.removeprefix("SBATCH_").lower().replace("_", "-")
+            if _OTHER_NAMES.get(option, option) in ours:
+                dropped.append(name)
+            else:
+                kept[name] = value
+    if dropped:
+        warn(f"note: {', '.join(sorted(dropped))} of this shell is overridden by the launcher's own option")
+    with _clean_environment():
+        os.environ.update(kept)
+        yield
 
-    What the user's shell tells sbatch (SBATCH_ACCOUNT, SBATCH_RESERVATION, ...) stays, unless ``script`` says it
-    itself: sbatch would take the shell's word. A local job must not hear the terminal's Ctrl-C: the launcher does,
-    and hands it on.
-    """
+
+@contextlib.contextmanager
+def _local_environment() -> Iterator[None]:
+    """A local job imports this code, whatever its working directory."""
+    with _clean_environment():
+        earlier = os.environ.get("PYTHONPATH")
+        os.environ.update(PYTHONPATH=f"{ROOT}:{earlier}" if earlier else str(ROOT), PYTHONSAFEPATH="1")
+        yield
+
+
+@contextlib.contextmanager
+def _clean_environment() -> Iterator[None]:
+    """No trace of a job that this process may be part of, and no Ctrl-C: the launcher forwards it to a local job."""
     from submitit.helpers import clean_env
 
-    saved = dict(os.environ)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    saved, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():
-            for name in ("SLURM_CONF", _PREEMPT_SIGNAL):  # the site's, not a job's
-                if name in saved:
-                    os.environ[name] = saved[name]
-            if options.cluster == "slurm":
-                os.environ.update(_sbatch_variables(saved, script))
-            if options.cluster == "local":
-                earlier = os.environ.get("PYTHONPATH")
-                os.environ.update(PYTHONPATH=f"{code}:{earlier}" if earlier else str(code), PYTHONSAFEPATH="1")
+            os.environ.update({name: saved[name] for name in ("SLURM_CONF", _PREEMPT_SIGNAL) if name in saved})
             yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
         os.environ.clear()
         os.environ.update(saved)
 
 
-def _sbatch_variables(environment: dict[str, str], script: str) -> dict[str, str]:
-    said = {"array", *re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)} - {"wckey"}  # submitit's default
-    found = {name: value for name, value in environment.items() if name.startswith("SBATCH_")}
-    options = {name: name.removeprefix("SBATCH_").lower().replace("_", "-") for name in found}
-    ours = sorted(name for name, option in options.items() if _OTHER_NAMES.get(option, option) in said)
-    if ours:
-        say(f"note: {', '.join(ours)} of this shell gives way to the launcher's own option")
-    return {name: value for name, value in found.items() if name not in ours}
-
-
-def _remember(spec: StageSpec, options: Options, job_id: str, log_folder: Path, dependency: str, name: str) -> None:
+def _record(
+    spec: StageSpec, first: StageSpec, options: Options, job_id: str, log_folder: Path, dependency: str
+) -> None:
+    """Adds the job to launch.json; an array has the name of its ``first`` stage."""
     path = Path(spec.folder) / "launch" / "launch.json"
     job = {
-        "id": job_id, "cluster": options.cluster, "name": name, "logs": str(log_folder),
+        "id": job_id, "cluster": options.cluster, "name": job_name(first), "logs": str(log_folder),
         "host": socket.gethostname(), "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node,
         "dependency": dependency, "code": git_state(),
+        **({"started": start_of(int(job_id))} if options.cluster == "local" else {}),
     }  # fmt: skip
     jobs = [*(control.read_launch(path)["jobs"] if path.exists() else []), job]
     try:
@@ -276,4 +293,4 @@ def _remember(spec: StageSpec, options: Options, job_id: str, log_folder: Path, 
             path, {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
         )
     except UserError as error:  # too late to refuse: it has begun
-        say(f"warning: {error}; {options.cluster} job {job_id} is under way, and status and cancel do not know it")
+        warn(f"warning: {error}; {options.cluster} job {job_id} is under way, and status and cancel do not know it")

@@ -1,9 +1,9 @@
-"""A sweep file: a grid of keys and values over one recipe, a run folder a point, one table and one plot at the end.
+"""A sweep file: a grid of keys and values over one recipe, which becomes a pipeline, a table and a plot.
 
 PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
 GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}         # one key: a curve; two: a heat map
-SEEDS: [0, 1, 2]                                 # each point once a seed; the table shows mean and 95% interval
-LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1; without it kNN's after pretraining
+SEEDS: [0, 1, 2]                                 # each setting once per seed; the table shows mean and 95% interval
+LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1; without it, kNN's after pretraining
 OVERRIDES: []
 OUTPUT_DIR: runs/sweeps/jcl_num_keys
 """
@@ -17,26 +17,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, read_json
 
-from . import stages
-from .graph import Graph, Node, preview, run
-from .pipeline import read_plan, split_words
-from .spec import StageSpec, read_record
-
-__all__ = ["draw", "load", "preview", "run"]
+from . import pipeline, stages
+from .graph import Graph
+from .spec import read_record
 
 _DEFAULTS: dict[str, Any] = {"OUTPUT_DIR": "", "PRETRAIN": "", "GRID": {}, "SEEDS": [0], "LINEAR": "", "OVERRIDES": []}
 
 
 def load(path: str, output: str = "") -> Graph:
-    """Reads a sweep file and resolves the config of every point.
+    """Reads a sweep file as a pipeline with a branch per setting and seed.
 
     Raises:
         UserError: unknown key, an empty grid or one of more than two keys, a value a config refuses.
     """
-    plan = read_plan(path, _DEFAULTS)
+    plan = pipeline.read_plan(path, _DEFAULTS)
     grid: dict[str, list[Any]] = plan["GRID"]
     if not plan["PRETRAIN"]:
         raise UserError(f"{path} has no PRETRAIN; name the recipe that the grid varies")
@@ -45,30 +44,32 @@ def load(path: str, output: str = "") -> Graph:
     for key, values in grid.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
-    seeds = split_words(plan["SEEDS"])
+    seeds = pipeline.split_words(plan["SEEDS"])
     if not seeds:
         raise UserError(f"SEEDS in {path} is empty; name at least one")
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/sweeps/{Path(path).stem}").absolute()
-    nodes: list[Node] = []
+    branches: dict[str, dict[str, Any]] = {}
     points: list[dict[str, Any]] = []
-    for values in itertools.product(*grid.values()):
-        for seed in seeds:
-            setting = dict(zip(grid, values, strict=True))
-            words = [f"{key.split('.')[-1].lower()}={_file_word(value)}" for key, value in setting.items()]
-            name = "_".join([*words, f"seed={_file_word(seed)}"])
-            nodes += _point(name, setting, seed, plan, folder)
-            points.append({"name": name, "setting": setting, "seed": seed, "folder": nodes[-1].spec.folder})
+    for *values, seed in itertools.product(*grid.values(), seeds):
+        setting = dict(zip(grid, values, strict=True))
+        pairs = [*((key.split(".")[-1].lower(), value) for key, value in setting.items()), ("seed", seed)]
+        name = "_".join(f"{key}={re.sub(r'[^A-Za-z0-9.+-]', '_', str(value))}" for key, value in pairs)
+        if name in branches:
+            raise UserError(f"two points of GRID in {path} would share {folder / name}; remove one of them")
+        words = [str(word) for pair in setting.items() for word in pair]
+        branches[name] = {"PRETRAIN": plan["PRETRAIN"], "OVERRIDES": [*words, "SEED", seed]}
+        scored = folder / name / ("linear" if plan["LINEAR"] else "pretrain")
+        points.append({"name": name, "setting": setting, "seed": seed, "folder": str(scored)})
+    linear = [plan["LINEAR"]] if plan["LINEAR"] else []
+    generated = {**pipeline.DEFAULTS, "BRANCHES": branches, "OVERRIDES": plan["OVERRIDES"], "LINEAR": linear}
+    report = stages.report(folder, "tools.launcher.sweep:draw", [str(folder)], "sweep.md")
     facts = {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"}
-    report = StageSpec(
-        "report", str(folder / "report"), "tools.launcher.sweep:draw", args=(str(folder),),
-        produces=str(folder / "sweep.md"),
-        one_process=True, gpu=False,
-    )  # fmt: skip
-    return Graph("sweep", str(folder), tuple(nodes), report, str(Path(path).absolute()), facts)
+    nodes = pipeline.nodes_of(generated, folder, path)
+    return Graph("sweep", str(folder), nodes, report, str(Path(path).absolute()), facts)
 
 
 def draw(folder: str) -> Path:
-    """Table (sweep.md) and plot (sweep.png) of the points that are done; those that are not are named."""
+    """Table (sweep.md) and plot (sweep.png) of the points that are done; the others are named."""
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
     if not {"grid", "points", "score"} <= data.keys():
@@ -77,24 +78,25 @@ def draw(folder: str) -> Path:
     scores: dict[tuple[str, ...], list[float]] = {}
     absent = []
     for point in data["points"]:
+        reason = ""
         try:
             value = read_record(Path(point["folder"]) / "results.json").get("metrics", {}).get(data["score"])
         except UserError as error:  # one damaged file must not cost the other points their table
-            absent.append(f"{point['name']} ({error})")
-            continue
+            value, reason = None, f" ({error})"
         if value is None:
-            absent.append(point["name"])
+            absent.append(f"not done: {point['name']}{reason}")
         else:
             scores.setdefault(tuple(str(point["setting"][key]) for key in grid), []).append(float(value))
-    lines = [f"| {' | '.join(grid)} | {data['score']} | 95% interval | seeds |", "|" + "---:|" * (len(grid) + 3)]
+    rows = []
     for setting, values in scores.items():
         mean, half = mean_and_interval(values)
-        interval = f"± {half:.2f}" if half is not None else "-"
-        lines.append(f"| {' | '.join(setting)} | {mean:.2f} | {interval} | {len(values)} |")
-    lines += ["", *(f"not done: {name}" for name in absent)]
+        rows.append([*setting, f"{mean:.2f}", "-" if half is None else f"± {half:.2f}", str(len(values))])
+    head = [*grid, data["score"], "95% interval", "seeds"]
+    table = tabulate(rows, head, "pipe", disable_numparse=True, colalign=["right"] * len(head) if rows else None)
+    text = "\n".join([table, "", *absent]).rstrip()
     target = Path(folder) / "sweep.md"
-    atomic_write(target, "\n".join(lines).rstrip() + "\n")
-    print("\n".join(lines).rstrip())
+    atomic_write(target, text + "\n")
+    print(text)
     if scores:
         _plot(grid, scores, data["score"], Path(folder) / "sweep.png")
     return target
@@ -108,23 +110,6 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     from scipy.stats import sem, t  # slow to import
 
     return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
-
-
-def _point(name: str, setting: dict[str, Any], seed: str, plan: dict[str, Any], folder: Path) -> list[Node]:
-    overrides = [*split_words(plan["OVERRIDES"]), *(str(word) for pair in setting.items() for word in pair)]
-    overrides += ["SEED", seed]
-    trained = stages.pretrain(plan["PRETRAIN"], [*overrides, "OUTPUT_DIR", str(folder / name / "pretrain")])
-    nodes = [Node(f"{name}/pretrain", trained)]
-    if plan["LINEAR"]:
-        probe = stages.probe(
-            "linear", trained.folder, plan["LINEAR"], [], str(folder / name / "linear"), trained.config
-        )
-        nodes.append(Node(f"{name}/linear", probe, (nodes[0].key,)))
-    return nodes
-
-
-def _file_word(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]", "_", str(value))
 
 
 def _plot(grid: dict[str, list[str]], scores: dict[tuple[str, ...], list[float]], name: str, path: Path) -> None:

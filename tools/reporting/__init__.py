@@ -1,1 +1,1 @@
-"""What tools/report.py is made of: the files it reads, what they say about a run, and the papers' numbers."""
+"""What tools/report.py is made of: the files it reads, the results in them, and published results."""

@@ -31,7 +31,7 @@ class Run:
 
 @dataclass
 class Found:
-    """Runs; a line for each file that could not be read; a line for each stage that is not done."""
+    """Runs, a line per file that could not be read, and a line per stage that is not done."""
 
     runs: list[Run] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
@@ -80,10 +80,10 @@ def find(folders: Sequence[Path]) -> Found:
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
-    """The sections of a config kept as text.
+    """The sections of a config from its text.
 
     Raises:
-        ValueError: no YAML, or no ``KEY: value`` lines.
+        ValueError: it is not YAML, or not ``KEY: value`` lines.
     """
     try:
         loaded: Any = yaml.safe_load(text)
@@ -100,12 +100,12 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        unread.append(f"{path}: {error}; the protocol of this run is not known")
+        unread.append(f"{path}: {error}; the protocol of this run is unknown")
         return {}
 
 
 def _stages(path: Path) -> dict[Path, dict[str, Any]]:
-    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them; the whole may have been moved.
+    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them, wherever the folder is now.
 
     Raises:
         UserError: the file is damaged.
@@ -118,7 +118,7 @@ def _stages(path: Path) -> dict[Path, dict[str, Any]]:
             beside = path.parents[1] / stage["key"]
             stages[beside if beside.is_dir() else Path(stage["folder"])] = stage | {"parents": list(stage["parents"])}
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path} lists no stages; start its pipeline or sweep again to write it anew") from error
+        raise UserError(f"{path} lists no stages; start its pipeline or sweep again to rewrite it") from error
     return stages
 
 

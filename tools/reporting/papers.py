@@ -1,4 +1,4 @@
-"""The papers' numbers, and whether a run may stand beside one: only while its config is that of the row's recipes."""
+"""Published results, and whether a run is comparable to one: only if its config is that of the row's recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, as_recorded, probe
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
 Numbers = dict[str, float | None]
-# The paper's numbers or None, and in the second case what speaks against it; empty: not this row's work at all.
+# The paper's numbers, or None and why they are not comparable; an empty reason: the run is unrelated to any row.
 Verdict = tuple[Numbers | None, str]
 
 

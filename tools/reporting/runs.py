@@ -1,6 +1,6 @@
-"""What a run's files say: where its backbone came from, its scores, and the protocol they were measured by.
+"""A run's results: where its backbone came from, its scores, and the protocol by which they were measured.
 
-A protocol is a mapping of names to values; two scores may share a column or a table only where theirs are equal.
+A protocol maps names to values; two scores may share a column or a table only if their protocols are equal.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Origin:
     """Where a backbone came from.
 
     Attributes:
-        method: the objective; ``random``; empty where the weights do not tell.
+        method: the objective, or ``random``; empty if the weights do not record it.
         data: what it was pretrained on.
-        epochs: done, and of how many where it is not all of them.
+        epochs: completed, and of how many if not all of them.
         source: the checkpoint and the first digits of its SHA-256.
-        sha256: of that checkpoint; empty where none was read.
-        config: of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty where the weights do not tell.
+        sha256: of that checkpoint; empty if none was read.
+        config: of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty if the weights do not record it.
         altered: why this is not the query encoder of the finished pretraining; empty if it is.
     """
 
@@ -55,7 +55,7 @@ class Probe:
     Attributes:
         kind: kNN | linear.
         origin: of the backbone, as the probe recorded it.
-        steps: of the backbone's pretraining; None where the weights do not tell.
+        steps: of the backbone's pretraining; None if the weights do not record them.
         scored_on: the data set whose validation images were classified.
     """
 
@@ -70,7 +70,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A finished pretraining, its steps, and its own kNN (None where its data have no labels)."""
+    """A finished pretraining, its steps, and its own kNN (None if its data have no labels)."""
 
     folder: Path
     origin: Origin
@@ -80,12 +80,12 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Detection:
-    """Metrics of a detector on one data set, from 0 to 100 (None: the data have no such object).
+    """Metrics of a detector on one data set, from 0 to 100 (None: the data have no such objects).
 
     Attributes:
-        headline: what every reader wants to know of the protocol: detector, engine, schedule, heads, data.
-        protocol: all of it.
-        evaluated_only: by --eval-only, from a detector trained elsewhere.
+        headline: the main points of the protocol: detector, engine, schedule, heads, data.
+        protocol: the whole of it.
+        evaluated_only: by --eval-only; the detector was trained elsewhere.
     """
 
     folder: Path
@@ -100,7 +100,7 @@ class Detection:
 
 
 def parse(run: Run) -> list[Pretraining | Probe | Detection]:
-    """What tables are made of; nothing for stages without a score (a map of features, distributions).
+    """The rows of tables; nothing for stages without a score (a map of features, distributions).
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
@@ -122,9 +122,9 @@ def parse(run: Run) -> list[Pretraining | Probe | Detection]:
 
 
 def origin_of(provenance: Mapping[str, Any]) -> Origin:
-    """Of a backbone, by what a conversion or a probe recorded about its checkpoint."""
+    """The origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""
     text = provenance.get("config")
-    try:  # a checkpoint may be another project's, with a config in its own words
+    try:  # the checkpoint of another project may hold another kind of config
         config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
     except ValueError:
         config = {}
@@ -163,7 +163,7 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
 
 
 def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
-    """What a probe was scored on, and its protocol in words, without the settings that others leave without effect."""
+    """What a probe was scored on, and its protocol, without settings that have no effect under the others."""
     unused = {"val"}
     if kind == "linear":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
@@ -205,10 +205,10 @@ def _pretraining(run: Run) -> Pretraining:
 
 
 def _recorded(kind: str, run: Run, key: str) -> Mapping[str, Any]:
-    """The protocol in results.json; results of an earlier version lack it, but config.yaml tells.
+    """The protocol in results.json, or from config.yaml: results of an earlier version lack it.
 
     Raises:
-        ValueError: neither tells, so that the score can be set beside no other.
+        ValueError: neither has it, so that the score cannot be compared.
     """
     recorded = run.results.get(key, {})
     if "val" in recorded:
@@ -216,11 +216,11 @@ def _recorded(kind: str, run: Run, key: str) -> Mapping[str, Any]:
     try:
         return as_recorded(kind, CfgNode(run.config))
     except AttributeError as error:
-        raise ValueError("neither it nor config.yaml tells the protocol of its score") from error
+        raise ValueError("neither it nor config.yaml records the protocol of its score") from error
 
 
 def _detections(run: Run) -> Iterable[Detection]:
-    """The result once for each data set it was evaluated on, with that set's numbers alone."""
+    """The result, once per data set it was evaluated on."""
     results = run.results
     protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
     config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}

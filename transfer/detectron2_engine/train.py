@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -224,8 +225,10 @@ class CocoPredictions(DatasetEvaluator):
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):
-            for record in instances_to_coco_json(output["instances"].to("cpu"), image["image_id"]):
-                self._found.append({**record, "category_id": self._category_ids[record["category_id"]]})
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # pycocotools' use of NumPy
+                records = instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
+            self._found += [{**record, "category_id": self._category_ids[record["category_id"]]} for record in records]
 
     def evaluate(self) -> dict[str, Any]:
         gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]

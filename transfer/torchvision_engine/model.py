@@ -9,11 +9,9 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from .backbone import FPN, BottomUp
-from .box_head import BoxHead, BoxPredictor
 from .boxes import RoIPooler, Sample, match, subsample
-from .keypoint_head import KeypointHead
+from .heads import BoxHead, BoxPredictor, KeypointHead, MaskHead
 from .layers import norm_layer
-from .mask_head import MaskHead
 from .rpn import RPN, Anchors, RPNHead
 
 Target = dict[str, Any]

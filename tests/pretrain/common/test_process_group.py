@@ -88,9 +88,7 @@ def _refuse() -> None:
 
 
 def test_a_gpu_is_not_chosen_by_number():
-    with pytest.raises(
-        UserError, match=r"MODEL\.DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"
-    ):
+    with pytest.raises(UserError, match=r"DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"):
         join("cuda:1")
 
 

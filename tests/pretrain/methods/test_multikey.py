@@ -37,12 +37,6 @@ def test_one_pass_equals_a_pass_for_each_key(seed: int, temperature: float):
     torch.testing.assert_close(torch.autograd.grad(together, q)[0], sum(gradients) / 4)
 
 
-def test_gradcheck():
-    q, keys, queue = queue_case(0, keys=3)
-    inputs = (q, keys.requires_grad_())
-    assert torch.autograd.gradcheck(lambda q, k: multikey(q, k, queue, temperature=0.2).loss, inputs)
-
-
 def test_metrics_and_what_is_enqueued():
     q = torch.tensor([[1.0, 0.0]]).requires_grad_()
     keys = torch.tensor([[[0.8, 0.6]], [[0.0, 1.0]]])

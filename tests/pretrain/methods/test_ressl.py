@@ -26,11 +26,6 @@ def test_loss_is_the_equation(seed: int, tau: float, tau_m: float):
     assert math.isclose(loss, oracle(case, tau, tau_m), rel_tol=1e-9)
 
 
-def test_gradcheck():
-    q, keys, queue = queue_case(0)
-    assert torch.autograd.gradcheck(lambda q: ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).loss, (q,))
-
-
 @drawn(seed=SEEDS, tau=TEMPERATURES)
 def test_a_query_equal_to_its_key_is_the_minimum(seed: int, tau: float):
     """At equal temperatures: the loss is then the target's entropy, and no change of q lowers it."""

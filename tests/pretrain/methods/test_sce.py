@@ -48,13 +48,6 @@ def test_gradient_is_that_of_the_pseudo_code(seed: int, tau: float, tau_m: float
     torch.testing.assert_close(torch.autograd.grad(loss, q), expected)
 
 
-@pytest.mark.parametrize("mask_positive", [True, False])
-def test_gradcheck(mask_positive: bool):
-    q, keys, queue = queue_case(0)
-    hyper = {"temperature": 0.1, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": mask_positive}
-    assert torch.autograd.gradcheck(lambda q: sce(q, keys, queue, **hyper).loss, (q,))
-
-
 @drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES, lambda_=SHARES)
 def test_proposition_1(seed: int, tau: float, tau_m: float, lambda_: float):
     """L_SCE = lambda L_InfoNCE + (1 - lambda) (L_ReSSL + L_Ceil), with the masked form."""

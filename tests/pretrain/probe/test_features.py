@@ -1,4 +1,4 @@
-"""What probes learn from: labelled images only, where a data set has others too."""
+"""What probes learn from: labeled images only, where a data set has others too."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from pretrain.probe import features, linear
 
 @pytest.fixture
 def stl10(tmp_path):
-    """STL10's files: 24 labelled images in two colours, 8 without a label (-1), 8 to be scored on."""
+    """STL10's files: 24 labeled images in two colors, 8 without a label (-1), 8 to be scored on."""
     folder = tmp_path / "stl10_binary"
     folder.mkdir()
     rng = np.random.default_rng(0)
 
     def write(part: str, labels: list[int]) -> None:
-        colours = np.array([(200, 60, 60), (60, 60, 200)])[labels]
-        pixels = rng.normal(colours[:, :, None, None], 25, (len(labels), 3, 96, 96))
+        colors = np.array([(200, 60, 60), (60, 60, 200)])[labels]
+        pixels = rng.normal(colors[:, :, None, None], 25, (len(labels), 3, 96, 96))
         (folder / f"{part}_X.bin").write_bytes(pixels.clip(0, 255).astype(np.uint8).tobytes())
         if part != "unlabeled":
             (folder / f"{part}_y.bin").write_bytes(bytes(label + 1 for label in labels))
@@ -42,7 +42,7 @@ def _config(root, *more):
 def test_the_linear_probe_leaves_out_images_without_a_label(stl10, augment):
     assert linear.main(_config(stl10, "LINEAR.AUGMENT", augment), "random")["metrics"]["top1"] > 90
     assert len((stl10 / "run/metrics.json").read_text().splitlines()) == 8
-    assert '"iteration": 23' in (stl10 / "run/metrics.json").read_text()  # 3 steps of 8 an epoch: 24 images, not 32
+    assert '"iteration": 23' in (stl10 / "run/metrics.json").read_text()  # 3 steps of 8 per epoch: 24 images, not 32
 
 
 @pytest.mark.parametrize("amp, dtype", [("none", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])

@@ -14,6 +14,7 @@ from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
 from tests.pretrain.ranks import run_ranks
+from tests.pretrain.runs import lines
 
 
 def _config(images, output, *more):
@@ -40,7 +41,7 @@ def _stop_in_batch(monkeypatch, number):
     def counted(backbone, pixels):
         seen.append(len(pixels))
         if len(seen) == number:
-            interrupt.request_stop("told")
+            interrupt.request_stop("asked")
         return real(backbone, pixels)
 
     monkeypatch.setattr(features, "_BATCH", 4)
@@ -48,7 +49,7 @@ def _stop_in_batch(monkeypatch, number):
     return seen
 
 
-def test_vote_equals_the_sum_over_neighbours():
+def test_vote_equals_the_sum_over_neighbors():
     """Wu et al. 2018, Sec. 3.4, as loops."""
     torch.manual_seed(0)
     similarity, labels, k, tau, classes = torch.rand(5, 20) * 2 - 1, torch.randint(0, 4, (20,)), 7, 0.07, 4
@@ -82,7 +83,7 @@ def test_knn_of_the_random_encoder(images, tmp_path):
 
 def test_a_stopped_knn_computes_no_feature_twice(images, tmp_path, monkeypatch):
     seen = _stop_in_batch(monkeypatch, 14)  # 12 batches to learn from; the second of four to be scored
-    with pytest.raises(interrupt.Stopped, match="told"):
+    with pytest.raises(interrupt.Stopped, match="asked"):
         knn.main(_config(images, tmp_path / "run"), "random")
     assert len(seen) == 14
     interrupt.clear()
@@ -92,10 +93,10 @@ def test_a_stopped_knn_computes_no_feature_twice(images, tmp_path, monkeypatch):
     assert knn.main(_config(images, tmp_path / "whole"), "random")["metrics"] == results["metrics"]
 
 
-def test_a_stop_is_heard_between_two_parts_of_the_vote():
+def test_a_stop_is_noticed_between_two_parts_of_the_vote():
     part = Features(torch.eye(6), torch.arange(6), 6)
-    interrupt.request_stop("told")
-    with pytest.raises(interrupt.Stopped, match="told"):
+    interrupt.request_stop("asked")
+    with pytest.raises(interrupt.Stopped, match="asked"):
         classify(part, part, k=1, temperature=0.1, chunk=2)
 
 
@@ -111,7 +112,7 @@ def whole(images, tmp_path_factory):
 def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch):
     with monkeypatch.context() as patch:
         seen = _stop_in_batch(patch, batch)
-        with pytest.raises(interrupt.Stopped, match="told"):
+        with pytest.raises(interrupt.Stopped, match="asked"):
             train.main(_config(images, tmp_path / "run"))
     assert len(seen) == batch
     found = checkpoint.newest(tmp_path / "run")
@@ -120,17 +121,14 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
     train.main(_config(images, tmp_path / "run"))
     ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path / "run")]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
-    scores = []
-    for folder in (whole, tmp_path / "run"):
-        lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-        scores.append([(line["iteration"], line["knn_top1"]) for line in lines if "knn_top1" in line])
+    scores = [[(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run")]
     assert scores[0] == scores[1] and len(scores[0]) == 2
 
 
-def _one_rank_is_told(images, output) -> None:
+def _one_rank_is_asked(images, output) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seen = _stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
-        with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
+        with pytest.raises(interrupt.Stopped, match="asked" if distributed.rank() == 1 else "another rank"):
             knn.main(_config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}"), "random")
         assert len(seen) == 3  # of six per rank; all know one batch later
     interrupt.clear()
@@ -138,12 +136,7 @@ def _one_rank_is_told(images, output) -> None:
 
 
 def test_every_rank_stops_in_the_same_batch(images, tmp_path):
-    run_ranks(_one_rank_is_told, 2, images, tmp_path)
-
-
-def _steps(output):
-    path = output / "metrics.json"
-    return len(path.read_text().splitlines()) if path.is_file() else 0
+    run_ranks(_one_rank_is_asked, 2, images, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +145,13 @@ def _steps(output):
         ("DATA.VAL", "folder:/nowhere", "no image folder at /nowhere"),
         ("DATA.PROBE_TRAIN", "folder:/nowhere", "no image folder at /nowhere"),
         ("DATA.VAL", "folder:{images}/train/class0", "has no labels to probe with"),
-        ("DATA.VAL", "folder:{images}/train", "holds the very images that probes learn from"),
+        ("DATA.VAL", "folder:{images}/train", "holds the same images that probes learn from"),
     ],
 )
 def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value, says):
     with pytest.raises(UserError, match=says):
         train.main(_config(images, tmp_path / "run", key, value.format(images=images)))
-    assert _steps(tmp_path / "run") == 0
+    assert not lines(tmp_path / "run", "loss")
 
 
 def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(images, tmp_path):
@@ -166,7 +159,7 @@ def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(image
     (tmp_path / "data/val/class1").rename(tmp_path / "data/val/klass1")
     with pytest.raises(UserError, match="klass1 has no counterpart among the training classes"):
         train.main(_config(tmp_path / "data", tmp_path / "run"))
-    assert _steps(tmp_path / "run") == 0
+    assert not lines(tmp_path / "run", "loss")
 
 
 @pytest.mark.parametrize(
@@ -183,8 +176,8 @@ def test_data_that_cannot_be_probed_are_said_once_at_the_start(images, tmp_path,
     data = name.format(tmp_path / "imagenet")
     cfg = _config(images, tmp_path / "run", "DATA.TRAIN", data, "DATA.ROOT", str(tmp_path), "SOLVER.EPOCHS", "1")
     assert train.main(cfg)["metrics"] == {}
-    lines = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "kNN" in line]
-    assert len(lines) == 1 and re.search(f"kNN will not be run: .*{says}", lines[0])
+    logged = [line for line in (tmp_path / "run/log.txt").read_text().splitlines() if "kNN" in line]
+    assert len(logged) == 1 and re.search(f"kNN will not be run: .*{says}", logged[0])
 
 
 def test_pretrainings_result_says_how_its_knn_was_scored(images, whole, tmp_path):

@@ -25,7 +25,7 @@ def _config(images, output, *more):
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
-def test_two_colours_are_told_apart(images, tmp_path, augment):
+def test_two_colors_are_told_apart(images, tmp_path, augment):
     results = linear.main(_config(images, tmp_path / "run", "LINEAR.AUGMENT", augment), "random")
     assert results["metrics"]["top1"] > 90
     assert json.loads((tmp_path / "run/results.json").read_text())["stage"] == "linear"
@@ -67,7 +67,7 @@ def _stop_after_steps(monkeypatch, steps):
     def step(self, *batch):
         done.append(1)
         if len(done) == steps:
-            interrupt.request_stop("told")
+            interrupt.request_stop("asked")
         return real(self, *batch)
 
     monkeypatch.setattr(linear.Heads, "step", step)
@@ -97,7 +97,7 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, monkeypatch, augment):
-    """Each attempt is told to stop in its second step; an epoch has three."""
+    """Each attempt is asked to stop in its second step; an epoch has three."""
     more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]")
     linear.main(_config(images, tmp_path / "whole", *more), "random")
     reached = []
@@ -107,7 +107,7 @@ def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, mon
             try:
                 linear.main(_config(images, tmp_path / "stopped", *more), "random")
             except interrupt.Stopped as stop:
-                assert str(stop).startswith("told: checkpoint of step")
+                assert str(stop).startswith("asked: checkpoint of step")
         reached.append(_heads(tmp_path / "stopped")["step"])
         interrupt.clear()
     assert reached == [2, 4, 6, 8, 10, 12]
@@ -115,7 +115,7 @@ def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, mon
 
 
 def test_features_are_computed_once_whatever_stops(images, tmp_path, monkeypatch):
-    """16 validation images and 48 to learn from, in batches of 8; the first attempt is told in the fourth."""
+    """16 validation images and 48 to learn from, in batches of 8; the first attempt is stopped in the fourth."""
     monkeypatch.setattr(features, "_BATCH", 8)
     linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
     seen, real = [], features.pooled_features
@@ -123,12 +123,12 @@ def test_features_are_computed_once_whatever_stops(images, tmp_path, monkeypatch
     def counted(backbone, pixels):
         seen.append(len(pixels))
         if len(seen) == 4:
-            interrupt.request_stop("told")
+            interrupt.request_stop("asked")
         return real(backbone, pixels)
 
     monkeypatch.setattr(features, "pooled_features", counted)
     cfg = _config(images, tmp_path / "run", "LINEAR.AUGMENT", "none")
-    with pytest.raises(interrupt.Stopped, match="told"):
+    with pytest.raises(interrupt.Stopped, match="asked"):
         linear.main(cfg, "random")
     assert sum(seen) == 4 * 8
     with monkeypatch.context() as patch:
@@ -214,7 +214,7 @@ def test_what_changes_the_result_is_another_probe(images, complete, key, value, 
 
 def test_a_result_that_does_not_say_what_it_is_of_is_not_taken(images, tmp_path):
     (tmp_path / "results.json").write_text('{"stage": "linear", "metrics": {"top1": 99.0}}')
-    with pytest.raises(UserError, match="does not say what its probe is of"):
+    with pytest.raises(UserError, match="does not say what its probe was made from"):
         linear.main(_config(images, tmp_path), "random")
 
 
@@ -251,7 +251,7 @@ def _rank_by_rank(images, root) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
             _stop_after_steps(patch, 4)
-        with pytest.raises(interrupt.Stopped, match="told" if distributed.rank() == 1 else "another rank"):
+        with pytest.raises(interrupt.Stopped, match="asked" if distributed.rank() == 1 else "another rank"):
             run(mine)
     interrupt.clear()
     for _ in ("resumed", "complete"):

@@ -35,7 +35,7 @@ def stopped_soon(monkeypatch):
     def counted(backbone, pixels):
         seen.append(len(pixels))
         if len(seen) == 2:
-            interrupt.request_stop("told")
+            interrupt.request_stop("asked")
         return real(backbone, pixels)
 
     real = features.pooled_features
@@ -47,8 +47,10 @@ def stopped_soon(monkeypatch):
     interrupt.clear()
 
 
-@pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("trace", ["results.json", "checkpoint_00000004.pth", "stage.txt"])
+@pytest.mark.parametrize(
+    ("probe", "trace"),
+    [*((probe, "stage.txt") for probe in PROBES), ("knn", "results.json"), ("knn", "checkpoint_00000004.pth")],
+)
 def test_the_folder_of_another_stage_is_refused_and_left_alone(images, tmp_path, probe, trace):
     if trace == "checkpoint_00000004.pth":
         checkpoint.save(tmp_path / trace, {"epoch": 1, "step": 4})
@@ -76,7 +78,7 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(im
     products = ["results.json", *([] if probe == "knn" else [f"{probe}.csv", f"{probe}.png"])]
     for name in products:
         (tmp_path / name).write_text(json.dumps({"stage": probe}))
-    with pytest.raises(interrupt.Stopped, match="told"):
+    with pytest.raises(interrupt.Stopped, match="asked"):
         PROBES[probe](_config(images, tmp_path), "random")
     assert len(stopped_soon) == 2
     assert not [name for name in products if (tmp_path / name).exists()]
@@ -85,8 +87,10 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(im
     assert json.loads((tmp_path / "results.json").read_text())["protocol"]["image_size"] == 16
 
 
-@pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("content", ["empty", "text", "list", "no tensors", "another network"])
+@pytest.mark.parametrize(
+    ("probe", "content"),
+    [*((probe, "empty") for probe in PROBES), *(("knn", c) for c in ("text", "list", "no tensors", "another network"))],
+)
 def test_a_file_that_holds_no_backbone_is_one_line(images, tmp_path, probe, content):
     path = tmp_path / "weights.pth"
     other = {"list": [1], "no tensors": {"epoch": 3}, "another network": {"state_dict": {"0.weight": torch.ones(2, 2)}}}

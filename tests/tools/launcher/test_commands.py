@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import TINY
 from tools import launch
 from tools.launcher import commands, stages
-from tools.launcher import pipeline as pipeline_module
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
-
-TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
 
 
 def write_record(folder: str, record: Any, name: str = "launch.json") -> Path:
@@ -36,7 +28,7 @@ def write_record(folder: str, record: Any, name: str = "launch.json") -> Path:
 def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: pytest.MonkeyPatch):
     Path("p.yaml").write_text("BRANCHES: {random: {WEIGHTS: random}}\nKNN: ['']\n")
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
-    monkeypatch.setattr("tools.launcher.options._check_partition", lambda options: None)
+    monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.graph.submit_all", lambda graph, options: graph.remember(options) or 0)
     words = [
         "--cluster",
@@ -53,7 +45,7 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     assert launch.main([kind, file, "--output", "out", *words]) == 0
     record = read_json(Path("out") / "launch" / f"{kind}.json")
     found = []
-    monkeypatch.setattr(f"tools.launcher.{kind}.run", lambda graph, options: found.append((graph, options)) or 0)
+    monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: found.append((graph, options)) or 0)
     Path("out").rename("moved")
     assert launch.main(["resume", "moved"]) == 0
     ((graph, options),) = found
@@ -64,7 +56,7 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
 
 
 def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch):
-    spec = stages.probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"], "")
+    spec = stages.probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
     spec = StageSpec(**{**spec.to_json(), "args": spec.args, "parents": {"a/pretrain": "1234"}, "root": "/pipeline"})
     write_record("x", {"spec": spec.to_json(), "options": asdict(Options(cluster="local", gpus=0)), "jobs": [{}]})
     found = []
@@ -133,6 +125,6 @@ def test_a_symlink_loop_as_output_is_one_line():
 
 
 def test_make_demo_stays_on_this_machine():
-    makefile = (Path(pipeline_module.__file__).parents[2] / "Makefile").read_text()
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if "configs/pipeline/demo.yaml" in line]
     assert line.endswith("--cluster local")

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,34 +17,30 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim, start_of
+from tests.tools.launcher.helpers import DEBUG, ROOT, fake, wait_for
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, preview, run, submit_all
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.submit import Refused
 
-ROOT = Path(__file__).parents[3]
-DEBUG = Options(cluster="debug", gpus=0)
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
 
-def counting(folder: Path, steps: int = 1, seconds: float = 0.0, extra: str = "") -> StageSpec:
-    args = (str(folder), steps, seconds, extra)
-    return StageSpec("fake", str(folder), "tests.tools.fake_stages:count", args=args)
-
-
 def graph_of(folder: Path, *nodes: Node, kind: str = "pipeline") -> Graph:
-    return Graph(kind, str(folder), nodes, counting(folder / "report"), "file.yaml")
+    return Graph(kind, str(folder), nodes, fake(folder / "report"), "file.yaml")
 
 
 def chain(folder: Path, extra: str = "", steps: int = 1, seconds: float = 0.0) -> Graph:
-    a, b = (counting(folder / name, steps, seconds, extra) for name in ("a", "b"))
-    return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", counting(folder / "c")))
+    a, b = (fake(folder / name, "count", steps, seconds, extra) for name in ("a", "b"))
+    return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
 
 
 class FakeJob:
     """A job of a cluster without machines."""
 
     cancelled: list[str]
+    codes: set[Path]
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -58,13 +53,15 @@ class FakeJob:
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """Folder names and dependency of every submission; ids count from 100; the folder ``refused`` is refused."""
     found: list[tuple[list[str], str]] = []
-    FakeJob.cancelled = []
+    FakeJob.cancelled, FakeJob.codes = [], set()
 
-    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "") -> list[Any]:
+    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
         if any(name.endswith("/refused") for name in names):
-            raise UserError("sbatch refused fake-refused: invalid partition")
+            raise Refused("sbatch refused fake-refused: invalid partition")
         found.append((names, dependency))
+        assert (code / "tools/launcher/job.py").is_file()
+        FakeJob.codes.add(code)
         number = 99 + len(found)
         return [FakeJob(f"{number}_{i}" if len(specs) > 1 else str(number)) for i in range(len(specs))]
 
@@ -106,7 +103,7 @@ def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_pa
 
 
 def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitted: list, capsys):
-    spec = replace(counting(tmp_path / "a"), inputs={str(tmp_path / "none.pth"): ""})
+    spec = replace(fake(tmp_path / "a"), inputs={str(tmp_path / "none.pth"): ""})
     graph = graph_of(tmp_path, Node("a", spec))
     for options in (SLURM, DEBUG):
         with pytest.raises(UserError, match=r"no weights at .*none\.pth"):
@@ -117,11 +114,15 @@ def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitte
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list, capsys):
-    nodes = [Node(name, counting(tmp_path / name)) for name in ("a", "b", "refused", "c")]
+    nodes = [Node(name, fake(tmp_path / name)) for name in ("a", "b", "refused", "c")]
     with pytest.raises(UserError, match="invalid partition"):
         submit_all(graph_of(tmp_path, *nodes), SLURM)
     assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert FakeJob.cancelled == ["100", "101"] and len(submitted) == 2
+    assert list(tmp_path.glob("launch/*/code/tools")) == [code / "tools" for code in FakeJob.codes]
+    with pytest.raises(UserError, match="invalid partition"):
+        submit_all(graph_of(tmp_path / "x", Node("refused", fake(tmp_path / "x/refused"))), SLURM)
+    assert not list(tmp_path.glob("x/launch/*/code"))  # nothing was queued that would need it
 
 
 def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, submitted: list):
@@ -130,8 +131,8 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
     for i in range(5):
         folder = tmp_path / str(i)
         nodes += [
-            Node(f"{i}/pretrain", counting(folder / "pretrain")),
-            Node(f"{i}/linear", counting(folder / "linear"), (f"{i}/pretrain",)),
+            Node(f"{i}/pretrain", fake(folder / "pretrain")),
+            Node(f"{i}/linear", fake(folder / "linear"), (f"{i}/pretrain",)),
         ]
     graph = graph_of(tmp_path, *nodes, kind="sweep")
     specs = {node.key: node.spec for node in graph.nodes}
@@ -146,6 +147,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
         (["4/linear"], "afterok:100_2"),
         ([f"{tmp_path.name}/report"], "afterany:42_3:100_0:100_1:100_2:101:102:103"),
     ]
+    assert len(FakeJob.codes) == 1  # all jobs of a submission import the same copy
 
 
 def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: list):
@@ -176,7 +178,7 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, submitted: list):
 
 def test_two_stages_in_one_folder_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="a/knn and a/linear would share"):
-        graph_of(tmp_path, Node("a/linear", counting(tmp_path / "x")), Node("a/knn", counting(tmp_path / "x")))
+        graph_of(tmp_path, Node("a/linear", fake(tmp_path / "x")), Node("a/knn", fake(tmp_path / "x")))
 
 
 def test_the_record_has_the_options_and_for_the_time_of_the_run_the_process(tmp_path: Path):
@@ -190,17 +192,13 @@ def test_the_record_has_the_options_and_for_the_time_of_the_run_the_process(tmp_
     assert "runner" not in read_json(tmp_path / "launch/pipeline.json")
 
 
-def test_a_local_graph_that_is_told_to_stop_starts_no_other_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
     code = (
         "import sys; from pathlib import Path; from tests.tools.launcher.test_graph import Options, chain, run\n"
         f"sys.exit(run(chain(Path({str(tmp_path)!r}), '', 1000, 0.05), Options(cluster='local', gpus=0)))"
     )
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "a/count.0").exists():
-        assert time.monotonic() < deadline and started.poll() is None
-        time.sleep(0.05)
+    wait_for((tmp_path / "a/count.0").exists)
     runner = read_json(tmp_path / "launch/pipeline.json")["runner"]
     assert (runner["pid"], runner["started"]) == (started.pid, start_of(started.pid))
     os.kill(runner["pid"], signal.SIGTERM)
@@ -212,8 +210,8 @@ def test_a_local_graph_that_is_told_to_stop_starts_no_other_stage(tmp_path: Path
     assert "runner" not in read_json(tmp_path / "launch/pipeline.json")
 
 
-def test_a_signal_between_two_stages_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def execute(spec: StageSpec, options: Options) -> None:
+def test_a_signal_between_two_stages_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    def execute(spec: StageSpec, options: Options, is_warm: bool) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -221,3 +219,15 @@ def test_a_signal_between_two_stages_is_heard(tmp_path: Path, monkeypatch: pytes
     assert run(chain(tmp_path), DEBUG) == 130
     assert "[2/3] b was not started: SIGTERM" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_graph_redoes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
+    graph = graph_of(tmp_path, Node("a", fake(tmp_path / "a")), Node("b", fake(tmp_path / "b"), ("a",)))
+    assert run(graph, DEBUG) == 0
+    assert (tmp_path / "a/steps.0").read_text().split() == ["0"]
+    (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
+    capsys.readouterr()
+    assert run(graph, DEBUG) == 0
+    shown = capsys.readouterr().out
+    assert "[1/2] a: already complete" in shown and "[2/2] b: already complete" not in shown
+    assert (tmp_path / "b/results.json").exists()

@@ -1,4 +1,4 @@
-"""A job's way out: what it does with signals, with a scheduler that is silent, and with a disk that is full."""
+"""The job class: what it does with signals, with a scheduler that is silent, and with a disk that is full."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools.launcher.helpers import programs
 from tools.launcher import job
 from tools.launcher.controller import ATTEMPT
 from tools.launcher.ranks import RankRecord, attempts
@@ -44,42 +45,35 @@ def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def leave(env: Environment, folder: Path, heard: signal.Signals, handler: Any = None) -> int:
-    """The exit status of a rank that heard a signal and has stopped."""
+def stop(env: Environment, folder: Path, received: signal.Signals, submitits: Any = None) -> int:
+    """The exit status of a rank that got a signal and has stopped."""
 
     def requeue(_number: int, _frame: Any) -> None:
         env.requeued.append("by submitit")
 
-    signal.signal(env.number, handler or requeue)
-    departure = job._Departure(env, RankRecord(folder, "s", env.job_id, 0, 0, 1), 100.0)
-    os.kill(os.getpid(), heard)
+    signal.signal(env.number, submitits or requeue)
+    handler = job.PreemptionHandler(env, RankRecord(folder, "s", env.job_id, 0, 0, 1), 100.0)
+    os.kill(os.getpid(), received)
     with pytest.raises(SystemExit) as end:
-        departure.leave("counted to 3")
+        handler.requeue_or_exit("counted to 3")
     assert isinstance(end.value.code, int)
     return end.value.code
 
 
-def scontrol(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    (folder / "bin").mkdir()
-    (folder / "bin" / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "bin" / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
-
-
-def test_a_cancelled_job_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    scontrol(monkeypatch, tmp_path, "echo JobId=7 JobName=a JobState=CANCELLED Reason=None")
+def test_a_cancelled_job_is_not_requeued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol="echo JobId=7 JobName=a JobState=CANCELLED Reason=None")
     env = Environment()
-    assert leave(env, tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
+    assert stop(env, tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
     assert env.requeued == [] and attempts(tmp_path, "7")[-1]["state"] == "stopped"
 
 
 @pytest.mark.parametrize("script", ["echo JobId=7 JobState=RUNNING", "echo no controller >&2; exit 1", ""])
-def test_a_preempted_job_comes_back_whatever_the_scheduler_says(
+def test_a_preempted_job_is_requeued_whatever_the_scheduler_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ):
-    scontrol(monkeypatch, tmp_path, script)
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=script)
     env = Environment()
-    assert leave(env, tmp_path, signal.SIGTERM) == 0
+    assert stop(env, tmp_path, signal.SIGTERM) == 0
     assert env.requeued == ["by submitit"] and attempts(tmp_path, "7")[-1]["state"] == "requeued"
 
 
@@ -92,31 +86,31 @@ def test_programs_that_are_missing_or_slow_end_no_job(
 
     monkeypatch.setattr(subprocess, "run", run)
     env = Environment()
-    assert leave(env, tmp_path, signal.SIGTERM) == 0
+    assert stop(env, tmp_path, signal.SIGTERM) == 0
     assert env.requeued == ["by submitit"]
 
 
-def test_a_slow_requeue_that_was_heard_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_requeue_that_worked_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def requeue(_number: int, _frame: Any) -> None:
         raise subprocess.TimeoutExpired("scontrol", 60)
 
-    scontrol(monkeypatch, tmp_path, "echo JobId=7 JobState=COMPLETING")
-    assert leave(Environment(), tmp_path, signal.SIGUSR2, requeue) == 0
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol="echo JobId=7 JobState=COMPLETING")
+    assert stop(Environment(), tmp_path, signal.SIGUSR2, requeue) == 0
     assert attempts(tmp_path, "7")[-1]["state"] == "requeued"
 
 
-def test_a_full_disk_does_not_keep_a_job_from_coming_back(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_full_disk_does_not_keep_a_job_from_being_requeued(tmp_path: Path, capsys: pytest.CaptureFixture):
     def requeue(_number: int, _frame: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     env = Environment()
-    assert leave(env, tmp_path, signal.SIGUSR2, requeue) == 0
+    assert stop(env, tmp_path, signal.SIGUSR2, requeue) == 0
     assert env.requeued == ["without submitit's file"] and "No space left on device" in capsys.readouterr().err
 
 
-def test_the_signal_is_the_one_submitit_was_told_of(tmp_path: Path):
+def test_the_signal_is_submitits(tmp_path: Path):
     env = Environment(signal.SIGUSR1)
-    assert leave(env, tmp_path, signal.SIGUSR1) == 0
+    assert stop(env, tmp_path, signal.SIGUSR1) == 0
     assert env.requeued == ["by submitit"]
 
 

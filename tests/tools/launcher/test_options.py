@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from tools.launcher import options
-from tools.launcher.options import Options, resolve
+from tools.launcher import options, resolve, stages
+from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 
 
 @pytest.fixture(autouse=True)
-def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options.shutil, "which", lambda _program: None)
+def no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 def from_site(tmp_path: Path, text: str, **given: object) -> Options:
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
-    return resolve({"cluster": "slurm", **given}, str(file))
+    return resolve.resolve({"cluster": "slurm", **given}, str(file))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_a_sites_values_have_their_types(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpus: four\n", "gpus in .* is 'four'; it must be a whole number"),
-        ("gpus: 1.5\n", "gpus in .* is '1.5'"),
+        ("gpus: four\n", "cluster.yaml: argument --gpus: invalid int value: 'four'"),
+        ("gpus: 1.5\n", "--gpus: invalid int value: '1.5'"),
         ("max-timeouts: -1\n", "--max-timeouts is -1; .* at least 0"),
         ("partition: [a, b]\n", r"partition in .* is \['a', 'b'\]; it must be one value"),
-        ("setup: [{a: b}]\n", "setup in .* must be lines of shell"),
-        ("sbatch: reservation\n", "sbatch in .* must hold"),
+        ("setup: [{a: b}]\n", "setup in .*; it must be shell lines, each in quotes"),
+        ("sbatch: reservation\n", "sbatch in .* is 'reservation'; it must be 'option: value' lines"),
         ("stages: [convert]\n", "stages in .* must hold a block"),
         ("stages: {convrt: {partition: cpu}}\n", "unknown stage convrt .*did you mean 'convert'"),
         ("stages: {convert: {cluster: local}}\n", "unknown key cluster in .*stages: convert"),
@@ -67,7 +67,7 @@ def test_a_wrong_site_file_is_one_line(tmp_path: Path, text: str, message: str):
 def test_a_site_file_that_is_not_utf8_is_one_line(tmp_path: Path):
     (tmp_path / "cluster.yaml").write_bytes(b"comment: \xff\n")
     with pytest.raises(UserError, match="is not YAML"):
-        resolve({"cluster": "slurm"}, str(tmp_path / "cluster.yaml"))
+        resolve.resolve({"cluster": "slurm"}, str(tmp_path / "cluster.yaml"))
 
 
 def test_further_options_of_sbatch(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_further_options_of_sbatch(tmp_path: Path):
         tmp_path, "sbatch: {reservation: day1, licenses: a}\n", sbatch=[("reservation", "day2"), ("exclusive", "")]
     )
     assert found.sbatch == {"reservation": "day2", "licenses": "a", "exclusive": ""}
-    assert resolve(json.loads(json.dumps(asdict(found)))) == found  # from a run folder's record
+    assert resolve.resolve(json.loads(json.dumps(asdict(found)))) == found  # from a run folder's record
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_further_options_of_sbatch(tmp_path: Path):
 )
 def test_options_of_sbatch_that_cannot_be(word: str, message: str):
     with pytest.raises(UserError, match=message):
-        resolve({"cluster": "slurm", "sbatch": [word.partition("=")[::2]]})
+        resolve.resolve({"cluster": "slurm", "sbatch": [word.partition("=")[::2]]})
 
 
 def test_options_of_sbatch_are_refused_on_this_machine():
     with pytest.raises(UserError, match="--sbatch is for SLURM jobs"):
-        resolve({"cluster": "local", "gpus": 0, "sbatch": [("exclusive", "")]})
+        resolve.resolve({"cluster": "local", "gpus": 0, "sbatch": [("exclusive", "")]})
 
 
 def spec(stage: str, **given: object) -> StageSpec:
@@ -119,7 +119,7 @@ def test_a_stage_has_options_of_its_own(tmp_path: Path):
 @pytest.mark.parametrize("text", ["module load a\nrm -rf b", "export A=\x00", "echo \x1b"])
 def test_a_line_break_in_a_setup_line_is_refused(text: str):
     with pytest.raises(UserError, match="--setup holds a line break or a control character"):
-        resolve({"cluster": "slurm", "setup": [text]})
+        resolve.resolve({"cluster": "slurm", "setup": [text]})
 
 
 def test_programs_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
@@ -131,6 +131,62 @@ def test_programs_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(options.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(options.subprocess, "run", silent)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert resolve({"cluster": "slurm", "partition": "gpu"}).partition == "gpu"
+    assert resolve.resolve({"cluster": "slurm", "partition": "gpu"}).partition == "gpu"
     with pytest.raises(UserError, match="nvidia-smi does not answer"):
         options.visible_gpus()
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("0:30", 1), ("90:30", 91), ("4:00:00", 240), ("1-0", 1440), ("2-03:04:05", 3065), ("1-0:30", 1470)],
+)
+def test_times(text: str, minutes: int):
+    assert options.parse_minutes(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "4h", "-5", "0", "1:2:3:4", "0:00:00"])
+def test_times_that_are_none(text: str):
+    with pytest.raises(UserError, match="--time"):
+        options.parse_minutes(text)
+
+
+def test_command_line_wins_over_the_sites_file(tmp_path: Path):
+    site = tmp_path / "cluster.yaml"
+    site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
+    found = resolve.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
+    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ())
+    site.write_text("partitoin: gpu\n")
+    with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
+        resolve.resolve({"cluster": "local"}, str(site))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"gpus": -1}, "--gpus is -1"),
+        ({"comment": "a\nb"}, "--comment holds a line break"),
+        ({"time": "1", "signal_delay": 60}, "--signal-delay 60 s is not shorter"),
+        ({"gpus": 64}, "--gpus 64, but"),
+    ],
+)
+def test_values_that_cannot_work(given: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        resolve.resolve({"cluster": "local", **given})
+
+
+def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab12")
+    assert options.visible_gpus() == ["3", "GPU-ab12"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert options.visible_gpus() == []
+
+
+@pytest.mark.parametrize(("gpus", "kept"), [(4, 1), (1, 1), (0, 0)])
+def test_a_stage_of_one_process_keeps_one_gpu_if_it_has_use_for_it(gpus: int, kept: int):
+    asked = Options(cluster="slurm", nodes=2, gpus=gpus)
+    ours = stages.distributions(["runs/a", "runs/b"])
+    fitting = asked.fitting(ours)
+    assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, kept)
+    assert asked.fitting(stages.convert("runs/a", "a.pth")).gpus_per_node == 0
+    assert asked.fitting(spec("pretrain")) == asked

@@ -71,7 +71,7 @@ def test_records_that_cannot_be_written_are_said_and_block_nothing(tmp_path: Pat
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        ranks.say("x" * 10)
+        ranks.warn("x" * 10)
         monkeypatch.undo()
         with pytest.raises(OSError):
             full.close()

@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import TINY
 from tools.launcher import stages
 from tools.launcher.graph import Graph, Node
 from tools.launcher.spec import ENTRIES, StageSpec
-
-TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def pretraining(*more: str) -> StageSpec:
@@ -30,7 +24,7 @@ def pretraining(*more: str) -> StageSpec:
 def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str = "torchvision") -> StageSpec:
     Path("base.yaml").write_text(text)
     Path("mask.yaml").write_text("_BASE_: base.yaml\nMODEL: {MASK_ON: true}\n")
-    return stages.transfer("mask.yaml", overrides, "mask", engine=engine)
+    return stages.transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
 def test_other_work_is_refused_and_each_change_named():
@@ -73,20 +67,9 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
     assert found["words"][2:] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
-def test_every_shipped_detector_is_resolved_as_its_file_says():
-    from transfer.config import load_config
-
-    files = sorted((Path(stages.__file__).parents[2] / "configs").glob("coco_*.yaml"))
-    for file in files:
-        Path("resolved.yaml").write_text(stages.transfer(str(file), engine="torchvision").config)
-        where = ["OUTPUT_DIR", "here"]
-        assert load_config("resolved.yaml", where) == load_config(file, where), file
-    assert len(files) > 20
-
-
 def test_weights_count_by_content_and_not_by_path():
     def probe(weights: str) -> StageSpec:
-        return stages.probe("linear", weights, folder="linear")
+        return stages.probe("linear", weights, "", ["OUTPUT_DIR", "linear"])
 
     Path("a.pth").write_bytes(b"weights")
     before = probe("a.pth").fingerprint()
@@ -110,7 +93,7 @@ def test_weights_count_by_content_and_not_by_path():
 def test_what_only_probes_read_counts_for_probes():
     changed = ("LINEAR.BASE_LR", "7.0")
     assert pretraining(*changed).fingerprint() == pretraining().fingerprint()
-    one, two = (stages.probe("linear", "random", "", more, "linear") for more in ((), changed))
+    one, two = (stages.probe("linear", "random", "", more) for more in ((), changed))
     assert one.fingerprint() != two.fingerprint()
 
 
@@ -155,7 +138,11 @@ def test_a_moved_pipeline_stays_complete():
         backbone = f"{folder}/a/backbone.pth"
         nodes = (
             Node("a/pretrain", trained),
-            Node("a/linear", stages.probe("linear", trained.folder, folder=f"{folder}/a/linear"), ("a/pretrain",)),
+            Node(
+                "a/linear",
+                stages.probe("linear", trained.folder, "", ["OUTPUT_DIR", f"{folder}/a/linear"]),
+                ("a/pretrain",),
+            ),
             Node("a/convert", stages.convert(trained.folder, backbone, f"{folder}/a/convert"), ("a/pretrain",)),
             Node("a/mask", replace(detector("{}", "MODEL.WEIGHTS", backbone), folder=f"{folder}/a/m"), ("a/convert",)),
         )
@@ -168,37 +155,6 @@ def test_a_moved_pipeline_stays_complete():
     assert all(node.spec.is_complete() for node in graph("one").nodes)
     Path("one").rename("elsewhere")
     assert all(node.spec.is_complete() for node in graph("elsewhere").nodes)
-
-
-def test_the_engine_of_the_first_run_is_kept(monkeypatch: pytest.MonkeyPatch):
-    def installed(yes: bool) -> None:
-        stages._installed_engine.cache_clear()
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if yes else None)
-
-    installed(False)
-    spec = detector(engine="")
-    assert "torchvision" in spec.args[0]
-    installed(True)
-    assert "detectron2" in detector(engine="auto").args[0]
-    Path("mask/launch").mkdir(parents=True)
-    Path("mask/launch/launch.json").write_text(json.dumps({"spec": spec.to_json(), "jobs": []}))
-    assert detector(engine="auto").args == spec.args
-
-
-def test_an_evaluation_has_a_folder_of_its_own():
-    Path("mask.yaml").write_text("OUTPUT_DIR: trained\n")
-    training = stages.transfer("mask.yaml", engine="torchvision")
-    assert training.folder == str(Path("trained").absolute())
-    spec = stages.transfer("mask.yaml", engine="torchvision", eval_only=True)
-    assert spec.folder == str(Path("trained/eval_only").absolute())
-    assert spec.args[0] == ["--eval-only", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
-
-
-@pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\x1b[2J", b"\xff".decode(errors="surrogateescape")])
-def test_a_folder_that_no_script_can_hold(name: str):
-    with pytest.raises(UserError, match=r"^OUTPUT_DIR is .*; choose another name$") as raised:
-        stages.convert("a.pth", "b.pth", name)
-    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -218,3 +174,29 @@ def test_every_entry_can_be_called():
     for entry in ENTRIES.values():
         module, name = entry.split(":")
         assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_fingerprint_knows_what_is_computed_and_not_where(tmp_path: Path):
+    recipe = stages.recipe_of("mocov2")
+    one = stages.pretrain(recipe, [*TINY, "OUTPUT_DIR", str(tmp_path / "a")])
+    elsewhere = stages.pretrain(recipe, [*TINY, "OUTPUT_DIR", str(tmp_path / "b"), "DATALOADER.NUM_WORKERS", "1"])
+    other = stages.pretrain(recipe, [*TINY, "SEED", "1", "OUTPUT_DIR", str(tmp_path / "a")])
+    assert one.fingerprint() == elsewhere.fingerprint() != other.fingerprint()
+    assert replace(one, parents={"data": "parent"}).fingerprint() != one.fingerprint()
+    assert StageSpec.from_json(json.loads(json.dumps(one.to_json()))).fingerprint() == one.fingerprint()
+
+
+def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):
+    from pretrain import config
+
+    earlier = stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint()
+    real = config.default_config
+
+    def later():  # a later version has one key more
+        cfg = real()
+        cfg.SOLVER.NESTEROV = False
+        return cfg
+
+    monkeypatch.setattr(config, "default_config", later)
+    assert stages.pretrain(stages.recipe_of("mocov2"), TINY).fingerprint() == earlier
+    assert stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "SOLVER.NESTEROV", "True"]).fingerprint() != earlier

@@ -10,33 +10,26 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import ROOT, fake, programs
 from tools.launcher import submit
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.spec import read_json
 
 OPTIONS = Options(cluster="slurm", gpus=0)
-
-
-def stage(folder: Path | str) -> StageSpec:
-    return StageSpec("fake", str(folder), "tests.tools.fake_stages:count", args=(str(folder), 1))
 
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Programs that take the place of SLURM's; the folder in which sbatch leaves its environment and script."""
-    heard = tmp_path / "heard"
-    (tmp_path / "bin").mkdir()
-    heard.mkdir()
-    script = f"#!/bin/sh\nenv > {heard}/env\ncp $1 {heard}/script\necho Submitted batch job 77\n"
-    for name in ("sbatch", "srun"):
-        (tmp_path / "bin" / name).write_text(script)
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    return heard
+    received = tmp_path / "received"
+    received.mkdir()
+    script = f"env > {received}/env\ncp $1 {received}/script\necho Submitted batch job 77"
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sbatch=script, srun=script)
+    return received
 
 
-def environment(heard: Path) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in (heard / "env").read_text().splitlines() if "=" in line)
+def environment(received: Path) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in (received / "env").read_text().splitlines() if "=" in line)
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -50,7 +43,7 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
     with pytest.raises(
         UserError, match=r"^sbatch refused fake-run: sbatch: error: invalid partition sbatch: error: no$"
     ):
-        submit.submit([stage(tmp_path / "runs/run")], OPTIONS)
+        submit.submit([fake(tmp_path / "runs/run")], OPTIONS)
     assert capfd.readouterr() == ("", "")
     assert (
         [path.name for path in (tmp_path / "runs").rglob("*")] == ["run"]
@@ -62,7 +55,7 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(
 def test_a_job_that_may_have_been_submitted_keeps_its_code(sbatch: Path, tmp_path: Path):
     (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho accepted\n")
     with pytest.raises(UserError, match=r"sbatch did not name the job of fake-run: .*see squeue"):
-        submit.submit([stage(tmp_path / "run")], OPTIONS)
+        submit.submit([fake(tmp_path / "run")], OPTIONS)
     assert list((tmp_path / "run").glob("launch/*/code/pretrain/train.py"))
 
 
@@ -76,31 +69,33 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(
     }  # fmt: skip
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    submit.submit([stage(tmp_path / "run")], replace(OPTIONS, partition="gpu"))
-    heard = environment(sbatch)
+    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu"))
+    received = environment(sbatch)
     kept = ("SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_WCKEY", "SUBMITIT_PREEMPT_SIGNAL", "SLURM_CONF")
-    assert {name: heard.get(name) for name in given} == {name: given[name] if name in kept else None for name in given}
+    assert {name: received.get(name) for name in given} == {
+        name: given[name] if name in kept else None for name in given
+    }
     assert "SBATCH_PARTITION, SBATCH_TIMELIMIT of this shell" in capsys.readouterr().err
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
     assert read_json(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
 
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
-    script = submit.preview(stage(tmp_path / "a run's"), replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
+    script = submit.preview(fake(tmp_path / "a run's"), replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
-        told = subprocess.run(
+        shown = subprocess.run(
             ["bash", "-c", "\n".join([*setup, 'printf %s "$PYTHONPATH"'])], env={}, capture_output=True, text=True
         )
-        assert told.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
+        assert shown.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
 
 
-def test_any_option_of_sbatch_and_options_of_a_stage(tmp_path: Path):
+def test_any_option_of_sbatch_and_options_of_a_fake(tmp_path: Path):
     options = replace(
         OPTIONS, gpus=8, sbatch={"reservation": "day 1", "exclusive": ""},
         stages={"fake": {"partition": "cpu", "gpus": 1, "sbatch": {"licenses": "a"}}},
     )  # fmt: skip
-    lines = submit.preview(stage(tmp_path), options).splitlines()
+    lines = submit.preview(fake(tmp_path), options).splitlines()
     for line in ("reservation='day 1'", "exclusive", "licenses=a", "partition=cpu", "gpus-per-node=1", "requeue"):
         assert f"#SBATCH --{line}" in lines
 
@@ -111,7 +106,7 @@ def test_a_line_break_in_a_folders_name_is_refused(sbatch: Path, tmp_path: Path,
     options = replace(OPTIONS, cluster=cluster)
     for act in (submit.preview, lambda spec, options: submit.submit([spec], options)):
         with pytest.raises(UserError, match="with a line break") as raised:
-            act(stage(f"{tmp_path}/{name}/run"), options)
+            act(fake(f"{tmp_path}/{name}/run"), options)
         assert str(raised.value).isprintable()
     assert not (sbatch / "script").exists()
 
@@ -119,20 +114,20 @@ def test_a_line_break_in_a_folders_name_is_refused(sbatch: Path, tmp_path: Path,
 @pytest.mark.parametrize("name", ["50%", "a\\b"])
 def test_what_slurm_takes_for_a_pattern_is_refused(tmp_path: Path, name: str):
     with pytest.raises(UserError, match="which SLURM takes for a pattern"):
-        submit.preview(stage(tmp_path / name), OPTIONS)
+        submit.preview(fake(tmp_path / name), OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["TERM", "SIGUSR2", "", "NONE"])
 def test_a_signal_that_means_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", name)
     with pytest.raises(UserError, match="it must be USR1 or USR2"):
-        submit.preview(stage(tmp_path), OPTIONS)
+        submit.preview(fake(tmp_path), OPTIONS)
 
 
 def test_slurm_that_is_not_here_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="sbatch is not here; start it from a login node"):
-        submit.submit([stage(tmp_path / "run")], OPTIONS)
+        submit.submit([fake(tmp_path / "run")], OPTIONS)
     assert not (tmp_path / "run").exists()
 
 
@@ -148,9 +143,16 @@ def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted
     monkeypatch.setattr(submit, at, full)
     if at == "snapshot":
         with pytest.raises(UserError, match=r"cannot write .*No space left on device.*; free space"):
-            submit.submit([stage(tmp_path / "run")], OPTIONS)
+            submit.submit([fake(tmp_path / "run")], OPTIONS)
         assert not (sbatch / "script").exists() and not (tmp_path / "run").exists()
     else:
-        (job,) = submit.submit([stage(tmp_path / "run")], OPTIONS)
+        (job,) = submit.submit([fake(tmp_path / "run")], OPTIONS)
         assert job.job_id == "77"
         assert re.search("No space left.*slurm job 77 is under way", capsys.readouterr().err)
+
+
+def test_snapshot_holds_the_code_and_its_state(tmp_path: Path):
+    code = submit.snapshot(tmp_path)
+    assert (code / "pretrain/train.py").read_bytes() == (ROOT / "pretrain/train.py").read_bytes()
+    assert (code / "tools/launcher/job.py").is_file() and not list(code.glob("**/__pycache__"))
+    assert (code / "GIT_STATE").read_text().strip()

@@ -184,7 +184,7 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer.coco import data, pictures, results
 from transfer.torchvision_engine.data import load_coco
-from transfer.torchvision_engine.mask_head import rasterize
+from transfer.torchvision_engine.heads import rasterize
 
 folder = Path(sys.argv[1])
 name = tiny_coco.write(folder)

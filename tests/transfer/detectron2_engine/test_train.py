@@ -22,10 +22,10 @@ pytestmark = pytest.mark.detectron2
 
 KINDS: dict[str, dict[str, Any]] = {
     "faster": {},
-    "mask": {"MODEL.MASK_ON": True},
-    "keypoint": {"MODEL.KEYPOINT_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1},
+    "mask": {"MODEL__MASK_ON": True},
+    "keypoint": {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1},
 }
-QUICK = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 2}
+PRECISE_BN = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(tmp_path: Path, name: str, *flags: str, **keys: Any) -> list[str]:
-    """A command line of train_net for a tiny detector; keys with `__` for dots."""
-    (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
-    given = {key.replace("__", "."): value for key, value in keys.items()}
-    data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(tmp_path / "out")}
-    words = tiny_coco.words(tiny_coco.MODEL_KEYS | QUICK | data | given)
-    return ["--config-file", str(tmp_path / "empty.yaml"), "--engine", "detectron2", *flags, *words]
+    return tiny_coco.command(tmp_path, name, "detectron2", *flags, **{**PRECISE_BN, **keys})
 
 
 def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
@@ -52,8 +47,7 @@ def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [pytest.param("faster", marks=pytest.mark.slow), "mask", "keypoint"])
 def test_trains_and_evaluates(tmp_path: Path, weights: Path, kind: str) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
-    keys = {key.replace(".", "__"): value for key, value in KINDS[kind].items()}
-    results = go(tmp_path, name, "--visualize", "2", MODEL__WEIGHTS=str(weights), **keys)
+    results = go(tmp_path, name, "--visualize", "2", MODEL__WEIGHTS=str(weights), **KINDS[kind])
     out = tmp_path / "out"
     tasks = {"faster": ["bbox"], "mask": ["bbox", "segm"], "keypoint": ["bbox", "keypoints"]}[kind]
     assert list(results["metrics"]) == tasks
@@ -104,8 +98,7 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(
 ) -> None:
     """From the newest checkpoint that is not damaged."""
     name, out = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint"), tmp_path / "out"
-    kind_keys = {key.replace(".", "__"): value for key, value in KINDS[kind].items()}
-    keys = {"SOLVER__MAX_ITER": 5, "SOLVER__CHECKPOINT_PERIOD": 2, **kind_keys, **keys}
+    keys = {"SOLVER__MAX_ITER": 5, "SOLVER__CHECKPOINT_PERIOD": 2, **KINDS[kind], **keys}
     expected = go(tmp_path, name, **keys, OUTPUT_DIR=str(tmp_path / "whole"))
     asked = iter(["", "", "SIGUSR2"])
     with monkeypatch.context() as patch:

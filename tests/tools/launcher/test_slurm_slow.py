@@ -10,6 +10,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,17 +18,46 @@ import yaml
 
 from pretrain.common import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.test_launch_slurm import last_attempt, options, stage, steps, tiny, wait_for  # noqa: F401
+from tests.tools.launcher.helpers import CONFIGS, DEBUG, fake, job_of, last_attempt, steps, wait_for
 from tools import make_data
 from tools.launcher import control, pipeline, stages, sweep
+from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.run import run_stage
-from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.spec import read_json
 from tools.launcher.submit import submit
 from transfer import train_net
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def tiny(images: Path, output: Path, *more: str) -> list[str]:
+    """Overrides for a pretraining of seconds."""
+    return [
+        "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.JCL_LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
+        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "1", "SOLVER.LOG_PERIOD", "1", "DEVICE", "cpu",
+        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+        "OUTPUT_DIR", str(output), *more,
+    ]  # fmt: skip
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.json").read_text().splitlines() if "loss" in line]
+
+
+def test_pretraining_on_two_nodes_equals_one_process(
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+):
+    groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
+    spec = stages.pretrain("", tiny(images, tmp_path / "slurm", *groups))
+    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
+    run_stage(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), DEBUG)
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert losses(tmp_path / "slurm") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
+    assert len(losses(tmp_path / "here")) == 3
 
 
 def preempt(cluster: SlurmCluster, seconds: int = 3) -> None:
@@ -44,8 +74,8 @@ def is_counting(folder: Path, job_id: str) -> bool:
     return last_attempt(folder, job_id).get("state") == "running" and (folder / "count.0").exists()
 
 
-def test_preemption_costs_no_step(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):  # noqa: F811
-    (job,) = submit([stage(tmp_path, "count", 60, 0.2)], replace(options, nodes=2, tasks=2))
+def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (job,) = submit([fake(tmp_path, "count", 60, 0.2)], replace(slurm_options, nodes=2, tasks=2))
     wait_for(lambda: is_counting(tmp_path, job.job_id))
     preempt(slurm_cluster)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
@@ -56,11 +86,11 @@ def test_preemption_costs_no_step(options: Options, slurm_cluster: SlurmCluster,
 
 
 def test_a_run_longer_than_its_time_limit_comes_back(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
 ):
-    (job,) = submit([stage(tmp_path, "count", 200, 0.25)], replace(options, time="1", signal_delay=45))
+    (job,) = submit([fake(tmp_path, "count", 200, 0.25)], replace(slurm_options, time="1", signal_delay=45))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=300)
     ended = reasons(tmp_path, job.job_id)
     assert ended[0] == ("requeued", "SIGUSR2") and ended[-1] == ("done", "") and len(ended) > 1
@@ -68,32 +98,32 @@ def test_a_run_longer_than_its_time_limit_comes_back(
 
 
 def test_a_stage_that_does_not_stop_comes_back_all_the_same(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
 ):
-    spec = stage(tmp_path, "count", 240, 0.25, "", True)
-    (job,) = submit([spec], replace(options, time="1", signal_delay=45))
+    spec = fake(tmp_path, "count", 240, 0.25, "", True)
+    (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=45))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "TIMEOUT", "FAILED", seconds=300)
     ended = reasons(tmp_path, job.job_id)
     assert ended[0] == ("requeued", "not stopped in time") and ended[-1] == ("done", "")
     assert sorted(set(steps(tmp_path))) == list(range(240))
 
 
-def test_time_outs_are_capped(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):  # noqa: F811
-    capped = replace(options, time="1", signal_delay=45, max_timeouts=0)
-    (job,) = submit([stage(tmp_path, "count", 2000, 0.25)], capped)
+def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    capped = replace(slurm_options, time="1", signal_delay=45, max_timeouts=0)
+    (job,) = submit([fake(tmp_path, "count", 2000, 0.25)], capped)
     slurm_cluster.wait_state(job.job_id, "FAILED", seconds=120)
     last = last_attempt(tmp_path, job.job_id)
     assert last["state"] == "failed" and "timed-out too many times" in last["failure"]["error"]
 
 
 def test_an_operators_requeue_goes_on_from_the_disk(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
 ):
-    (job,) = submit([stage(tmp_path, "count", 60, 0.2)], options)
+    (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
     wait_for(lambda: is_counting(tmp_path, job.job_id))
     subprocess.run(["scontrol", "requeue", job.job_id], check=True)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
@@ -101,8 +131,8 @@ def test_an_operators_requeue_goes_on_from_the_disk(
     assert steps(tmp_path) == list(range(60))
 
 
-def test_kill_9_of_a_rank_ends_the_job(options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):  # noqa: F811
-    (job,) = submit([stage(tmp_path, "hang")], replace(options, nodes=2, tasks=2))
+def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (job,) = submit([fake(tmp_path, "hang")], replace(slurm_options, nodes=2, tasks=2))
     wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 4)
     os.kill(int((tmp_path / "pid.3").read_text()), signal.SIGKILL)
     slurm_cluster.wait_state(job.job_id, "FAILED", seconds=60)
@@ -110,11 +140,11 @@ def test_kill_9_of_a_rank_ends_the_job(options: Options, slurm_cluster: SlurmClu
 
 
 def test_a_lost_node_costs_no_more_than_the_step(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
 ):
-    (job,) = submit([stage(tmp_path, "count", 60, 0.2)], options)
+    (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
     wait_for(lambda: is_counting(tmp_path, job.job_id))
     node = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True).stdout.strip()
     assert node in NODES
@@ -129,16 +159,16 @@ def test_a_lost_node_costs_no_more_than_the_step(
 
 
 def test_a_preempted_pretraining_ends_bit_equal(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     images: Path,
     tmp_path: Path,
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     whole = stages.pretrain("", tiny(images, tmp_path / "whole", *more))
-    run_stage(whole, Options(cluster="debug"))
+    run_stage(whole, DEBUG)
     spec = stages.pretrain("", tiny(images, tmp_path / "cut", *more))
-    (job,) = submit([spec], options)
+    (job,) = submit([spec], slurm_options)
     metrics = tmp_path / "cut" / "metrics.json"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, seconds=120)
     preempt(slurm_cluster)
@@ -150,7 +180,6 @@ def test_a_preempted_pretraining_ends_bit_equal(
         assert torch.equal(value, two["state_dict"][name]), name
 
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 
 
@@ -159,7 +188,7 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pipeline_preempted_twice_ends_in_the_same_table(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -168,11 +197,11 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "smoke.yaml"
     file.write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
-    assert pipeline.run(pipeline.load(str(file), "whole"), Options(cluster="debug")) == 0
+    assert run(pipeline.load(str(file), "whole"), DEBUG) == 0
     graph = pipeline.load(str(file), "cut")
-    assert pipeline.run(graph, options) == 0
+    assert run(graph, slurm_options) == 0
     specs = {node.key: node.spec for node in graph.nodes}
-    jobs = {key: control_job(spec) for key, spec in specs.items()}
+    jobs = {key: job_of(spec.folder)["id"] for key, spec in specs.items()}
     for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
         log = Path(specs[key].folder) / "log.txt"
         wait_for(lambda: log.exists() and re.search(sign, log.read_text()), seconds=240)  # noqa: B023
@@ -180,18 +209,14 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         preempt(slurm_cluster)
         slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
         assert reasons(Path(specs[key].folder), jobs[key]) == [("requeued", "SIGUSR2"), ("done", "")]
-    slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=240)
+    slurm_cluster.wait_state(job_of(graph.report.folder)["id"], "COMPLETED", seconds=240)
     found = [read_json(tmp_path / name / "jcl/mask/results.json")["metrics"] for name in ("whole", "cut")]
     assert found[0] == found[1] and found[0]["bbox"]["AP50"] > 0 and found[0]["segm"]["AP50"] > 0
     one, two = ((tmp_path / name / "report.md").read_text() for name in ("whole", "cut"))
     assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
 
 
-def control_job(spec: StageSpec) -> str:
-    return read_json(Path(spec.folder) / "launch" / "launch.json")["jobs"][-1]["id"]
-
-
-def smoke_plan(folder: Path) -> dict[str, object]:
+def smoke_plan(folder: Path) -> dict[str, Any]:
     """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
     digits = folder / "digits"
     truth = f"coco:{digits}/coco/annotations/instances_"
@@ -223,7 +248,7 @@ def smoke_plan(folder: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_transfer_on_two_nodes_equals_two_processes_here(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     tmp_path: Path,
     engine: str,
@@ -239,8 +264,8 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
         "MODEL.WEIGHTS",
         "",
     ]
-    spec = stages.transfer(str(MASK), words, str(tmp_path / "slurm"), engine=engine)
-    (job,) = submit([spec], replace(options, nodes=2, tasks=1))
+    spec = stages.transfer(str(MASK), [*words, "OUTPUT_DIR", str(tmp_path / "slurm")], engine=engine)
+    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=1))
     here = ["--config-file", str(MASK), "--num-gpus", "2", "--engine", engine]
     here += [*words, "OUTPUT_DIR", str(tmp_path / "here")]
     train_net.main(here)
@@ -256,29 +281,28 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
 
 
 def test_a_linear_probe_on_two_nodes_equals_one_process(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     images: Path,
     tmp_path: Path,
 ):
     more = ["LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.BASE_LR", "0.1"]
-    words = [*tiny(images, tmp_path), *more]
-    spec = stages.probe("linear", "random", overrides=words, folder=str(tmp_path / "slurm"))
-    (job,) = submit([spec], replace(options, nodes=2, tasks=2))
-    run_stage(
-        stages.probe("linear", "random", overrides=words, folder=str(tmp_path / "here")), Options(cluster="debug")
-    )
+    words = [*tiny(images, tmp_path), *more, "OUTPUT_DIR"]
+    one, two = (stages.probe("linear", "random", "", [*words, str(tmp_path / name)]) for name in ("slurm", "here"))
+    (job,) = submit([one], replace(slurm_options, nodes=2, tasks=2))
+    run_stage(two, DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
-    heads = [checkpoint.newest(tmp_path / name)[1]["state_dict"] for name in ("slurm", "here")]
-    for name, value in heads[0].items():
-        assert torch.allclose(value, heads[1][name], atol=1e-4), name
+    first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
+    assert first and second
+    for name, value in first[1]["state_dict"].items():
+        assert torch.allclose(value, second[1]["state_dict"][name], atol=1e-4), name
     one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["metrics"] == two["metrics"]
 
 
 def test_a_sweep_on_slurm_ends_in_a_table(
-    options: Options,  # noqa: F811
+    slurm_options: Options,
     slurm_cluster: SlurmCluster,
     images: Path,
     tmp_path: Path,
@@ -294,11 +318,11 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))
     graph = sweep.load("sweep.yaml", "out")
-    assert sweep.run(graph, replace(options, parallel=1)) == 0
-    slurm_cluster.wait_state(control_job(graph.report), "COMPLETED", seconds=300)
+    assert run(graph, replace(slurm_options, parallel=1)) == 0
+    slurm_cluster.wait_state(job_of(graph.report.folder)["id"], "COMPLETED", seconds=300)
     table = (tmp_path / "out/sweep.md").read_text()
-    assert "| 1 |" in table and "| 4 |" in table and "not done" not in table
+    assert re.search(r"^\| +1 \|", table, re.M) and re.search(r"^\| +4 \|", table, re.M) and "not done" not in table
     assert (tmp_path / "out/sweep.png").exists()
     capsys.readouterr()
-    assert sweep.run(graph, options) == 0  # again: nothing is submitted, the table is drawn at once
-    assert "array" not in (shown := capsys.readouterr().out) and "| 1 |" in shown
+    assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
+    assert "array" not in (shown := capsys.readouterr().out) and table in shown

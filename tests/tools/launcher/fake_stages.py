@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,11 @@ def own(folder: str) -> None:
         time.sleep(3600)
 
 
+def die(_folder: str) -> None:
+    """Ends like a process that the kernel kills for its memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def hang(folder: str) -> None:
     """Waits for an hour; its process ids are in the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))
@@ -80,3 +87,21 @@ def hang(folder: str) -> None:
 
 def _ranks() -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
+
+
+def compute(folder: str) -> None:
+    """Multiplies on several threads, and records what this process was born with."""
+    born_with_torch = "torch" in sys.modules
+    import numpy as np
+    import torch
+
+    product = torch.ones(512, 512) @ torch.ones(512, 512)
+    assert float((np.ones((512, 512)) @ np.ones((512, 512))).sum()) == 512.0**3
+    write_json(
+        Path(folder) / "results.json",
+        {
+            "sum": float(product.sum()), "threads": torch.get_num_threads(), "born_with_torch": born_with_torch,
+            "start_method": multiprocessing.get_start_method(), "cuda": torch.cuda.is_initialized(),
+            "environment": {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK")},
+        },
+    )  # fmt: skip

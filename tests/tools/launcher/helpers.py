@@ -1,0 +1,53 @@
+"""What several tests of the launcher need: fake stages and programs, and what jobs leave in a run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.launcher.options import Options
+from tools.launcher.ranks import attempts
+from tools.launcher.spec import StageSpec, read_json
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
+DEBUG = Options(cluster="debug", gpus=0)
+
+
+def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
+    """A stage of `fake_stages`; one that counts counts to 1 unless ``args`` say otherwise."""
+    given = args or ((1,) if function == "count" else ())
+    return StageSpec("fake", str(folder), f"tests.tools.launcher.fake_stages:{function}", args=(str(folder), *given))
+
+
+def job_of(folder: Path | str) -> dict[str, Any]:
+    return read_json(Path(folder) / "launch" / "launch.json")["jobs"][-1]
+
+
+def last_attempt(folder: Path, job_id: str) -> dict[str, Any]:
+    return (attempts(folder, job_id) or [{}])[-1]
+
+
+def steps(folder: Path, rank: int = 0) -> list[int]:
+    return [int(line) for line in (folder / f"steps.{rank}").read_text().split()]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+
+
+def programs(monkeypatch: pytest.MonkeyPatch, folder: Path, path: str = "", **scripts: str) -> None:
+    """A PATH that begins with these programs, and continues with ``path``."""
+    (folder / "bin").mkdir()
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{path}".rstrip(":"))

@@ -1,0 +1,209 @@
+"""Jobs on this machine: output on the terminal, failures, deaths, Ctrl-C, cancel, time limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, steps, wait_for
+from tools.launcher import control
+from tools.launcher.job import LOCAL_STOP
+from tools.launcher.logs import print_logs
+from tools.launcher.options import Options
+from tools.launcher.ranks import attempts
+from tools.launcher.run import run_stage
+from tools.launcher.spec import read_json
+
+
+def here(tasks: int = 1, **given: object) -> Options:
+    return Options(**{"cluster": "local", "gpus": 0, "tasks": tasks, **given})  # type: ignore[arg-type]
+
+
+def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(fake(tmp_path, "count", 2), here(2)) == 0
+    assert "counting from 0" in (shown := capfd.readouterr().out) and "submitit" not in shown
+    assert read_json(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
+    control.print_status(tmp_path)
+    assert "done" in capfd.readouterr().out
+    print_logs(tmp_path, rank=1, follow=False)
+    assert "counting from 0" in capfd.readouterr().out
+
+
+def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(fake(tmp_path, "fail", 1), here(2)) == 1
+    shown = capfd.readouterr().err
+    assert "RuntimeError: rank 1 cannot go on" in shown and "failed on rank 1" in shown
+    assert not (tmp_path / "launch/complete.json").exists()
+
+
+def test_a_users_mistake_in_a_job_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture):
+    assert run_stage(fake(tmp_path, "fail", 0, True), here()) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == "error: the value is 3; it must be 2"
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixture):
+    def kill() -> None:
+        wait_for(lambda: [path.read_text() != "" for path in tmp_path.glob("pid.*")] == [True, True])
+        os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert run_stage(fake(tmp_path, "hang"), here(2)) == 1
+    assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
+
+
+def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
+    """Rank 0 waits for rank 1, which cannot write to the folder of records."""
+    assert run_stage(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
+    shown = capfd.readouterr().err
+    assert "cannot write results.json: No space left on device" in shown and "out of memory" not in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+
+
+def test_every_rank_has_the_controllers_count_of_attempts(tmp_path: Path):
+    assert run_stage(fake(tmp_path, "come_back", 1), here(2)) == 0
+    ports = [(tmp_path / f"starts.{rank}").read_text().splitlines() for rank in range(2)]
+    assert ports[0] == ports[1] and len(set(ports[0])) == 2  # another MASTER_PORT each time
+    assert [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])] == ["requeued", "done"]
+
+
+@pytest.mark.slow
+def test_a_job_is_requeued_more_often_than_submitit_would(tmp_path: Path):
+    assert run_stage(fake(tmp_path, "come_back", 7), here()) == 0
+    assert len((tmp_path / "starts.0").read_text().splitlines()) == 8
+
+
+class Attached:
+    """A launcher in a session of its own: signals go to the whole foreground group, as a terminal sends them."""
+
+    def __init__(self, folder: Path, function: str, *args: object) -> None:
+        code = (
+            "import sys; from tests.tools.launcher.helpers import fake; from tools.launcher.options import Options\n"
+            "from tools.launcher.run import run_stage\n"
+            f"spec = fake({str(folder)!r}, {function!r}, *{args!r})\n"
+            "sys.exit(run_stage(spec, Options(cluster='local', gpus=0)))"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        self._stderr = self._process.stderr
+
+    def interrupt(self) -> None:
+        os.killpg(self._process.pid, signal.SIGINT)
+
+    def interrupt_twice(self) -> None:
+        self.interrupt()
+        while "press Ctrl-C again" not in self._stderr.readline():
+            assert self._process.poll() is None
+        self.interrupt()
+
+    def end(self) -> str:
+        """What it printed on standard error until it ended, by a signal or `cancel`."""
+        _, shown = self._process.communicate(timeout=60)
+        assert self._process.returncode == 130, shown
+        return shown
+
+
+def status(folder: Path, capfd: pytest.CaptureFixture) -> str:
+    capfd.readouterr()
+    control.print_status(folder)
+    return capfd.readouterr().out
+
+
+def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
+    started = Attached(tmp_path, "count", 1000, 0.1)
+    wait_for((tmp_path / "count.0").exists)
+    started.interrupt()
+    shown = started.end()
+    assert "to continue: the same command again" in shown
+    assert "Ctrl-C: counted to" in shown and "SIGTERM" not in shown
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+    done = int((tmp_path / "count.0").read_text())
+    assert run_stage(fake(tmp_path, "count", done + 2), here()) == 0
+    assert steps(tmp_path) == list(range(done + 2))
+
+
+def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
+    """The stage completes, having no step left to stop after; a pipeline must not start the next one."""
+    started = Attached(tmp_path, "count", 20, 0.1, "", True)
+    wait_for((tmp_path / "count.0").exists)
+    started.interrupt()
+    assert "was at its end and is complete" in started.end()
+    assert steps(tmp_path) == list(range(20))
+
+
+def test_a_second_ctrl_c_kills_the_job_and_releases_its_folder(tmp_path: Path, capfd: pytest.CaptureFixture):
+    started = Attached(tmp_path, "own")
+    wait_for((tmp_path / "owned").exists)
+    assert list(tmp_path.glob(".owner.*"))
+    started.interrupt_twice()
+    shown = started.end()
+    assert "ended at once by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
+    assert not list(tmp_path.glob(".owner.*"))
+    shown = status(tmp_path, capfd)
+    assert re.search(r"fake +stopped", shown) and "it was ended by a second Ctrl-C" in shown
+    assert "running" not in shown and "without reporting an error" not in shown
+
+
+def test_ctrl_c_before_the_ranks_have_handlers(tmp_path: Path, capfd: pytest.CaptureFixture):
+    """A rank that is still importing dies by the signal, which is no failure of its own."""
+    started = Attached(tmp_path, "count", 1000, 0.1)
+    wait_for((tmp_path / "launch/launch.json").exists)
+    started.interrupt()
+    shown = started.end()
+    assert "SIGTERM" not in shown and "without reporting an error" not in shown
+    shown = status(tmp_path, capfd)
+    assert re.search(r"fake +stopped", shown) and "Ctrl-C" in shown and "SIGTERM" not in shown.replace(LOCAL_STOP, "")
+
+
+def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The job has begun, but the launcher is still asking git about the code."""
+    programs(monkeypatch, tmp_path, os.environ["PATH"], git="exec sleep 30")
+    started = Attached(tmp_path, "count", 1000, 0.1)
+    wait_for((tmp_path / "count.0").exists)
+    started.interrupt()  # ends git, too
+    assert "Ctrl-C: counted to" in started.end()
+    assert control.job_state(job_of(tmp_path)) == "ENDED"
+
+
+@pytest.mark.parametrize(
+    ("moment", "now"),
+    [
+        ("count.0", False),
+        ("launch/launch.json", True),
+        pytest.param("count.0", True, marks=pytest.mark.slow),
+        pytest.param("launch/launch.json", False, marks=pytest.mark.slow),
+    ],
+)
+def test_an_attached_command_says_that_its_job_was_cancelled(
+    tmp_path: Path, capfd: pytest.CaptureFixture, moment: str, now: bool
+):
+    started = Attached(tmp_path, "count", 1000, 0.1)
+    wait_for((tmp_path / moment).exists)
+    if not now and moment == "count.0":
+        with pytest.raises(UserError, match="is already working on"):
+            run_stage(fake(tmp_path, "count", 3), here())
+    control.cancel(tmp_path, now)
+    shown = started.end()
+    assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
+    assert "to continue: the same command again" in shown
+    shown = status(tmp_path, capfd)
+    assert re.search(r"fake +stopped", shown) and "failed" not in shown and "without reporting an error" not in shown
+    control.cancel(tmp_path)
+    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_job_is_requeued_at_its_time_limit(tmp_path: Path):
+    assert run_stage(fake(tmp_path, "count", 60, 0.25), here(time="1", signal_delay=52)) == 0
+    states = [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])]
+    assert states[0] == "requeued" and states[-1] == "done"
+    assert steps(tmp_path) == list(range(60))

@@ -1,0 +1,95 @@
+"""The launcher on a real two-node SLURM cluster (skipped where SLURM is not installed)."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.slurm_cluster import NODES, SlurmCluster
+from tests.tools.launcher.helpers import fake, job_of, last_attempt, steps, wait_for
+from tools.launcher import control
+from tools.launcher.graph import Graph, Node, submit_all
+from tools.launcher.options import Options
+from tools.launcher.spec import read_json
+from tools.launcher.submit import submit
+
+pytestmark = pytest.mark.slurm
+
+
+def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
+):
+    (job,) = submit([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED")
+    results = read_json(tmp_path / "results.json")
+    assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
+    assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
+    assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
+
+
+def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
+    (job,) = submit([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
+    slurm_cluster.wait_state(job.job_id, "FAILED")
+    control.print_status(tmp_path)
+    assert "rank 1 on" in (shown := capsys.readouterr().out) and "RuntimeError: rank 1 cannot go on" in shown
+
+
+def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    folder = tmp_path / "a folder; touch hacked $(touch hacked)"
+    comment = 'it\'s "50 %" of $HOME; `id`'
+    (job,) = submit([fake(folder)], replace(slurm_options, comment=comment))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED")
+    assert f"Comment={comment}" in shown_by_scontrol(job.job_id)
+    assert read_json(folder / "results.json")["metrics"] == {"count": 1}
+    assert not list(tmp_path.glob("hacked"))
+
+
+def shown_by_scontrol(job_id: str) -> str:
+    return subprocess.run(["scontrol", "show", "job", job_id], capture_output=True, text=True).stdout
+
+
+def test_a_failed_stage_ends_its_own_branch_only(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    nodes = (
+        Node("bad/pretrain", fake(tmp_path / "bad", "fail")),
+        Node("bad/linear", fake(tmp_path / "bad_child"), ("bad/pretrain",)),
+        Node("good/pretrain", fake(tmp_path / "good")),
+        Node("good/linear", fake(tmp_path / "good_child"), ("good/pretrain",)),
+    )
+    graph = Graph("pipeline", str(tmp_path), nodes, fake(tmp_path / "report"))
+    assert submit_all(graph, slurm_options) == 0
+    assert len(list(tmp_path.glob("**/code"))) == 1  # one copy of the code for five jobs
+    slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")
+    ended = {node.key: slurm_cluster.state(job_of(node.spec.folder)["id"]) for node in nodes}
+    assert ended == {
+        "bad/pretrain": "FAILED", "bad/linear": "CANCELLED", "good/pretrain": "COMPLETED", "good/linear": "COMPLETED",
+    }  # fmt: skip
+    capsys.readouterr()
+    assert submit_all(graph, slurm_options) == 0  # again: only what failed or was skipped
+    assert capsys.readouterr().out.count("already complete") == 2
+    assert len(read_json(tmp_path / "good/launch/launch.json")["jobs"]) == 1
+    assert len(read_json(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
+    control.cancel(tmp_path)
+
+
+def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    specs = [fake(tmp_path / f"point{i}", "count", 3, 0.3) for i in range(4)]
+    jobs = submit(specs, replace(slurm_options, parallel=2))
+    assert "ArrayTaskThrottle=2" in shown_by_scontrol(jobs[0].job_id.split("_")[0])
+    for job, spec in zip(jobs, specs, strict=True):
+        slurm_cluster.wait_state(job.job_id, "COMPLETED")
+        assert read_json(Path(spec.folder) / "results.json")["metrics"] == {"count": 3}
+
+
+def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (mine,) = submit([fake(tmp_path / "mine", "count", 1000, 0.1)], slurm_options)
+    (other,) = submit([fake(tmp_path / "other", "count", 30, 0.1)], slurm_options)
+    wait_for(lambda: last_attempt(tmp_path / "mine", mine.job_id).get("state") == "running")
+    control.cancel(tmp_path / "mine")
+    slurm_cluster.wait_state(mine.job_id, "CANCELLED")
+    slurm_cluster.wait_state(other.job_id, "COMPLETED")
+    assert last_attempt(tmp_path / "mine", mine.job_id)["state"] == "stopped"  # it had the time to write its checkpoint

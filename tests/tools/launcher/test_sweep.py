@@ -1,0 +1,88 @@
+"""Sweep files: each shipped one loads, a wrong one is one line, a grid becomes a table and a plot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import CONFIGS
+from tools.launcher import stages, sweep
+from tools.launcher.options import Options
+
+SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(path.parents[3])
+    graph = sweep.load(str(path))
+    assert f"python tools/launch.py sweep configs/pretrain/sweeps/{path.name}" in path.read_text()
+    assert graph.output == str(Path("runs/sweeps", path.stem).absolute())
+    assert len({node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}) > 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("GRID: {METHOD.JCL_LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
+        ("GRID: {METHOD.JCL_LAMBDA: [1, 1]}", "would share"),
+        ("GRID: {METHOD.JCL_LAMBDA: 1}", "write a list of values"),
+        ("GRID: {1: [1]}", "write a list of values"),
+    ],
+)
+def test_sweep_files_that_cannot_work(text: str, message: str, tmp_path: Path):
+    (tmp_path / "s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('jcl')}\n{text}\n")
+    with pytest.raises(UserError, match=message):
+        sweep.load(str(tmp_path / "s.yaml"))
+
+
+def cells(table: str) -> set[str]:
+    return {" ".join(line.replace("|", " ").split()) for line in table.splitlines()}
+
+
+def test_sweep_grid_table_and_plot(tmp_path: Path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
+        "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
+    )
+    graph = sweep.load(str(file))
+    assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()
+    spec = graph.nodes[-1].spec
+    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
+    for place, node in enumerate(graph.nodes[:6]):  # the last setting's seeds are not done
+        folder = Path(node.spec.folder)
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
+    Path(graph.nodes[5].spec.folder, "results.json").write_bytes(b"\xff")
+    graph.remember(Options(cluster="local"))
+    table = sweep.draw(graph.output).read_text()
+    assert {"2 0.5 10.50 ± 6.35 2", "5 0.5 14.00 - 1"} <= cells(table)
+    assert re.search(r"not done: num_keys=5_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
+    assert table.count("not done: num_keys=5_lambda=4_seed") == 2
+    assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
+
+
+def test_a_sweep_over_lists_has_a_table(tmp_path: Path):
+    (tmp_path / "s.yaml").write_text(
+        f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{MODEL.HEAD_HIDDEN_DIMS: [[16], [32, 16]]}}\n"
+    )
+    graph = sweep.load("s.yaml", "out")
+    folder = Path(graph.nodes[1].spec.folder)
+    assert folder == tmp_path / "out/head_hidden_dims=_32__16__seed=0/pretrain"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"metrics": {"knn_top1": 50.0}}))
+    graph.remember(Options(cluster="local"))
+    assert "[32, 16] 50.00 - 1" in cells(sweep.draw(graph.output).read_text())
+
+
+def test_interval_is_students():
+    mean, half = sweep.mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert sweep.mean_and_interval([5.0]) == (5.0, None)
+    thirty = [float(value % 2) for value in range(30)]  # sample deviation (30 / 116) ** 0.5
+    assert sweep.mean_and_interval(thirty)[1] == pytest.approx(2.04523 * (30 / 116) ** 0.5 / 30**0.5, rel=1e-5)

@@ -1,0 +1,100 @@
+"""A request to stop ends the current step, precise BN or evaluation of either engine, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.common import interrupt
+from tests.transfer.test_train_net import ENGINES, PLACES, stop_in, words, work
+
+ROOT = Path(__file__).parents[2]
+
+
+def recorded(out: Path, words: tuple[str, ...]) -> dict[int, dict[str, float]]:
+    """iteration -> its values in metrics.json whose names hold one of ``words``; Detectron2 may take two lines."""
+    found: dict[int, dict[str, float]] = {}
+    for line in map(json.loads, (out / "metrics.json").read_text().splitlines()):
+        values = {name: value for name, value in line.items() if any(word in name for word in words)}
+        earlier = found.setdefault(line["iteration"], {})
+        assert not earlier.keys() & values.keys()  # nothing is repeated
+        earlier.update(values)
+    return {iteration: values for iteration, values in found.items() if values}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    keys = {"SOLVER__MAX_ITER": 3, "TEST__EVAL_PERIOD": 2, "TEST__PRECISE_BN__ENABLED": True,
+            "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = work(tmp_path, engine, **keys, OUTPUT_DIR=str(whole))
+    assert sorted(path.name for path in whole.glob("*.pth")) == ["model_final.pth"]
+    precise_bn, evaluation = PLACES[engine]
+    files: list[str] = []
+    for place, flags in ((precise_bn, ()), (evaluation, ("--resume",)), (evaluation, ("--resume",))):
+        with monkeypatch.context() as patch:
+            stop_in(patch, place, 1 if len(files) < 2 else 2)  # the evaluation after iteration 1, then the last one
+            with pytest.raises(interrupt.Stopped, match="SIGTERM"):
+                work(tmp_path, engine, *flags, **keys, OUTPUT_DIR=str(cut))
+        interrupt.clear()
+        files.append(" ".join(sorted(path.name for path in cut.glob("*.pth"))))
+        assert not (cut / "results.json").exists()
+    assert files == ["evaluating.pth", "evaluating.pth", "model_final.pth"]
+    written = (cut / "model_final.pth").stat().st_mtime_ns
+    assert work(tmp_path, engine, "--resume", **keys, OUTPUT_DIR=str(cut))["metrics"] == expected["metrics"]
+    assert (cut / "model_final.pth").stat().st_mtime_ns == written  # only evaluated
+    states = [torch.load(out / "model_final.pth")["model"] for out in (whole, cut)]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    what = ("AP", "loss") if engine == "torchvision" else ("AP",)  # Detectron2's medians begin anew with each process
+    assert len(recorded(whole, what)) == 2 and recorded(cut, what) == recorded(whole, what)
+
+
+def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
+    """Sent to the whole process group during the ranks' imports, the signal takes effect once they can be stopped."""
+    chosen = words(tmp_path, "torchvision", "--num-gpus", "2", SOLVER__MAX_ITER=5000)
+    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    ranks, deadline = Path(f"/proc/{run.pid}/task/{run.pid}/children"), time.monotonic() + 120
+    while len(ranks.read_text().split()) < 3 and time.monotonic() < deadline:  # multiprocessing's tracker is one
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGTERM)
+    _, errors = run.communicate(timeout=240)
+    assert run.returncode == 130 and errors.splitlines()[-1] == "stopped by SIGTERM; a checkpoint is written", errors
+    assert "Traceback" not in errors
+    assert torch.load(tmp_path / "out" / "model_0000000.pth", weights_only=True)["iteration"] == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ("torchvision", signal.SIGINT),
+        pytest.param("detectron2", signal.SIGTERM, marks=pytest.mark.detectron2),
+        pytest.param("torchvision", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("detectron2", signal.SIGINT, marks=[pytest.mark.detectron2, pytest.mark.slow]),
+    ],
+)
+def test_a_signal_ends_the_current_step_and_leaves_a_checkpoint(tmp_path: Path, engine: str, number: int) -> None:
+    chosen = words(tmp_path, engine, SOLVER__MAX_ITER=5000, SOLVER__CHECKPOINT_PERIOD=5000)
+    command = [sys.executable, str(ROOT / "transfer" / "train_net.py"), *chosen]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    config, deadline = tmp_path / "out" / "config.yaml", time.monotonic() + 120
+    while not config.exists() and time.monotonic() < deadline and run.poll() is None:  # the first step comes next
+        time.sleep(0.1)
+    os.kill(run.pid, number)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130 and errors.splitlines()[-1].startswith(f"stopped by {signal.Signals(number).name}"), (
+        errors
+    )
+    assert "Traceback" not in errors
+    (found,) = (tmp_path / "out").glob("model_*.pth")
+    assert torch.load(found, weights_only=True)["iteration"] >= 0

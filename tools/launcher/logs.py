@@ -1,0 +1,73 @@
+"""The output of a job's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError
+
+from .control import is_over, job_state, launch_files, read_launch
+
+
+def print_logs(folder: Path, rank: int, follow: bool) -> None:
+    """The newest job's output of a rank; with ``follow`` until the job ends.
+
+    Raises:
+        UserError: no such rank, or nothing written yet and not following.
+    """
+    files = launch_files(folder)
+    if len(files) > 1:
+        below = ", ".join(str(file.parents[1]) for file in files)
+        raise UserError(f"{folder} holds several stages; name one of {below}")
+    job = read_launch(files[0])["jobs"][-1]
+    if not 0 <= rank < job["tasks"]:
+        raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
+    paths = log_paths(job, rank)
+    if not follow and not any(path.exists() for path in paths):
+        raise UserError(
+            f"job {job['id']} has written nothing yet ({job_state(job).lower()}); add --follow to wait for it"
+        )
+    tail = Tail(paths)
+    while True:
+        state = job_state(job)
+        tail.copy()
+        if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
+            return
+        if state == "UNKNOWN" and is_over(files[0].parents[1], job):
+            return
+        time.sleep(2 if job["cluster"] == "slurm" else 0.3)
+
+
+def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
+    """Standard output and standard error of a rank."""
+    return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
+
+
+class Tail:
+    """Copies what is new in a job's files to this process's output, without submitit's own lines."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._offsets = dict.fromkeys(paths, 0)
+
+    def copy(self) -> None:
+        """Copies the complete lines that came since the last call."""
+        for path, offset in self._offsets.items():
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read()
+                lines = data[: data.rfind(b"\n") + 1]
+                self._offsets[path] = offset + len(lines)
+                stream = sys.stdout if path.suffix == ".out" else sys.stderr
+                for line in lines.decode(errors="replace").splitlines():
+                    if not line.startswith("submitit "):
+                        print(line, file=stream, flush=True)
+
+
+def follow_command(folder: Path) -> str:
+    """What to type to see a detached job's output."""
+    return f"python tools/launch.py logs --follow {shlex.quote(str(folder))}"

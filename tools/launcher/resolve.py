@@ -1,0 +1,171 @@
+"""A job's options: the command line over the site file over the defaults, checked before anything is submitted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.common.errors import UserError, nearest
+
+from . import slurm
+from .options import CLUSTERS, STAGES, Options, add_arguments, flag, parse_minutes, visible_gpus
+
+# Options that the launcher itself gives to sbatch; for some of them it has options of its own.
+_SET_BY_LAUNCHER = (
+    *("time", "gpus-per-node", "ntasks-per-node", "ntasks", "signal", "array", "dependency", "kill-on-invalid-dep"),
+    *("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "parsable", "quiet", "wrap"),
+)
+
+
+def from_arguments(args: argparse.Namespace) -> Options:
+    """The options of a command line and of the site file."""
+    return resolve({one.name: getattr(args, one.name, None) for one in fields(Options)}, args.cluster_file)
+
+
+def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
+    """Options from ``given`` values (None: not given) over a site file.
+
+    Raises:
+        UserError: unknown key in the file, a value that cannot work.
+    """
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pretrain-to-transfer/cluster.yaml"
+    path = Path(cluster_file) if cluster_file else default
+    site: dict[str, Any] = {}
+    if path.is_file():
+        site = _read_site(path)
+    elif cluster_file:
+        raise UserError(f"no cluster file at {path}")
+    values = {**site, **{key: value for key, value in given.items() if value is not None}}
+    values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
+    options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
+    if options.cluster == "auto":
+        options = replace(options, cluster="slurm" if slurm.is_here() else "local")
+    if options.cluster != "slurm":
+        for name in ("setup", "sbatch"):
+            if given.get(name):
+                raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
+        options = replace(options, setup=(), sbatch={})  # the site's
+    for one in (options, *(options.of_stage(stage) for stage in options.stages)):
+        _check(one)
+    return options
+
+
+def from_record(record: dict[str, Any], path: Path) -> Options:
+    """The options of an earlier start, as launch.json and pipeline.json hold them, checked like new ones.
+
+    Raises:
+        UserError: the record at ``path`` holds none, or they do not fit this machine.
+    """
+    try:
+        local = record["options"]["cluster"] != "slurm"  # then a site's setup lines were recorded, but not used
+        return resolve({key: value for key, value in record["options"].items() if not (local and key == "setup")})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} holds no options of a job ({error}); it is damaged, or of another version; start the run by its "
+            "own command"
+        ) from error
+
+
+def _read_site(path: Path) -> dict[str, Any]:
+    try:
+        # Every value as it is written: YAML 1.1 reads 4:00:00 as a number to the base of 60.
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    known = [one.name for one in fields(Options) if "argument" in one.metadata]
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold 'key: value' lines; known keys: {', '.join(known)}, stages")
+    stages = loaded.pop("stages", {})
+    if not isinstance(stages, dict):
+        raise UserError(f"stages in {path} must hold a block per stage, as convert: {{partition: cpu}}")
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(f"unknown stage {stage} in {path}{nearest(stage, STAGES)}")
+    known_of_stage = [name for name in known if name != "cluster"]
+    blocks = {stage: _parsed(block, f"{path}: stages: {stage}", known_of_stage) for stage, block in stages.items()}
+    return {**_parsed(loaded, str(path), known), "stages": blocks}
+
+
+def _parsed(loaded: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
+    """Options from 'key: value' lines, read by the parser of the command line."""
+    if not isinstance(loaded, dict):
+        raise UserError(f"{where} must hold 'key: value' lines; known keys: {', '.join(known)}")
+    words: list[str] = []
+    for word, value in loaded.items():
+        key = str(word).replace("-", "_")
+        if key not in known:
+            raise UserError(f"unknown key {word} in {where}{nearest(key, known)}")
+        texts: Any = [value]
+        if key == "setup":
+            texts = value.splitlines() if isinstance(value, str) else value
+        elif key == "sbatch":
+            texts = [f"{k}={v}" if isinstance(v, str) else v for k, v in value.items()] if type(value) is dict else None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            kind = {"setup": "shell lines, each in quotes", "sbatch": "'option: value' lines"}.get(key, "one value")
+            raise UserError(f"{word} in {where} is {value!r}; it must be {kind}")
+        words += [f"{flag(key)}={text}" for text in texts]
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_arguments(parser)
+    try:
+        found = vars(parser.parse_args(words))
+    except argparse.ArgumentError as error:
+        raise UserError(f"{where}: {error}") from error
+    kinds = {"setup": tuple, "sbatch": dict}
+    return {key: kinds.get(key, lambda one: one)(found[key]) for key in known if found[key] is not None}
+
+
+def _check(options: Options) -> None:
+    if options.cluster not in CLUSTERS:
+        raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
+    texts: list[tuple[str, Any]] = [("setup", line) for line in options.setup]
+    texts += [("sbatch", text) for text in options.sbatch.values()]
+    for one in fields(options):
+        value, least = getattr(options, one.name), one.metadata.get("least")
+        if least is not None and value is not None and (not isinstance(value, int) or value < least):
+            raise UserError(f"{flag(one.name)} is {value!r}; it must be a whole number, at least {least}")
+        if isinstance(one.default, str):
+            texts.append((one.name, value))
+    for name, text in texts:
+        if not text.isprintable():
+            raise UserError(f"--{name} holds a line break or a control character ({text!r}), and sbatch reads one line")
+    ours = {one.name.replace("_", "-") for one in fields(options) if one.metadata.get("sbatch")}
+    for key in options.sbatch:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
+            raise UserError(f"--sbatch {key!r} is not an option of sbatch; write reservation=NAME, or exclusive")
+        if key in ours or key in _SET_BY_LAUNCHER:
+            raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
+    if options.cluster != "slurm" and options.nodes > 1:
+        raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
+    if options.minutes and options.signal_delay >= options.minutes * 60:
+        raise UserError(
+            f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
+            "the job would be asked to stop as soon as it starts"
+        )
+    if options.cluster == "local" and options.gpus is not None and options.gpus > len(visible_gpus()):
+        raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible here; ask for at most as many")
+    if options.cluster == "slurm":
+        _check_partition(options)
+
+
+def _check_partition(options: Options) -> None:
+    """Compares with what sinfo lists; does nothing where it does not answer."""
+    partitions, default = slurm.partitions()
+    wanted = options.partition or os.environ.get("SBATCH_PARTITION") or default
+    for name in wanted.split(",") if wanted and partitions else ():
+        if name not in partitions:
+            known = ", ".join(sorted(partitions))
+            raise UserError(f"no partition {name!r} here (there are {known}){nearest(name, partitions)}")
+        limit, nodes = partitions[name]
+        if re.fullmatch(r"[\d:-]+", limit) and options.minutes > parse_minutes(limit):
+            raise UserError(
+                f"--time {options.minutes} minutes is above partition {name}'s limit of {limit}; ask for less"
+            )
+        if options.nodes > nodes:
+            raise UserError(f"--nodes {options.nodes}, but partition {name} has {nodes}")

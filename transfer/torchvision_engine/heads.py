@@ -1,0 +1,252 @@
+"""The box, mask and keypoint heads (He et al., 2017, "Mask R-CNN") with Detectron2's targets, losses and detections.
+
+Shapes: R RoIs of the batch, of which F are foreground, K classes (class K is the background), M the side of a mask, P
+keypoints, S the side of a heat map, D detections of an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fvcore.nn import weight_init
+from pycocotools import mask as coco_mask
+from torch import Tensor, nn
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
+
+from .boxes import DeltaWeights, RoIPooler, Sample, decode, encode
+from .layers import Norm, head_convs
+
+
+class BoxHead(nn.Module):
+    """Pools the RoIs and passes them through convolutions, then fully connected layers: (R, ``out_features``)."""
+
+    def __init__(
+        self, pooler: RoIPooler, channels: int, conv_dims: Sequence[int], fc_dims: Sequence[int], norm: Norm | None
+    ) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.convs = head_convs(self, "conv", channels, conv_dims, norm)
+        widths = [[channels, *conv_dims][-1] * pooler.resolution**2, *fc_dims]
+        self.fcs = [nn.Linear(before, width) for before, width in zip(widths, fc_dims, strict=False)]
+        for number, layer in enumerate(self.fcs, start=1):
+            self.add_module(f"fc{number}", layer)
+            weight_init.c2_xavier_fill(layer)
+        self.out_features = widths[-1]
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        x = self.pooler(features, boxes)
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        x = x.flatten(1)
+        for layer in self.fcs:
+            x = F.relu(layer(x))
+        return x
+
+
+class BoxPredictor(nn.Module):
+    """K + 1 class logits and K x 4 box deltas per RoI.
+
+    Args:
+        box_weights: factors of the deltas x, y, w, h in the regression.
+        beta: smooth L1 turns from quadratic to linear here.
+        score_threshold, nms_threshold: detections have a higher score, and a lower IoU with better ones of their class.
+        detections_per_image: the largest number; negative: no limit.
+    """
+
+    def __init__(
+        self, in_features: int, num_classes: int, *, box_weights: DeltaWeights, beta: float, box_loss_weight: float,
+        score_threshold: float, nms_threshold: float, detections_per_image: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.cls_score = nn.Linear(in_features, num_classes + 1)
+        self.bbox_pred = nn.Linear(in_features, num_classes * 4)
+        for layer, std in ((self.cls_score, 0.01), (self.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
+        self.num_classes, self.box_weights, self.beta = num_classes, box_weights, beta
+        self.box_loss_weight = box_loss_weight
+        self.score_threshold, self.nms_threshold = score_threshold, nms_threshold
+        self.detections_per_image = detections_per_image
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cls_score(x), self.bbox_pred(x).view(len(x), self.num_classes, 4)
+
+    def losses(self, x: Tensor, samples: list[Sample]) -> dict[str, Tensor]:
+        """Cross-entropy over K + 1 classes and smooth L1 over the true class's deltas, both averaged over all RoIs."""
+        logits, deltas_RK4 = self(x)
+        label_R = torch.cat([sample.labels for sample in samples])
+        foreground = [sample.foreground for sample in samples]
+        parts = deltas_RK4.split([len(sample.boxes) for sample in samples])
+        deltas_FK4 = torch.cat([part[: len(front.boxes)] for part, front in zip(parts, foreground, strict=True)])
+        label_F = torch.cat([front.labels for front in foreground])
+        found = deltas_FK4[torch.arange(len(label_F), device=label_F.device), label_F]
+        gt = torch.cat([front.target["boxes"][front.matched] for front in foreground])
+        wanted = encode(gt, torch.cat([front.boxes for front in foreground]), self.box_weights)
+        regression = F.smooth_l1_loss(found.float(), wanted, beta=self.beta, reduction="sum")
+        return {
+            "loss_cls": F.cross_entropy(logits, label_R) if len(label_R) else logits.sum() * 0.0,
+            "loss_box_reg": regression / max(len(label_R), 1) * self.box_loss_weight,
+        }
+
+    def detect(self, x: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
+        """Detections of every image, best first: ``boxes`` (D, 4), ``scores`` and ``labels`` (D,)."""
+        logits, deltas = self(x)
+        boxes_RK4 = decode(deltas.float(), torch.cat(proposals)[:, None], self.box_weights)
+        counts = [len(p) for p in proposals]
+        parts = boxes_RK4.split(counts), F.softmax(logits.float(), -1).split(counts)
+        return [self._filter(*image) for image in zip(*parts, image_sizes, strict=True)]
+
+    def _filter(self, boxes: Tensor, scores: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
+        """One image's decoded boxes (R, K, 4) and probabilities (R, K + 1): threshold, NMS per class, the best D."""
+        finite = torch.isfinite(boxes).flatten(1).all(1) & torch.isfinite(scores).all(1)
+        scores = scores[:, :-1]
+        rows, labels = torch.where((scores > self.score_threshold) & finite[:, None])
+        boxes, scores = clip_boxes_to_image(boxes[rows, labels], size), scores[rows, labels]
+        keep = batched_nms(boxes, scores, labels, self.nms_threshold)
+        if self.detections_per_image >= 0:
+            keep = keep[: self.detections_per_image]
+        return {"boxes": boxes[keep], "scores": scores[keep], "labels": labels[keep]}
+
+
+class MaskHead(nn.Module):
+    """Convolutions, then one mask of twice the pooler's resolution per class."""
+
+    def __init__(
+        self, pooler: RoIPooler, channels: int, num_classes: int, *, num_convs: int, width: int, norm: Norm | None
+    ) -> None:
+        super().__init__()
+        self.pooler = pooler
+        self.convs = head_convs(self, "mask_fcn", channels, [width] * num_convs, norm)
+        self.deconv = nn.ConvTranspose2d(width if num_convs else channels, width, 2, stride=2)
+        self.predictor = nn.Conv2d(width, num_classes, 1)
+        weight_init.c2_msra_fill(self.deconv)
+        weight_init.c2_msra_fill(self.predictor)
+        nn.init.normal_(self.predictor.weight, std=0.001)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> Tensor:
+        """The mask logits (R, M, M) of the class ``labels`` (R,) of every RoI."""
+        x = self.pooler(features, boxes)
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        logits_RKMM = self.predictor(F.relu(self.deconv(x)))
+        return logits_RKMM[torch.arange(len(labels), device=labels.device), labels]
+
+    def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
+        """Mean binary cross-entropy of the true class's masks."""
+        samples = [sample.foreground for sample in samples]
+        labels = torch.cat([sample.labels for sample in samples])
+        logits = self(features, [sample.boxes for sample in samples], labels)
+        if len(logits) == 0:
+            return {"loss_mask": logits.sum() * 0.0}
+        wanted = crop_masks(samples, logits.shape[-1])
+        return {"loss_mask": F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))}
+
+    def detect(self, features: list[Tensor], detections: list[dict[str, Tensor]]) -> None:
+        """Adds ``masks`` (D, M, M), probabilities, to every image's detections."""
+        labels = torch.cat([found["labels"] for found in detections])
+        masks = self(features, [found["boxes"] for found in detections], labels).sigmoid()
+        for found, part in zip(detections, masks.split([len(found["boxes"]) for found in detections]), strict=True):
+            found["masks"] = part
+
+
+def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
+    """Mask targets (R, side, side), bool, of foreground samples: the matched instance's mask inside each box.
+
+    Polygons are rasterized at the target's resolution by COCO's routine; bit masks are averaged by RoIAlign, >= 0.5.
+    """
+    rois = [torch.cat([sample.matched[:, None].to(sample.boxes.dtype), sample.boxes], 1) for sample in samples]
+    masks = [sample.target["masks"] for sample in samples]
+    if isinstance(masks[0], Tensor):
+        crops = [
+            roi_align(mask[:, None].to(roi.dtype), roi, side, 1.0, 0, aligned=True)[:, 0] >= 0.5
+            for mask, roi in zip(masks, rois, strict=True)
+            if len(roi)
+        ]
+        return torch.cat(crops)
+    on_host = torch.cat(rois).cpu().split([len(roi) for roi in rois])
+    crops = [
+        rasterize(polygons[int(roi[0])], roi[1:], side)
+        for polygons, part in zip(masks, on_host, strict=True)
+        for roi in part.numpy()
+    ]
+    return torch.from_numpy(np.stack(crops)).to(rois[0].device)
+
+
+def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndarray:
+    """The polygons' mask inside ``box`` on a grid of side x side; the sides of the box count as at least 0.1 pixel."""
+    # The float32 scalars on float64 polygons are Detectron2's: other types flip border cells.
+    ratios = [side / max(box[i + 2] - box[i], 0.1) for i in (0, 1)]
+    scaled = []
+    for polygon in polygons:
+        points = polygon.copy()
+        points[0::2] = (points[0::2] - box[0]) * ratios[0]
+        points[1::2] = (points[1::2] - box[1]) * ratios[1]
+        scaled.append(points)
+    return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(scaled, side, side))).astype(bool)
+
+
+class KeypointHead(nn.Module):
+    """Convolutions, then one heat map of four times the pooler's resolution per keypoint.
+
+    Args:
+        normalizer: divides the loss together with the number of images; None: the visible keypoints divide it.
+    """
+
+    def __init__(
+        self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int], loss_weight: float,
+        normalizer: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.pooler, self.loss_weight, self.normalizer = pooler, loss_weight, normalizer
+        self.convs = head_convs(self, "conv_fcn", channels, conv_dims, None)
+        self.score_lowres = nn.ConvTranspose2d([channels, *conv_dims][-1], num_keypoints, 4, stride=2, padding=1)
+        weight_init.c2_msra_fill(self.score_lowres)
+
+    def forward(self, features: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """The heat maps' logits (R, P, S, S)."""
+        x = self.pooler(features, boxes)
+        for conv in self.convs:
+            x = F.relu(conv(x))
+        return F.interpolate(self.score_lowres(x), scale_factor=2.0, mode="bilinear", align_corners=False)
+
+    def losses(self, features: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
+        """Cross-entropy over the S x S cells of every visible keypoint inside its RoI."""
+        boxes, truth = [], []
+        for sample in (sample.foreground for sample in samples):
+            keypoints = sample.target["keypoints"][sample.matched]
+            seen = torch.where(visible_inside(keypoints, sample.boxes))[0]
+            boxes.append(sample.boxes[seen])
+            truth.append(keypoints[seen])
+        logits = self(features, boxes)
+        cells, valid = keypoints_to_heatmap(torch.cat(truth), torch.cat(boxes), logits.shape[-1])
+        valid = torch.where(valid.flatten())[0]
+        if len(valid) == 0:
+            return {"loss_keypoint": logits.sum() * 0.0}
+        loss = F.cross_entropy(logits.flatten(2).flatten(0, 1)[valid], cells.flatten()[valid], reduction="sum")
+        count = len(valid) if self.normalizer is None else self.normalizer * len(samples)
+        return {"loss_keypoint": loss / count * self.loss_weight}
+
+    def detect(self, features: list[Tensor], detections: list[dict[str, Tensor]]) -> None:
+        """Adds ``keypoints`` (D, P, 3) to every image's detections."""
+        boxes = [found["boxes"] for found in detections]
+        keypoints = decode_keypoints(self(features, boxes).float(), torch.cat(boxes))
+        for found, part in zip(detections, keypoints.split([len(box) for box in boxes]), strict=True):
+            found["keypoints"] = part
+
+
+def visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
+    """Whether an instance (R, P, 3) has a labeled keypoint inside its box (R, 4), borders included."""
+    x, y, visibility = keypoints.unbind(-1)
+    x0, y0, x1, y1 = boxes[:, None].unbind(-1)
+    return ((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1) & (visibility >= 1)).any(1)
+
+
+def decode_keypoints(maps: Tensor, boxes: Tensor) -> Tensor:
+    """(R, P, 3): x, y in pixels and the probability of the best cell, normalized over the S x S map."""
+    points, best = heatmaps_to_keypoints(maps, boxes)
+    score = 1.0 / (maps - best[..., None, None]).exp().sum((2, 3))
+    return torch.cat([points[..., :2], score[..., None]], -1)

@@ -20,7 +20,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, recipes, schedule
+from . import datasets, distributed, schedule
 from .common import checkpoint, interrupt, process_group
 from .common.config_io import dump
 from .common.errors import UserError, run_command_line
@@ -34,6 +34,7 @@ from .optim import build_optimizer
 from .probe import knn
 from .probe.features import ProbeData, protocol
 from .progress import Progress, over_ranks
+from .recipes import RECIPES
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
@@ -129,9 +130,9 @@ def _open(
     """
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
-    wanted = [recipes.RECIPES[cfg.VIEWS.QUERY]] + [recipes.RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     loader = build_loader(
-        cfg, data, wanted, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
         executor=cfg.VIEWS.EXECUTOR,
     )  # fmt: skip
     all_steps = len(loader) * cfg.SOLVER.EPOCHS

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tools.launcher import stages
-
 ROOT = Path(__file__).parents[1]
 LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
 # Runs a file as the command line does, and lists the large libraries that it has imported.
@@ -50,15 +48,3 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_mistake_is_answered_without_torch(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     done = run(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "imported:\n") and message in done.stderr, done
-
-
-def test_a_complete_and_a_refused_folder_are_answered_without_torch(tmp_path: Path) -> None:
-    spec = stages.pretrain(stages.recipe_of("mocov2"), ["OUTPUT_DIR", str(tmp_path / "run")])
-    (tmp_path / "run" / "launch").mkdir(parents=True)
-    (tmp_path / "run" / spec.produces).write_text("{}")
-    spec.mark("complete")
-    words = ["tools/launch.py", "pretrain", "--method", "mocov2", "--cluster", "local", "OUTPUT_DIR", "run"]
-    done = run(tmp_path, *words)
-    assert done.returncode == 0 and done.stdout.endswith("imported:\n") and "complete" in done.stdout, done
-    done = run(tmp_path, *words, "SOLVER.BASE_LR", "0.5")
-    assert (done.returncode, done.stdout) == (2, "imported:\n") and "holds other work" in done.stderr, done

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, recipes, views
+from .. import datasets, views
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop
 from ..encoder import pooled_features
 from ..loader import build_loader
+from ..recipes import RECIPES
 from .features import load_frozen
 from .run import csv_text, probe_run
 
@@ -68,8 +69,8 @@ def _points(
 ) -> np.ndarray:
     """(count, 2) float64: similarity and variance of each image's views."""
     batch_size = min(16, count)
-    wanted = [recipes.RECIPES[cfg.VIEWS.KEY]] * augmentations
-    loader = build_loader(cfg, data, wanted, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
+    recipes = [RECIPES[cfg.VIEWS.KEY]] * augmentations
+    loader = build_loader(cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     rows: list[Tensor] = []
     stop = AgreedStop(device)
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):

@@ -182,7 +182,7 @@ def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
 
 SCRIPT = """
 import sys
-from pretrain import views
+from pretrain import recipes, views
 from pretrain.common.errors import run_command_line
 from pretrain.datasets import load
 from pretrain.loader import Loader

@@ -25,7 +25,8 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     assert picture.shape == (3 * 36, 3 * 36, 3) and (picture[32:36] == 255).all()
     data = datasets.load(f"folder:{folder}", "train")
     np.testing.assert_array_equal(picture[36:68, :32], views.center_view(data.read(2), 32, 32))
-    batch = next(Loader(data, [recipes.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=4, num_workers=0).batches(1, 2))
+    loader = Loader(data, [recipes.RECIPES["moco_v2"]] * 2, 32, batch_size=5, seed=4, num_workers=0)
+    _, batch = next(loader.batches(1, 2))
     row = int(torch.nonzero(batch.index_N == 2)[0, 0])
     np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())
 

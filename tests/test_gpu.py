@@ -142,7 +142,7 @@ def _two_gpus(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("groups", ["2", "1"])  # one a process, and SyncBN
+@pytest.mark.parametrize("groups", ["2", "1"])  # one per process, and SyncBN
 def test_two_gpus_equal_one_with_the_same_bn_groups(images: Path, tmp_path: Path, groups: str) -> None:
     from tests.pretrain.ranks import run_ranks
 

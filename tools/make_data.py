@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     digits.add_argument("output", help="folder to make")
     digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
     digits.add_argument("--val-images", type=int, default=400)
-    digits.add_argument("--size", type=int, default=32, help="pixels a side of an image of the image folder")
+    digits.add_argument("--size", type=int, default=32, help="pixels per side of an image of the image folder")
     digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set")
     digits.add_argument("--val-scenes", type=int, default=100)
     people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/coco")

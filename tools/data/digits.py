@@ -23,7 +23,7 @@ def write_digits(folder: Path, images: dict[str, int], size: int, scenes: dict[s
 
     Args:
         images: of the image folder, by split.
-        size: pixels a side of an image of the folder.
+        size: pixels per side of an image of the folder.
         scenes: COCO images, by split.
         seed: of the split, of places, sizes and noise.
     """
@@ -34,7 +34,7 @@ def write_digits(folder: Path, images: dict[str, int], size: int, scenes: dict[s
 
 
 def _split_digits(seed: int) -> dict[str, list[np.ndarray]]:
-    """By split, ten arrays (n, 8, 8) of ink from 0 to 1, one a class."""
+    """By split, ten arrays (n, 8, 8) of ink from 0 to 1, one per class."""
     from sklearn.datasets import load_digits  # slow to import
 
     images, targets = load_digits(return_X_y=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,8 +127,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 
 def digest(model: nn.Module) -> str:
     """16 hexadecimal digits that change with any weight, statistic or negative."""
-    joined = "".join(tensor_digest(tensor) for tensor in model.state_dict().values())
-    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+    return tensor_digest(*model.state_dict().values())
 
 
 def _moco_name(name: str) -> str:

@@ -49,6 +49,8 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "VIEWS.QUERY": ("moco_v2", Choice(tuple(RECIPES))),
     "VIEWS.KEY": ("moco_v2", Choice(tuple(RECIPES))),
     "VIEWS.IMAGE_SIZE": (224, Range(8, 4096)),  # pixels per side
+    "VIEWS.MEAN": ([0.485, 0.456, 0.406], None),  # of the RGB channels, from 0 to 1; ImageNet's
+    "VIEWS.STD": ([0.229, 0.224, 0.225], None),
     "VIEWS.EXECUTOR": ("cpu", Choice(("cpu", "device"))),  # device: color operations in batches on the training device
     "DATA.ROOT": ("datasets", None),
     "DATA.TRAIN": ("imagenet", None),  # a named data set (its train split) or folder:/path
@@ -58,7 +60,8 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "DATALOADER.NUM_WORKERS": (4, Range(high=1024)),  # worker processes per rank
     "DATALOADER.ON_CORRUPT": ("error", Choice(("error", "skip"))),  # skip: replace the image, fail above 1 in 1,000
     "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars"))),
-    "SOLVER.BASE_LR": (0.03, AT_LEAST_0),  # at the global batch size below
+    "SOLVER.BASE_LR": (0.03, AT_LEAST_0),
+    "SOLVER.REFERENCE_BATCH": (0, _COUNT),  # the learning rate is BASE_LR x IMS_PER_BATCH / this; 0: BASE_LR
     "SOLVER.MOMENTUM": (0.9, SHARE),
     "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0),
     "SOLVER.LARS_TRUST": (0.001, ABOVE_0),  # lars: trust coefficient (eta); a layer's rate is min(eta |w| / |g|, lr)
@@ -81,8 +84,9 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0),
     "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # at most so many training images, evenly spaced; 0: all
     "PROBE.IMAGE_SIZE": (0, _PIXELS),  # pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE
-    "PROBE.RESIZE": (0, Range(high=1 << 20)),  # shorter side before the center crop; 0: image size x 256/224 (imagenet
-    # stem), none (cifar)
+    "PROBE.CROP": ("auto", Choice(("auto", "center", "none"))),  # none: the image is resized to a square; auto: center
+    # for the imagenet stem, none for cifar
+    "PROBE.RESIZE": (0, Range(high=1 << 20)),  # shorter side before the center crop; 0: image size x 256/224
     "LINEAR.ENCODER": ("query", Choice(("query", "key"))),  # LINEAR: the linear probe (configs/linear/*.yaml)
     "LINEAR.BASE_LR": (30.0, AT_LEAST_0),
     "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1),
@@ -92,14 +96,17 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "LINEAR.GAMMA": (0.1, AT_LEAST_0),
     "LINEAR.MOMENTUM": (0.9, SHARE),
     "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0),
-    "LINEAR.AUGMENT": ("crop_flip", Choice(("crop_flip", "pad_flip", "none"))),  # random resized crop | padding 4
-    "LINEAR.LRS": ([], None),  # several heads trained side by side, one per learning rate; [] is [BASE_LR]
+    "LINEAR.AUGMENT": ("crop_flip", Choice(tuple(RECIPES))),  # none: every image as in evaluation, so that features
+    # are computed once
+    "LINEAR.LRS": ([], None),  # heads trained side by side, one per learning rate; the best one is chosen on a tenth of
+    # the training images, which none of them learns from; [] is [BASE_LR]
     "OUTPUT_DIR": ("", None),  # the run folder
     "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million and more it must fit the 64 bits of a generator's seed
     "DEVICE": ("auto", Choice(("auto", "cpu", "cuda"))),  # auto: cuda where there is a GPU
 }
 _KEYS |= {h.key: (h.default, h.allowed) for method in METHODS.values() for h in method.hyperparameters()}
-_LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates"}  # of numbers
+_LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
+          "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
 
 def default_config() -> CfgNode:
@@ -168,6 +175,11 @@ def validate(cfg: CfgNode) -> None:
         except UserError:
             raise UserError(f"{key} is {get(cfg, key)}; it must be a list of {what}, numbers of at least 0") from None
     _refuse_unread_keys(cfg)
+    for key, least in (("VIEWS.MEAN", 0), ("VIEWS.STD", 1e-3)):
+        if len(get(cfg, key)) != 3 or not all(least <= value <= 1 for value in get(cfg, key)):
+            raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers from {least} to 1, one per RGB channel")
+    if cfg.PROBE.CROP == "none" and cfg.PROBE.RESIZE:
+        raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, but PROBE.CROP none resizes to the image size; set one")
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only when pretraining has ended
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")

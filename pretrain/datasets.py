@@ -69,8 +69,12 @@ class ImageData:
         """Only the images that have a label; ``self`` if all have one."""
         if self.labels is None or (self.labels >= 0).all():
             return self
-        positions = np.flatnonzero(self.labels >= 0)
-        return ImageData(Chosen(self.source, positions), self.labels[positions], self.classes)
+        return self.chosen(np.flatnonzero(self.labels >= 0))
+
+    def chosen(self, positions: np.ndarray) -> ImageData:
+        """The images at ``positions``, in that order."""
+        labels = None if self.labels is None else self.labels[positions]
+        return ImageData(Chosen(self.source, positions), labels, self.classes)
 
 
 def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:

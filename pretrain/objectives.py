@@ -135,7 +135,9 @@ def build_objective(
         for name, child in model.named_children():
             if name.startswith("encoder"):
                 child.compile()
-    bound_embed = functools.partial(embed, amp=cfg.SOLVER.AMP, memory_format=memory_format)
+    bound_embed = functools.partial(
+        embed, mean=cfg.VIEWS.MEAN, std=cfg.VIEWS.STD, amp=cfg.SOLVER.AMP, memory_format=memory_format
+    )
     forward = process_group.data_parallel(encoder, device)
     all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
 

@@ -22,9 +22,7 @@ class PadCrop:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Shorter side to ``resize`` times the view's size, then the middle."""
-
-    resize: float = 256 / 224
+    """Shorter side to the view's size, then the middle."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Gray:
 
 @dataclass(frozen=True)
 class Blur:
-    """Gaussian blur, sigma uniform in ``sigma`` pixels; the kernel spans at most a tenth of the view, as SimCLR's."""
+    """Gaussian blur, sigma uniform in ``sigma`` pixels at every view size, as in MoCo v2, SCE and solo-learn."""
 
     p: float
     sigma: tuple[float, float] = (0.1, 2.0)
@@ -76,12 +74,12 @@ RECIPES: dict[str, Recipe] = {
     "sce_strong": Recipe(RandomResizedCrop(), colors=_MOCO_V2),  # color distortion of strength 0.5 is MoCo v2's
     "sce_weak": Recipe(RandomResizedCrop()),
     "simclr": Recipe(_ANY_SCALE, colors=(_SIMCLR_JITTER, Gray(0.2), Blur(0.5))),  # TCL calls it SimAugment
-    "simclr_cifar": Recipe(_ANY_SCALE, colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SimCLR's appendix B.9
-    "autoaugment": Recipe(RandomResizedCrop(), policy="imagenet"),
+    "simaugment": Recipe(RandomResizedCrop(), colors=(Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2))),  # SupCon's, TCL's
+    "autoaugment": Recipe(PadCrop(), policy="imagenet"),
     "autoaugment_cifar": Recipe(PadCrop(), policy="cifar10"),
     "digits": Recipe(RandomResizedCrop(scale=(0.6, 1.0)), flip=0.0, colors=(Jitter(0.2, 0.2, 0.0, 0.0, p=0.8),)),
     "crop_flip": Recipe(_ANY_SCALE),  # torchvision's and MoCo's linear probe
     "pad_flip": Recipe(PadCrop()),
-    "eval": Recipe(CenterCrop(), flip=0.0),
-    "none": Recipe(CenterCrop(resize=1.0), flip=0.0),
+    "flip": Recipe(PadCrop(padding=0)),
+    "none": Recipe(CenterCrop(), flip=0.0),
 }

@@ -6,7 +6,7 @@ Shape letters: M positive keys per image, N images of the global batch, n images
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +64,21 @@ def embed(
     encoder: nn.Module,
     images: Tensor,
     *,
+    mean: Sequence[float],
+    std: Sequence[float],
     amp: str = "none",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
     """Unit-norm float32 embeddings (n, D) of uint8 images (n, 3, H, W).
 
     Args:
+        mean: as in `views.normalize`, like ``std``.
         amp: as in `autocast`.
 
     Raises:
         UserError: batch norm has a single value per channel, of which there are no statistics.
     """
-    x = views.normalize(images).contiguous(memory_format=memory_format)
+    x = views.normalize(images, mean, std).contiguous(memory_format=memory_format)
     try:
         with autocast(amp, x.device.type):
             embeddings = encoder(x)

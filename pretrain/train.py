@@ -192,9 +192,10 @@ def _clear(folder: Path) -> None:
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     solver = cfg.SOLVER
+    scale = solver.IMS_PER_BATCH / solver.REFERENCE_BATCH if solver.REFERENCE_BATCH else 1.0
     lr = schedule.learning_rate(
-        step, steps_per_epoch, solver.EPOCHS, base_lr=solver.BASE_LR, kind=solver.LR_SCHEDULE, milestones=solver.STEPS,
-        gamma=solver.GAMMA, warmup_epochs=solver.WARMUP_EPOCHS, per_step=solver.PER_STEP_LR,
+        step, steps_per_epoch, solver.EPOCHS, base_lr=solver.BASE_LR * scale, kind=solver.LR_SCHEDULE,
+        milestones=solver.STEPS, gamma=solver.GAMMA, warmup_epochs=solver.WARMUP_EPOCHS, per_step=solver.PER_STEP_LR,
     )  # fmt: skip
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -265,7 +266,7 @@ def _finish(run: _Run) -> dict[str, Any]:
         assert metrics is not None
         if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it already
             metrics.write(steps - 1, results["metrics"])
-            run.log.info(f"kNN top-1 {score['top1']:.2f} ({score['train_images']} images, k {cfg.PROBE.KNN_K})")
+            run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.words(cfg, score)})")
         metrics.close()
         checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
         for path in folder.glob("checkpoint_[0-9]*.pth"):

@@ -57,8 +57,8 @@ def _gray(image: np.ndarray, _value: float) -> None:
 
 
 def _blur(image: np.ndarray, sigma: float) -> None:
-    kernel = _gaussian(sigma, blur_radius(sigma, image.shape[1]))
-    cv2.sepFilter2D(image, -1, kernel, kernel, dst=image)
+    kernel = _gaussian(sigma, blur_radius(sigma))
+    cv2.sepFilter2D(image, -1, kernel, kernel, dst=image, borderType=cv2.BORDER_REPLICATE)
 
 
 _ON_CPU: dict[float, Callable[[np.ndarray, float], None]] = {
@@ -66,9 +66,9 @@ _ON_CPU: dict[float, Callable[[np.ndarray, float], None]] = {
 }  # fmt: skip
 
 
-def blur_radius(sigma: float, size: int) -> int:
-    """Pixels on each side of the kernel's center: 3 sigma, at least 1; the kernel spans at most a tenth of the view."""
-    return max(1, min(math.ceil(3 * sigma), size // 10 // 2))
+def blur_radius(sigma: float) -> int:
+    """Pixels on each side of the kernel's center: 3 sigma. As in Pillow, the view's size does not limit it."""
+    return math.ceil(3 * sigma)
 
 
 def _gaussian(sigma: float, radius: int) -> np.ndarray:
@@ -141,13 +141,13 @@ def _batch_gray(x: Tensor, _values: Tensor) -> Tensor:
 
 def _batch_blur(x: Tensor, sigmas: Tensor) -> Tensor:
     size = x.shape[-1]
-    radii = [blur_radius(sigma, size) for sigma in sigmas.tolist()]
+    radii = [blur_radius(sigma) for sigma in sigmas.tolist()]
     radius = max(radii)
     kernels = np.zeros((len(radii), 2 * radius + 1), np.float32)
     for row, sigma, r in zip(kernels, sigmas.tolist(), radii, strict=True):
         row[radius - r : radius + r + 1] = _gaussian(sigma, r)
     weights = to_device(torch.from_numpy(kernels), x.device)[:, :, None, None, None]
-    x = F.pad(x, (radius, radius, radius, radius), mode="reflect")
+    x = F.pad(x, (radius, radius, radius, radius), mode="replicate")
     x = functools.reduce(torch.add, (x[..., k : k + size] * weights[:, k] for k in range(2 * radius + 1)))
     return functools.reduce(torch.add, (x[:, :, k : k + size] * weights[:, k] for k in range(2 * radius + 1)))
 

@@ -25,9 +25,6 @@ from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 from .recipes import Blur, CenterCrop, Jitter, PadCrop, RandomResizedCrop, Recipe
 from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, run_program
 
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB, from 0 to 1
-STD = (0.229, 0.224, 0.225)
-
 
 class Drawn(NamedTuple):
     """The random choices of one view.
@@ -136,17 +133,21 @@ def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
     return image[top : top + size, left : left + size]
 
 
-def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD per channel, on the images' device."""
-    scale, shift = _normalization(images.device)
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(..., 3, S, S) uint8 -> float32, contiguous: (x / 255 - mean) / std per channel, on the images' device.
+
+    Args:
+        mean: of the RGB channels, from 0 to 1 (VIEWS.MEAN); ``std`` likewise.
+    """
+    scale, shift = _normalization(tuple(mean), tuple(std), images.device)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
-    return x.mul_(scale).add_(shift).to(dtype)
+    return x.mul_(scale).add_(shift)
 
 
 @functools.lru_cache(maxsize=16)
-def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    mean, std = torch.tensor(MEAN, device=device), torch.tensor(STD, device=device)
-    return (1 / (255 * std)).view(3, 1, 1), (-mean / std).view(3, 1, 1)
+def _normalization(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    mean_3, std_3 = torch.tensor(mean, device=device), torch.tensor(std, device=device)
+    return (1 / (255 * std_3)).view(3, 1, 1), (-mean_3 / std_3).view(3, 1, 1)
 
 
 class _Policy(AutoAugment):
@@ -160,7 +161,7 @@ class _Policy(AutoAugment):
 
 def _cut(image: np.ndarray, recipe: Recipe, drawn: Drawn, size: int) -> np.ndarray:
     if isinstance(recipe.crop, CenterCrop):
-        return center_view(image, size, round(size * recipe.crop.resize))
+        return center_view(image, size, size)
     top, left, height, width = drawn.box
     view = resize(image[top : top + height, left : left + width], size, size)
     if drawn.offset and isinstance(recipe.crop, PadCrop):

@@ -9,6 +9,7 @@ Beside each lies OUTPUT.json: the provenance and the file's own SHA-256, against
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
@@ -30,12 +33,8 @@ if TYPE_CHECKING:  # torch is imported only after the paths are checked
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
-# What every supported source was pretrained on: RGB, ImageNet's mean and standard deviation, 0-255.
-INPUT = {
-    "INPUT.FORMAT": "RGB",
-    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
-    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
-}
+# What a source was pretrained with unless its config says otherwise: ImageNet's mean and standard deviation, 0 to 255.
+PIXEL_MEAN, PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 
 @dataclass(frozen=True)
@@ -166,13 +165,24 @@ def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if is_bottleneck(backbone.arch) else 64,
-        **INPUT,
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": PIXEL_MEAN,
+        "MODEL.PIXEL_STD": PIXEL_STD,
+        **_statistics(backbone.provenance.get("config")),
     }
     own = backbone.provenance
     if "fine_tuned_on" in detector:  # method, epoch and config are those of the pretraining, not of the fine-tuning
         own = {key: own[key] for key in ("source", "source_sha256", "arch", "stem")}
         own["earlier_source"] = detector.get("source")
     return {**fits, **detector, **own}
+
+
+def _statistics(config: Any) -> dict[str, Any]:
+    """The statistics in the config (YAML text) of a pretraining of this project, 0 to 255; empty if it has none."""
+    with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        views = yaml.safe_load(config)["VIEWS"]
+        return {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
+    return {}
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

@@ -76,7 +76,7 @@ def _points(
     for _, batch in loader.batches(0, min(len(loader), -(-count // batch_size))):
         if reason := stop.poll():
             raise Stopped(reason)
-        x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True))
+        x = views.normalize(batch.views_VNCHW.to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         features = pooled_features(backbone, x.flatten(0, 1)).unflatten(0, (augmentations, -1))
         rows.append(torch.stack(spread(features.transpose(0, 1)), dim=1).cpu())
     return torch.cat(rows)[:count].double().numpy()

@@ -19,6 +19,7 @@ from ..common import backbone_file, checkpoint
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
+from ..config import default_config
 from ..encoder import build_backbone, feature_dim, pooled_features
 from ..siamese import autocast
 
@@ -87,11 +88,15 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
     own = {}
     if probe == "linear":
         own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+        if len(cfg.LINEAR.LRS) > 1:
+            own["chosen_on"] = "a tenth of the training images"
     elif probe == "knn":
         own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), _data_names(cfg)
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
-    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP,
+    usual = default_config().VIEWS  # results of versions without these keys have the usual values
+    statistics = {key.lower(): cfg.VIEWS[key] for key in ("MEAN", "STD") if cfg.VIEWS[key] != usual[key]}
+    return {**own, "image_size": size, "resize": resize, **statistics, "amp": cfg.SOLVER.AMP,
             "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
 
@@ -120,9 +125,10 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
 
 
 def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
-    """(crop, shorter side before it) in pixels; 0 for the second: resize straight to the crop (small data sets)."""
+    """(crop, shorter side before it) in pixels; 0 for the second: the image is resized straight to the crop."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
+    is_cropped = cfg.PROBE.CROP == "center" or (cfg.PROBE.CROP == "auto" and cfg.MODEL.STEM == "imagenet")
+    return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ def extract(
     for _ in range(0, max(gather_objects(left)), _BATCH):  # as often on every rank
         batch = next(batches, None)
         if batch is not None:
-            pixels = views.normalize(batch[0].to(device, non_blocking=True))
+            pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
             with autocast(cfg.SOLVER.AMP, device.type):
                 rows.append(pooled_features(backbone, pixels).float())
             positions.append(batch[1])

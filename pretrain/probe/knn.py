@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from logging import Logger
 from typing import Any
 
 import torch
@@ -14,8 +15,12 @@ from torchvision.models import ResNet
 from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
+from ..encoder import build_backbone
 from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
 from .run import probe_run
+
+_USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
+_SAMPLE = (2000, 1000)  # training and validation images for the comparison with random weights
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
@@ -31,7 +36,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         run.start()
         score = _score(backbone, data, cfg, run.device, run.feature_files(source))
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
-        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} (k {cfg.PROBE.KNN_K})")
+        results |= warning_if_random(backbone, source, data, cfg, run.device, run.log)
+        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({words(cfg, score)})")
         return run.finish(results)
 
 
@@ -90,9 +96,49 @@ def _score(
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 
+def warning_if_random(
+    backbone: ResNet, source: Mapping[str, Any], data: ProbeData, cfg: CfgNode, device: torch.device, log: Logger
+) -> dict[str, str]:
+    """Warns about features no better than those of random weights, by kNN on at most 2,000 and 1,000 images.
+
+    Args:
+        source: of the backbone, as `load_frozen` gives it.
+
+    Returns:
+        ``warning`` for results.json, where there is one.
+    """
+    if source["source"] == "random":
+        return {}
+    torch.manual_seed(cfg.SEED)
+    shares = []
+    for network in (backbone, build_backbone(source["arch"], source["stem"]).eval().to(device)):
+        train = extract(network, data.train, cfg, device, _SAMPLE[0])
+        val = extract(network, data.val, cfg, device, _SAMPLE[1])
+        score = classify(train, val, k=20, temperature=cfg.PROBE.KNN_TEMPERATURE)
+        shares.append(score["top1"] / 100)
+    noise = 1.96 * (sum(share * (1 - share) for share in shares) / score["val_images"]) ** 0.5
+    if shares[0] > shares[1] + noise:
+        return {}
+    text = (
+        f"these features are no better than random weights': kNN top-1 {100 * shares[0]:.1f} against "
+        f"{100 * shares[1]:.1f}, noise {100 * noise:.1f} ({score['val_images']} validation images)"
+    )
+    log.warning(text)
+    return {"warning": text}
+
+
+def words(cfg: CfgNode, score: Mapping[str, float]) -> str:
+    """The protocol of a ``score``, to be printed beside it."""
+    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    return (
+        f"k {cfg.PROBE.KNN_K}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
+        f"{score['val_images']} validation images, {size} pixels"
+    )
+
+
 @torch.no_grad()
 def classify(train: Features, val: Features, *, k: int, temperature: float, chunk: int = 1024) -> dict[str, float]:
-    """Top-1 and top-5 accuracy, 0 to 100.
+    """Top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for the usual k that the bank has images for.
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
     exp(s / temperature). k above the number of training images means all of them.
@@ -103,23 +149,30 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     stop = AgreedStop(val.features_NF.device)
     bank_TF, classes = F.normalize(train.features_NF, dim=1), train.num_classes
     k = min(k, len(bank_TF))
+    usual = [other for other in _USUAL_K if other <= len(bank_TF)]
     top = min(5, classes)
-    hits1 = hits5 = 0
+    hits1, hits5, hits_of = 0, 0, dict.fromkeys(usual, 0)
     for queries, labels in zip(val.features_NF.split(chunk), val.labels_N.split(chunk), strict=True):
         if reason := stop.poll():
             raise Stopped(reason)
-        votes = vote(F.normalize(queries, dim=1) @ bank_TF.T, train.labels_N, k, temperature, classes)
+        nearest = (F.normalize(queries, dim=1) @ bank_TF.T).topk(max(k, *usual, 0), dim=1)
+        labels_QK = train.labels_N[nearest.indices]
+        votes = vote(nearest.values[:, :k], labels_QK[:, :k], temperature, classes)
         right = votes.topk(top).indices == labels[:, None]
         hits1 += int(right[:, 0].sum())
         hits5 += int(right.sum())
+        for other in usual:
+            votes = vote(nearest.values[:, :other], labels_QK[:, :other], temperature, classes)
+            hits_of[other] += int((votes.argmax(dim=1) == labels).sum())
     count = len(val.labels_N)
-    return {"top1": 100 * hits1 / count, "top5": 100 * hits5 / count, "train_images": len(bank_TF), "val_images": count}
+    scores = {f"top1_k{other}": 100 * hits / count for other, hits in hits_of.items()}
+    return {"top1": 100 * hits1 / count, "top5": 100 * hits5 / count, **scores, "train_images": len(bank_TF),
+            "val_images": count}  # fmt: skip
 
 
-def vote(similarity_QT: Tensor, labels_T: Tensor, k: int, temperature: float, classes: int) -> Tensor:
-    """(Q, C) sums of exp(s / temperature) over each query's k nearest, by class."""
-    nearest = similarity_QT.topk(k, dim=1)
+def vote(similarity_QK: Tensor, labels_QK: Tensor, temperature: float, classes: int) -> Tensor:
+    """(Q, C) sums of exp(s / temperature) over each query's neighbors, the nearest first, by class."""
     # The largest similarity is subtracted first: exp(1 / 0.01) does not fit float32.
-    weights = ((nearest.values - nearest.values[:, :1]) / temperature).exp()
-    votes = weights.new_zeros(len(similarity_QT), classes)
-    return votes.scatter_add_(1, labels_T[nearest.indices], weights)
+    weights_QK = ((similarity_QK - similarity_QK[:, :1]) / temperature).exp()
+    votes_QC = weights_QK.new_zeros(len(weights_QK), classes)
+    return votes_QC.scatter_add_(1, labels_QK, weights_QK)

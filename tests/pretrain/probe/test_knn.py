@@ -10,6 +10,7 @@ from pretrain import distributed, train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
+from pretrain.encoder import build_backbone
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
@@ -53,7 +54,8 @@ def test_vote_equals_the_sum_over_neighbors():
     """Wu et al. 2018, Sec. 3.4, as loops."""
     torch.manual_seed(0)
     similarity, labels, k, tau, classes = torch.rand(5, 20) * 2 - 1, torch.randint(0, 4, (20,)), 7, 0.07, 4
-    got = vote(similarity.double(), labels, k, tau, classes)
+    found = similarity.double().topk(k)
+    got = vote(found.values, labels[found.indices], tau, classes)
     for q in range(5):
         nearest = sorted(range(20), key=lambda t: -similarity[q, t].item())[:k]
         naive = [0.0] * classes
@@ -69,6 +71,40 @@ def test_classify_counts_top1_and_top5():
     got = classify(bank, queries, k=1, temperature=0.01)
     assert got["top1"] == pytest.approx(100 * 5 / 6) and got["train_images"] == 6
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
+
+
+def test_every_usual_k_is_scored_in_one_pass():
+    torch.manual_seed(0)
+    bank = Features(torch.randn(150, 4), torch.randint(0, 3, (150,)), 3)
+    queries = Features(torch.randn(40, 4), torch.randint(0, 3, (40,)), 3)
+    got = classify(bank, queries, k=5, temperature=0.07, chunk=16)
+    assert [key for key in got if key.startswith("top1_k")] == ["top1_k10", "top1_k20", "top1_k100"]
+    for k in (10, 20, 100):
+        assert got[f"top1_k{k}"] == classify(bank, queries, k=k, temperature=0.07)["top1"]
+
+
+def test_features_no_better_than_random_ones_are_named(images, tmp_path, caplog):
+    cfg = _config(images, tmp_path / "run")
+    encoder = build_backbone("resnet18", "cifar")
+    torch.save({"state_dict": encoder.state_dict(), "arch": "resnet18"}, tmp_path / "untrained.pth")
+    results = knn.main(cfg, str(tmp_path / "untrained.pth"))
+    assert results["warning"].startswith("these features are no better than random weights': kNN top-1 ")
+    assert results["warning"] in (tmp_path / "run/log.txt").read_text()
+    assert "warning" not in knn.main(cfg, "random")
+
+
+def test_better_features_are_not_warned_about(images, tmp_path, monkeypatch):
+    torch.save({"state_dict": build_backbone("resnet18", "cifar").state_dict()}, tmp_path / "weights.pth")
+    real = knn.build_backbone
+
+    def useless(*args):
+        network = real(*args)
+        for parameter in network.parameters():
+            torch.nn.init.zeros_(parameter)
+        return network
+
+    monkeypatch.setattr(knn, "build_backbone", useless)
+    assert "warning" not in knn.main(_config(images, tmp_path / "run"), str(tmp_path / "weights.pth"))
 
 
 def test_knn_of_the_random_encoder(images, tmp_path):

@@ -36,8 +36,34 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
         return linear.main(_config(images, tmp_path / name, "LINEAR.AUGMENT", "none", *more), "random")
 
     both = run("both", "LINEAR.LRS", "[0.1, 1.0]")["per_learning_rate"]
-    first = run("first", "LINEAR.LRS", "[0.1]")["per_learning_rate"]
+    first = run("first", "LINEAR.LRS", "[0.1, 0.3]")["per_learning_rate"]
     assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
+
+
+def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
+    learned, real = set(), linear.Heads.step
+    train = features.probe_data(_config(images, tmp_path / "run")).train
+    monkeypatch.setattr(linear, "extract", lambda _, data, *__, **___: _positions(train, data))
+    monkeypatch.setattr(linear.Heads, "step", lambda self, x, y: learned.update(x[:, 0].tolist()) or real(self, x, y))
+    scores = [{"held_out_top1": 50.0, "top1": 70.0, "top5": 1.0}, {"held_out_top1": 60.0, "top1": 65.0, "top5": 2.0}]
+    monkeypatch.setattr(linear.Heads, "score", lambda self, val, held_out: (
+        seen.append(held_out.features_NF[:, 0].tolist()) or dict(zip(("0.1", "1"), scores, strict=True))
+    ))  # fmt: skip
+    seen: list[list[float]] = []
+    cfg = _config(images, tmp_path / "run", "LINEAR.AUGMENT", "none", "LINEAR.LRS", "[0.1, 1.0]")
+    results = linear.main(cfg, "random")
+    assert seen[0] == [9, 19, 29, 39] and learned == set(range(48)) - set(seen[0])
+    assert results["metrics"] == {**scores[1], "learning_rate": 1.0}
+    assert results["protocol"]["chosen_on"] == "a tenth of the training images"
+
+
+def _positions(train, data):
+    """Features whose first entry is the position of the image among all training images."""
+    names = [train.image_name(i) for i in range(len(train))]
+    found = [names.index(data.image_name(i)) if data.image_name(i) in names else -1 for i in range(len(data))]
+    x = torch.zeros(len(data), 512)
+    x[:, 0] = torch.tensor(found)
+    return features.Features(x, torch.from_numpy(data.labels), len(data.classes))
 
 
 def _heads(folder):
@@ -97,8 +123,8 @@ def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, monkeypatch, augment):
-    """Each attempt is asked to stop in its second step; an epoch has three."""
-    more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]")
+    """Each attempt is asked to stop in its second step; an epoch has three steps."""
+    more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]", "LINEAR.IMS_PER_BATCH", "14")
     linear.main(_config(images, tmp_path / "whole", *more), "random")
     reached = []
     while not (tmp_path / "stopped/results.json").is_file():
@@ -169,7 +195,7 @@ def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
 
     results = run("both", "[1.0, 1e38]")
     assert results["per_learning_rate"]["1e+38"] == {"top1": 0.0, "top5": 0.0, "diverged": True}
-    assert results["per_learning_rate"]["1"] == run("alone", "[1.0]")["per_learning_rate"]["1"]
+    assert results["per_learning_rate"]["1"] == run("other", "[1.0, 0.1]")["per_learning_rate"]["1"]
     assert results["metrics"]["learning_rate"] == 1.0
     assert "head of learning rate 1e+38 diverged" in (tmp_path / "both/log.txt").read_text()
     with pytest.raises(UserError, match=r"not finite in epoch 0; lower LINEAR.BASE_LR"):

@@ -177,26 +177,26 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 head.append(f"{kind} {score.replace('top', 'top-')}{which}")
                 for line, probes in zip(lines, cells, strict=True):
                     line.append(_numbers([probe.scores.get(score) for probe in probes]))
-            verdicts = [_table_1(row, probes) for row, probes in zip(rows, cells, strict=True)]
-            for row, (_, reason) in zip(rows, verdicts, strict=True):
-                refused[reason].append(names[row.folder])
-            if any(published for published, _ in verdicts):
+            verdicts = [_linear_result(row, probes) for row, probes in zip(rows, cells, strict=True)]
+            for row, verdict in zip(rows, verdicts, strict=True):
+                refused[verdict.table, verdict.reason].append(names[row.folder])
+            if any(verdict.numbers for verdict in verdicts):
                 head += ["paper's top-1", "difference"]
-                for line, probes, (published, _) in zip(lines, cells, verdicts, strict=True):
-                    top1 = published["top1"] if published else None
+                for line, probes, verdict in zip(lines, cells, verdicts, strict=True):
+                    top1 = verdict.numbers["top1"] if verdict.numbers else None
                     line += [_numbers([top1]), _numbers([_minus(p.scores["top1"], top1) for p in probes], "+.1f")]
-    if "paper's top-1" in head:
-        notes.append("- Paper: JCL, Table 1 (linear top-1 on ImageNet-1K).")
-    notes += _refusals(refused, "JCL's Table 1")
+                tables = dict.fromkeys(verdict.table for verdict in verdicts if verdict.numbers)
+                notes.append(f"- Paper: {', '.join(tables)}.")
+    notes += _refusals(refused)
     title = f"## Frozen features: accuracy on the validation images of {scored_on}, in percent"
     return f"{title}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
 
 
-def _table_1(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
+def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
     """The verdict on probes by one protocol; a probe's record of its checkpoint is preferred to the folder's config."""
     if not probes or probes[0].kind != "linear":
-        return None, ""
-    return papers.table_1(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
+        return papers.Verdict()
+    return papers.linear_result(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
 
 
 def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[str]:
@@ -215,31 +215,32 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
     tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed", "weights"]
     head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
-    verdicts, refused = [papers.table_2(run) for run in runs], defaultdict(list)
-    is_compared = any(published for published, _ in verdicts)
+    verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
+    is_compared = any(verdict.numbers for verdict in verdicts)
     head += [f"paper's {_TASKS[task]} {name}" for name in _METRICS if is_compared]
     lines = []
-    for run, (published, reason) in zip(runs, verdicts, strict=True):
+    for run, verdict in zip(runs, verdicts, strict=True):
         o, name = run.origin, names[run.folder]
-        refused[reason].append(name)
+        refused[verdict.table, verdict.reason].append(name)
         cells = [name + (" (evaluation only)" if run.evaluated_only else "")]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed, o.source)]
         cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
         for metric in _METRICS if is_compared else ():
-            paper, ours = (published or {}).get(metric), run.metrics.get(task, {}).get(metric)
+            paper, ours = (verdict.numbers or {}).get(metric), run.metrics.get(task, {}).get(metric)
             cells.append(f"{_numbers([paper])} ({_numbers([_minus(ours, paper)], '+.1f')})" if paper else "-")
         lines.append(cells)
     notes = [f"- {'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     if is_compared:
-        notes.append("- Paper: JCL, Table 2; in parentheses the difference to it. 0.3 AP is ordinary variation.")
+        table = next(verdict.table for verdict in verdicts if verdict.numbers)
+        notes.append(f"- Paper: {table}; in parentheses the difference to it. 0.3 AP is ordinary variation.")
         if runs[0].engine != "detectron2":
             notes.append("- The paper's engine is Detectron2, this table's is not.")
-    notes += _refusals(refused, "JCL's Table 2")
+    notes += _refusals(refused)
     return f"## {detector[0].upper()}{detector[1:]}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
 
 
-def _refusals(refused: Mapping[str, Sequence[str]], table: str) -> list[str]:
-    return [f"- Not compared with {table}: {', '.join(runs)}: {why}." for why, runs in refused.items() if why]
+def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
+    return [f"- Not compared with {table}: {', '.join(runs)}: {why}." for (table, why), runs in refused.items() if why]
 
 
 def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:

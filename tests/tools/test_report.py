@@ -144,7 +144,7 @@ def test_a_run_that_is_not_of_the_papers_recipe_is_not_compared(
     probe(tmp_path / "mine/linear", config, 68.0, *linear, recipe="R50_IN1k_100ep")
     text = render([tmp_path / "mine"])
     assert "68.0" in text and "68.7" not in text
-    assert f"- Not compared with JCL's Table 1: mine: {reason}" in text
+    assert f"- Not compared with JCL (Cai et al. 2020), Table 1: mine: {reason}" in text
 
 
 def test_what_does_not_change_the_result_may_differ_from_the_recipe(tmp_path: Path):
@@ -170,9 +170,12 @@ def test_an_unfinished_or_other_backbone_is_not_compared(tmp_path: Path):
         probe(tmp_path / name, config, 60.0, recipe="R50_IN1k_100ep", source=provenance(config, **change))
     text = render([tmp_path])
     assert "68.7" not in text
-    assert "Not compared with JCL's Table 1: half: epoch 100 of 200." in text
-    assert "Not compared with JCL's Table 1: jcl: the key encoder; linear encoder key (recipe: query)." in text
-    assert "Not compared with JCL's Table 1: tuned: fine-tuned on coco_2017_train." in text
+    assert "Not compared with JCL (Cai et al. 2020), Table 1: half: epoch 100 of 200." in text
+    assert (
+        "Not compared with JCL (Cai et al. 2020), Table 1: jcl: the key encoder; linear encoder key (recipe: query)."
+        in text
+    )
+    assert "Not compared with JCL (Cai et al. 2020), Table 1: tuned: fine-tuned on coco_2017_train." in text
     assert cells(text, "half")[4] == "100 of 200"  # beside the pretraining's own row, which it is not of
     assert cells(text, "tuned")[1] == "jcl, then coco_2017_train"
 
@@ -298,7 +301,7 @@ def test_a_lookalike_of_table_2_is_not_compared(
     write(tmp_path / "d", detector(leaf, provenance(config), overrides=overrides))
     text = render([tmp_path / "d"])
     assert "36.0" in cells(text, "d") and "35.6" not in text
-    assert "- Not compared with JCL's Table 2: d: " in text and reason in text
+    assert "- Not compared with JCL (Cai et al. 2020), Table 2: d: " in text and reason in text
 
 
 def detector_named(engine: str = "detectron2", leaf: str = "coco_mask_R50_FPN_1x_random", *overrides: str):

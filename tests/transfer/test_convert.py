@@ -36,6 +36,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+    """A detector under other ones is refused: test_weights."""
+    found = []
+    for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
+        torch.save({"state_dict": r18, "config": config}, tmp_path / "source.pth")
+        provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
+        found.append((provenance["MODEL.PIXEL_MEAN"], provenance["MODEL.PIXEL_STD"]))
+    imagenet = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    assert found == [imagenet, ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), imagenet]
+
+
 @pytest.mark.parametrize(
     ("arch", "suffix"),
     [

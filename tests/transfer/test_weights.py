@@ -14,7 +14,7 @@ import torch
 from pretrain.common.errors import UserError
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer.convert import INPUT, convert
+from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
 from transfer.resnet_names import PREFIX, to_detectron2
 from transfer.weights import Weights, check_config, detector_provenance, load_weights, read_weights
 
@@ -27,7 +27,10 @@ def in_detectron2s_names(arch: str) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def r50() -> Weights:
-    provenance = {**INPUT, "MODEL.RESNETS.STRIDE_IN_1X1": False}
+    provenance = {
+        "INPUT.FORMAT": "RGB", "MODEL.PIXEL_MEAN": PIXEL_MEAN, "MODEL.PIXEL_STD": PIXEL_STD,
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    }  # fmt: skip
     return Weights("w.pth", "0", in_detectron2s_names("resnet50"), provenance)
 
 

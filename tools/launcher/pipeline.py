@@ -7,7 +7,7 @@ BRANCHES:                                  # what is compared, by name
   supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}
 OVERRIDES: []                              # for every pretraining and probe
-KNN: [knn.yaml]                            # config files; '' is the pretraining's own config
+KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
 TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is set per branch
 TRANSFER_OVERRIDES: []
@@ -113,7 +113,7 @@ def _probes(
     nodes = []
     for stage in ("knn", "linear"):
         files = [plan[stage.upper()]] if isinstance(plan[stage.upper()], str) else plan[stage.upper()]
-        for file in map(str, files):
+        for file in ("" if file == "own" else str(file) for file in files):
             key = f"{name}/{stage}" if len(files) == 1 else f"{name}/{stage}_{Path(file).stem or 'own'}"
             words = [*overrides, "OUTPUT_DIR", str(folder / key)]
             nodes.append(Node(key, stages.probe(stage, weights, file, words, base), ready))

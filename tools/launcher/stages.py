@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,10 +27,15 @@ def recipe_of(method: str) -> Path:
     """The default recipe of a method: configs/pretrain/<method>_R50_IN1k_200ep.yaml.
 
     Raises:
-        UserError: no such method.
+        UserError: no such method, or no recipe of it for ImageNet-1K; the recipes that there are, are named.
     """
     path = _RECIPES / f"{method}{_RECIPE}"
     if not path.is_file():
+        own = sorted(os.path.relpath(file) for file in _RECIPES.glob(f"{method}_*.yaml"))
+        if own:
+            raise UserError(
+                f"--method {method} has no recipe for ImageNet-1K; choose by --config-file: {', '.join(own)}"
+            )
         raise UserError(
             f"no default recipe for --method {method} (there are {', '.join(methods())}); name a recipe of your own by "
             f"--config-file FILE{nearest(method, methods())}"

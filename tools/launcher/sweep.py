@@ -1,9 +1,12 @@
-"""A sweep file: a grid of keys and values over one recipe, which becomes a pipeline, a table and a plot.
+"""A sweep file: settings of one recipe, as a grid or one by one, which become a pipeline, a table and a plot.
 
 PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
-GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}         # one key: a curve; two: a heat map
+GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}         # every combination; one key: a curve, two: a heat map
+POINTS:                                          # instead of GRID: settings whose values belong together
+- {SOLVER.IMS_PER_BATCH: 128, SOLVER.BASE_LR: 0.1}
 SEEDS: [0, 1, 2]                                 # each setting once per seed; the table shows mean and 95% interval
-LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1; without it, kNN's after pretraining
+LINEAR: configs/linear/R18_IN100_100ep.yaml      # the score is its top-1 (own: by the recipe's own LINEAR keys);
+                                                 # without LINEAR it is kNN's after pretraining
 OVERRIDES: []
 OUTPUT_DIR: runs/sweeps/jcl_num_keys
 """
@@ -26,36 +29,33 @@ from . import pipeline, stages
 from .graph import Graph
 from .spec import read_record
 
-_DEFAULTS: dict[str, Any] = {"OUTPUT_DIR": "", "PRETRAIN": "", "GRID": {}, "SEEDS": [0], "LINEAR": "", "OVERRIDES": []}
+_DEFAULTS: dict[str, Any] = {
+    "OUTPUT_DIR": "", "PRETRAIN": "", "GRID": {}, "POINTS": [], "SEEDS": [0], "LINEAR": "", "OVERRIDES": [],
+}  # fmt: skip
+Setting = dict[str, Any]  # config key -> value
 
 
 def load(path: str, output: str = "") -> Graph:
     """Reads a sweep file as a pipeline with a branch per setting and seed.
 
     Raises:
-        UserError: unknown key, an empty grid or one of more than two keys, a value a config refuses.
+        UserError: unknown key, no settings, a grid of more than two keys, a value a config refuses.
     """
     plan = pipeline.read_plan(path, _DEFAULTS)
-    grid: dict[str, list[Any]] = plan["GRID"]
     if not plan["PRETRAIN"]:
-        raise UserError(f"{path} has no PRETRAIN; name the recipe that the grid varies")
-    if not 1 <= len(grid) <= 2:
-        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot take 1 or 2")
-    for key, values in grid.items():
-        if not isinstance(key, str) or not isinstance(values, list) or not values:
-            raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
+        raise UserError(f"{path} has no PRETRAIN; name the recipe that the sweep varies")
+    settings = _settings(plan["GRID"], plan["POINTS"], path)
     seeds = pipeline.split_words(plan["SEEDS"])
     if not seeds:
         raise UserError(f"SEEDS in {path} is empty; name at least one")
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/sweeps/{Path(path).stem}").absolute()
     branches: dict[str, dict[str, Any]] = {}
     points: list[dict[str, Any]] = []
-    for *values, seed in itertools.product(*grid.values(), seeds):
-        setting = dict(zip(grid, values, strict=True))
+    for setting, seed in itertools.product(settings, seeds):
         pairs = [*((key.split(".")[-1].lower(), value) for key, value in setting.items()), ("seed", seed)]
         name = "_".join(f"{key}={re.sub(r'[^A-Za-z0-9.+-]', '_', str(value))}" for key, value in pairs)
         if name in branches:
-            raise UserError(f"two points of GRID in {path} would share {folder / name}; remove one of them")
+            raise UserError(f"two settings in {path} would share {folder / name}; remove one of them")
         words = [str(word) for pair in setting.items() for word in pair]
         branches[name] = {"PRETRAIN": plan["PRETRAIN"], "OVERRIDES": [*words, "SEED", seed]}
         scored = folder / name / ("linear" if plan["LINEAR"] else "pretrain")
@@ -63,19 +63,37 @@ def load(path: str, output: str = "") -> Graph:
     linear = [plan["LINEAR"]] if plan["LINEAR"] else []
     generated = {**pipeline.DEFAULTS, "BRANCHES": branches, "OVERRIDES": plan["OVERRIDES"], "LINEAR": linear}
     report = stages.report(folder, "tools.launcher.sweep:draw", [str(folder)], "sweep.md")
-    facts = {"grid": grid, "points": points, "score": "top1" if plan["LINEAR"] else "knn_top1"}
+    score = "top1" if plan["LINEAR"] else "knn_top1"
+    facts = {"grid": plan["GRID"], "settings": settings, "points": points, "score": score}
     nodes = pipeline.nodes_of(generated, folder, path)
     return Graph("sweep", str(folder), nodes, report, str(Path(path).absolute()), facts)
+
+
+def _settings(grid: dict[str, Any], points: Any, path: str) -> list[Setting]:
+    """Every combination of ``grid``, or ``points``, of which exactly one is given."""
+    if bool(grid) == bool(points):
+        raise UserError(f"{path} needs GRID (every combination of values) or POINTS (a list of settings), and not both")
+    if points:
+        if not isinstance(points, list) or not all(isinstance(point, dict) and point for point in points):
+            raise UserError(f"POINTS in {path} is {points!r}; write a list of settings, each KEY: value")
+        return points
+    if len(grid) > 2:
+        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot take 1 or 2")
+    for key, values in grid.items():
+        if not isinstance(key, str) or not isinstance(values, list) or not values:
+            raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def draw(folder: str) -> Path:
     """Table (sweep.md) and plot (sweep.png) of the points that are done; the others are named."""
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
-    if not {"grid", "points", "score"} <= data.keys():
+    if not {"grid", "settings", "points", "score"} <= data.keys():
         raise UserError(f"{record} is no record of a sweep; run the sweep's command again")
-    grid = {key: [str(value) for value in values] for key, values in data["grid"].items()}
+    keys = list(dict.fromkeys(key for setting in data["settings"] for key in setting))
     scores: dict[tuple[str, ...], list[float]] = {}
+    published: dict[tuple[str, ...], float | None] = {}
     absent = []
     for point in data["points"]:
         reason = ""
@@ -86,20 +104,41 @@ def draw(folder: str) -> Path:
         if value is None:
             absent.append(f"not done: {point['name']}{reason}")
         else:
-            scores.setdefault(tuple(str(point["setting"][key]) for key in grid), []).append(float(value))
+            cells = tuple(str(point["setting"].get(key, "-")) for key in keys)
+            scores.setdefault(cells, []).append(float(value))
+            if cells not in published and data["score"] == "top1":
+                published[cells] = _published(Path(point["folder"]) / "config.yaml")
     rows = []
     for setting, values in scores.items():
         mean, half = mean_and_interval(values)
         rows.append([*setting, f"{mean:.2f}", "-" if half is None else f"± {half:.2f}", str(len(values))])
-    head = [*grid, data["score"], "95% interval", "seeds"]
+        if any(published.values()):
+            paper = published[setting]
+            rows[-1] += ["-", "-"] if paper is None else [f"{paper:.2f}", f"{mean - paper:+.2f}"]
+    head = [
+        *keys,
+        data["score"],
+        "95% interval",
+        "seeds",
+        *(["paper", "difference"] if any(published.values()) else []),
+    ]
     table = tabulate(rows, head, "pipe", disable_numparse=True, colalign=["right"] * len(head) if rows else None)
     text = "\n".join([table, "", *absent]).rstrip()
     target = Path(folder) / "sweep.md"
     atomic_write(target, text + "\n")
     print(text)
     if scores:
+        grid = {key: [str(value) for value in values] for key, values in data["grid"].items()}
         _plot(grid, scores, data["score"], Path(folder) / "sweep.png")
     return target
+
+
+def _published(config_file: Path) -> float | None:
+    """The paper's number for the recipe and the probe that a linear probe's ``config_file`` holds."""
+    from pretrain.config import from_yaml_text
+    from tools.reporting.papers import published_top1
+
+    return published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -113,6 +152,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def _plot(grid: dict[str, list[str]], scores: dict[tuple[str, ...], list[float]], name: str, path: Path) -> None:
+    """A heat map of a grid of two keys; else a point per setting, with its interval."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -120,11 +160,11 @@ def _plot(grid: dict[str, list[str]], scores: dict[tuple[str, ...], list[float]]
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     keys = list(grid)
-    if len(keys) == 1:
-        done = [value for value in grid[keys[0]] if (value,) in scores]
-        means, halves = zip(*(mean_and_interval(scores[(value,)]) for value in done), strict=True)
-        axes.errorbar(done, means, yerr=[half or 0 for half in halves], marker="o", capsize=3)
-        axes.set_xlabel(keys[0])
+    if len(keys) != 2:
+        means, halves = zip(*(mean_and_interval(values) for values in scores.values()), strict=True)
+        labels = ["\n".join(setting) for setting in scores]
+        axes.errorbar(labels, means, yerr=[half or 0 for half in halves], marker="o", capsize=3, ls="-" if grid else "")
+        axes.set_xlabel(keys[0] if keys else "setting")
         axes.set_ylabel(f"{name} (%)")
     else:
         rows, columns = grid[keys[0]], grid[keys[1]]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten, merge_file
 
@@ -16,32 +19,56 @@ from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, as_recorded, probe
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
 Numbers = dict[str, float | None]
-# The paper's numbers, or None and why they are not comparable; an empty reason: the run is unrelated to any row.
-Verdict = tuple[Numbers | None, str]
 
 
-def table_1(origin: Origin, probe: Probe) -> Verdict:
-    """JCL's Table 1: top1 and top5 of a linear probe on ImageNet-1K."""
-    config = origin.config
-    for row in _rows("jcl_table1_linear.csv"):
-        if not row["pretrain"]:
-            continue
-        recipe = _pretrain_recipe(row["pretrain"])
+class Verdict(NamedTuple):
+    """Whether a run is comparable to a published result.
+
+    Attributes:
+        numbers: the paper's; None: not comparable.
+        table: ``JCL (Cai et al. 2020), Table 1``; empty: the run is unrelated to any row.
+        reason: why it is not comparable.
+    """
+
+    numbers: Numbers | None = None
+    table: str = ""
+    reason: str = ""
+
+
+def linear_result(origin: Origin, probe: Probe) -> Verdict:
+    """The published top1 and top5 of a linear probe, from the row whose recipe differs least from the run's config."""
+    config, best = origin.config, (Verdict(), math.inf)
+    for table, row in _linear_rows():
+        recipe = _pretrain_recipe(row["pretrain"], row["overrides"])
         if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):
             continue
-        scored_on, protocol = _probe_recipe(row["pretrain"], row["linear"])
+        scored_on, protocol = _probe_recipe(row["pretrain"], row["overrides"], row["linear"])
         reasons = [origin.altered] if origin.altered else []
         reasons += _pretraining_differences(config, recipe)
         reasons += _differences({"scored on": probe.scored_on}, {"scored on": scored_on}, "linear ")
         reasons += _differences(probe.protocol, protocol, "linear ")
-        return _verdict(row, ("top1", "top5"), reasons)
-    return None, ""
+        if len(reasons) < best[1]:
+            best = _verdict(table, row, ("top1", "top5"), reasons), len(reasons)
+    return best[0]
 
 
-def table_2(run: Detection) -> Verdict:
+def published_top1(config: CfgNode) -> float | None:
+    """The top-1 of the row that is a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
+    found, protocol = _plain(config), _linear_protocol(config)
+    for _, row in _linear_rows():
+        recipe = _pretrain_recipe(row["pretrain"], row["overrides"])
+        if found["METHOD.NAME"] == recipe["METHOD.NAME"] and not (
+            _pretraining_differences(found, recipe)
+            or protocol != _probe_recipe(row["pretrain"], row["overrides"], row["linear"])
+        ):
+            return float(row["top1"])
+    return None
+
+
+def detection_result(run: Detection) -> Verdict:
     """JCL's Table 2: AP, AP50, AP75 of the task that the paper reports for this detector."""
-    rows = [] if run.evaluated_only else _rows("jcl_table2_coco_1x.csv")
-    for row in rows:
+    table, rows = _read("jcl_table2_coco_1x.csv")
+    for row in [] if run.evaluated_only else rows:
         if row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
             continue
         recipe, test = _transfer_recipe(row["recipe"])
@@ -51,15 +78,15 @@ def table_2(run: Detection) -> Verdict:
         if row["pretrain"].endswith(".yaml"):
             reasons += _pretraining_differences(run.origin.config, _pretrain_recipe(row["pretrain"]))
         reasons += _differences({"test": run.test}, {"test": test}) + _differences(run.protocol, recipe)
-        return _verdict(row, ("AP", "AP50", "AP75"), reasons)
-    return None, ""
+        return _verdict(table, row, ("AP", "AP50", "AP75"), reasons)
+    return Verdict()
 
 
-def _verdict(row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
+def _verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
     if not reasons:
-        return {name: float(row[name]) if row[name] else None for name in names}, ""
+        return Verdict({name: float(row[name]) if row[name] else None for name in names}, table)
     more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-    return None, "; ".join(reasons[:3]) + more
+    return Verdict(None, table, "; ".join(reasons[:3]) + more)
 
 
 def _starts_from(origin: Origin, pretrain: str) -> bool:
@@ -89,26 +116,42 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) and value else json.dumps(value)
 
 
-def _rows(file: str) -> list[dict[str, str]]:
-    with open(ROOT / "configs" / "papers" / file, newline="") as lines:
-        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+@functools.cache
+def _read(file: str) -> tuple[str, list[dict[str, str]]]:
+    """The table's name, which begins its first comment, and its rows."""
+    lines = (ROOT / "configs" / "papers" / file).read_text(encoding="utf-8").splitlines()
+    return lines[0].removeprefix("# ").partition(":")[0], list(csv.DictReader(li for li in lines if li[0] != "#"))
+
+
+def _linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
+    for path in sorted((ROOT / "configs" / "papers").glob("*_linear.csv")):
+        table, rows = _read(path.name)
+        yield from ((table, row) for row in rows if row["pretrain"])
 
 
 @functools.cache
-def _pretrain_recipe(path: str) -> dict[str, Any]:
+def _pretrain_config(path: str, overrides: str = "") -> CfgNode:
     from pretrain.config import load_config  # imports torch
 
-    return _plain(load_config(ROOT / path))
+    return load_config(ROOT / path, overrides.split())
 
 
 @functools.cache
-def _probe_recipe(pretrain: str, linear: str) -> tuple[str, dict[str, Any]]:
-    """A linear probe's config is its own file over the config of the pretraining, as tools/launch.py linear has it."""
-    from pretrain.config import load_config
+def _pretrain_recipe(path: str, overrides: str = "") -> dict[str, Any]:
+    return _plain(_pretrain_config(path, overrides))
 
-    cfg = load_config(ROOT / pretrain).clone()
-    cfg.defrost()
-    merge_file(cfg, ROOT / linear)
+
+@functools.cache
+def _probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict[str, Any]]:
+    """A linear probe's config is its own file over the config of the pretraining, as tools/launch.py linear has it."""
+    cfg = _pretrain_config(pretrain, overrides).clone()
+    if linear != "own":
+        cfg.defrost()
+        merge_file(cfg, ROOT / linear)
+    return _linear_protocol(cfg)
+
+
+def _linear_protocol(cfg: CfgNode) -> tuple[str, dict[str, Any]]:
     return probe_protocol("linear", as_recorded("linear", cfg), cfg.LINEAR.ENCODER)
 
 

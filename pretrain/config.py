@@ -87,6 +87,7 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "PROBE.CROP": ("auto", Choice(("auto", "center", "none"))),  # none: the image is resized to a square; auto: center
     # for the imagenet stem, none for cifar
     "PROBE.RESIZE": (0, Range(high=1 << 20)),  # shorter side before the center crop; 0: image size x 256/224
+    "PROBE.SPACE": ("features", Choice(("features", "embedding"))),  # distributions: after pooling | after the head
     "LINEAR.ENCODER": ("query", Choice(("query", "key"))),  # LINEAR: the linear probe (configs/linear/*.yaml)
     "LINEAR.BASE_LR": (30.0, AT_LEAST_0),
     "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1),

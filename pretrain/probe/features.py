@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..config import default_config
-from ..encoder import build_backbone, feature_dim, pooled_features
+from ..encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
 from ..siamese import autocast
 
 _BATCH = 256  # images
@@ -105,15 +105,24 @@ def _data_names(cfg: CfgNode) -> tuple[str, str]:
     return train, cfg.DATA.VAL or train
 
 
-def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict[str, Any]]:
+def load_frozen(
+    weights: str | Path, cfg: CfgNode, device: torch.device, with_head: bool = False
+) -> tuple[ResNet, dict[str, Any]]:
     """The backbone of a run folder or checkpoint in eval mode, and where it came from; the same on every rank.
 
     Args:
         weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
+        with_head: keep the projection head, so that the network's output is the embedding, not the feature.
+
+    Raises:
+        UserError: the file is missing or damaged, holds no backbone, or no head where one is asked for.
     """
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
-        backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
+        backbone, model = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM), cfg.MODEL
+        if with_head:
+            head = build_head(feature_dim(backbone), model.HEAD_HIDDEN_DIMS, model.EMBEDDING_DIM, model.HEAD_BN)
+            backbone.fc = cast(Any, head)
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
@@ -121,6 +130,11 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         refuse_disagreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
+        if with_head:
+            try:
+                backbone.fc = cast(Any, head_from(file.head))
+            except UserError as error:
+                raise UserError(f"{path}: {error}; compare features instead (PROBE.SPACE features)") from error
     return backbone.eval().requires_grad_(False).to(device), source
 
 

@@ -153,3 +153,14 @@ def test_metrics_and_what_is_enqueued():
     torch.testing.assert_close(result.metrics["positive_similarity"], similarity.mean())
     right = similarity > (q.detach() @ queue).amax(dim=1)
     torch.testing.assert_close(result.metrics["queue_accuracy"], right.double().mean() * 100)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_the_negatives_vanish_as_lambda_grows(seed: int, temperature: float):
+    """The covariance's logit then outweighs every negative, and what is left is lambda / 2 times the variance."""
+    q, keys, queue = queue_case(seed, keys=5)
+    lambda_ = 1e7
+    variance = ((keys * q).sum(dim=2) / temperature).var(dim=0, correction=0).mean()
+    losses = [jcl(q, keys, n, temperature=temperature, lambda_=lambda_).loss for n in (queue, -queue)]
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(losses[0], lambda_ / 2 * variance, rtol=1e-12, atol=0)

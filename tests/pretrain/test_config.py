@@ -9,6 +9,7 @@ from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.config import _KEYS, default_config, from_yaml_text, load_config
 from pretrain.limits import Range
+from pretrain.probe.features import evaluation_size
 from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,19 @@ def test_jcl_is_the_papers():
     assert got == (5, 0.2, 4.0, 128, [2048], 512, 0.06, 0.9, 1e-4, 0.999, 65536, "cosine")
 
 
+def test_the_protocols_of_tcl_and_sce_are_the_papers():
+    """Crop and augmentation of the linear layers, and the rule of SCE's learning rate (Sec. D, E; TCL Sec. 2.1)."""
+    found = {}
+    for name in ("tcl_supervised_R50_IN100_100ep", "tcl_supervised_R50_cifar100_100ep", "sce_R18_cifar10_200ep",
+                 "sce_R18_stl10_200ep", "tcl_R18_cifar10_1000ep"):  # fmt: skip
+        cfg = load_config(ROOT / f"configs/pretrain/{name}.yaml")
+        found[name] = (evaluation_size(cfg), cfg.LINEAR.AUGMENT, cfg.LINEAR.BASE_LR, cfg.SOLVER.REFERENCE_BATCH)
+    assert list(found.values()) == [
+        ((224, 0), "autoaugment", 0.5, 0), ((32, 0), "autoaugment_cifar", 0.5, 0), ((32, 0), "pad_flip", 30.0, 256),
+        ((96, 0), "flip", 30.0, 256), ((32, 0), "pad_flip", 1.0, 0),
+    ]  # fmt: skip
+
+
 def test_overrides_come_last_and_the_text_round_trips():
     cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml", ["SOLVER.BASE_LR", "0.5", "SEED=3"])
     assert cfg.SOLVER.BASE_LR == 0.5 and cfg.SEED == 3
@@ -73,6 +87,10 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["LINEAR.GAMMA", "-0.1"], "LINEAR.GAMMA is -0.1"),
         (["SOLVER.STEPS", "['a', 'b']"], "SOLVER.STEPS is ['a', 'b']; it must be a list of epochs"),
         (["LINEAR.STEPS", "[-1]"], "LINEAR.STEPS is [-1]; it must be a list of epochs, numbers of at least 0"),
+        (["VIEWS.MEAN", "[0.5, 0.5]"], "VIEWS.MEAN is [0.5, 0.5]; it must be 3 numbers from 0 to 1"),
+        (["VIEWS.STD", "[0.2, 0.2, 0.0]"], "VIEWS.STD is [0.2, 0.2, 0.0]; it must be 3 numbers from 0.001 to 1"),
+        (["VIEWS.MEAN", "[124, 116, 104]"], "one per RGB channel"),
+        (["PROBE.CROP", "none", "PROBE.RESIZE", "256"], "PROBE.RESIZE is 256, but PROBE.CROP none"),
         (["LINEAR.LRS", "[1e999]"], "LINEAR.LRS is [inf]; it must be a list of learning rates"),
     ],
 )

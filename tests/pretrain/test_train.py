@@ -180,3 +180,11 @@ def test_the_command_line(images, tmp_path):
         assert ended.returncode == status, ended.stderr
     assert ended.stderr == "error: unknown config key SOLVER.BASE_LRR; did you mean 'SOLVER.BASE_LR'?\n"
     assert lines(tmp_path / "run", "loss")[0]["iteration"] == 0
+
+
+def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    for batch, reference, lr in (("64", "256", 0.0075), ("512", "256", 0.06), ("512", "0", 0.03)):
+        cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", batch, "SOLVER.REFERENCE_BATCH", reference])
+        assert train._set_learning_rate(optimizer, cfg, 0, 10) == pytest.approx(lr)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)

@@ -15,6 +15,7 @@ from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
+from transfer.weights import read_weights
 
 detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -301,7 +302,7 @@ def test_detectron2_reads_our_checkpoint(tmp_path):
     from detectron2.modeling import build_model as build_theirs
 
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    engine.run(ours)
+    engine.run(ours, weights=read_weights(""))
     torch.manual_seed(1)
     other = build_theirs(theirs)
     left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))

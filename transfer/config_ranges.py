@@ -1,4 +1,4 @@
-"""Checks a config's numbers for both engines: a wrong one would end in a traceback, an hour later, or unnoticed."""
+"""Checks a config's numbers for both engines before a run: later, a wrong one would end it with a traceback."""
 
 from __future__ import annotations
 

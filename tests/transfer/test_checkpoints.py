@@ -1,4 +1,4 @@
-"""Which checkpoint of a detector's run folder is the newest, whatever happened to its files."""
+"""Which checkpoint of a detector's run folder is the newest, even if files were copied or damaged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_old_format_has_iterations_too(tmp_path: Path) -> None:
     assert found is not None and found[0].name == "model_0000009.pth"
 
 
-def test_damaged_and_diverged_checkpoints_are_reported_and_passed_over(tmp_path: Path) -> None:
+def test_damaged_and_diverged_checkpoints_are_reported_and_skipped(tmp_path: Path) -> None:
     write(tmp_path, "model_0000001.pth", 1)
     half = write(tmp_path, "model_0000002.pth", 2)
     half.write_bytes(half.read_bytes()[:500])

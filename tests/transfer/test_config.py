@@ -34,7 +34,7 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
     assert ours == theirs
 
 
-def test_every_key_stands_in_exactly_one_class():
+def test_every_key_is_in_exactly_one_class():
     honored = config.keys(config.HONORED)
     everything = [*honored, *REFUSED, *IRRELEVANT]
     assert len(everything) == len(set(everything)) == len(dict(flatten(config.default_config())))

@@ -1,4 +1,4 @@
-"""What both engines share on several processes."""
+"""What both engines need to run on several ranks; tests/transfer/test_two_ranks.py runs the rest on two."""
 
 from __future__ import annotations
 

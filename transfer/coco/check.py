@@ -83,7 +83,7 @@ def check(
 
 
 def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """``content`` without the bad records, and without the annotations of an image or category that is gone."""
+    """``content`` without the bad records, and without the annotations of a removed image or category."""
     bad = {(problem.section, problem.index) for problem in problems}
     kept = {s: [r for i, r in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}
     images, categories = ({record["id"] for record in kept[s]} for s in ("images", "categories"))

@@ -46,7 +46,7 @@ def draw(
         predictions: in COCO's result format; those scoring below ``score_threshold`` are skipped, except the best one.
 
     Returns:
-        The pictures written, `<image id>.jpg` in ``output_dir``, never elsewhere, whatever the id.
+        The pictures written, `<image id>.jpg`; always in ``output_dir``, even if an id is a path.
 
     Raises:
         UserError: an image that cannot be read.

@@ -144,5 +144,5 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
-    with pytest.raises(UserError, match="holds an earlier run"):  # a rank's mistake is one line here, too
+    with pytest.raises(UserError, match="holds an earlier run"):  # raised by a rank, and again by its parent
         launch(argument_parser().parse_args(words))

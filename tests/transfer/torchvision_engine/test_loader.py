@@ -9,13 +9,8 @@ import torch
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
+from tests.transfer.torchvision_engine.test_mapper import mapper
 from transfer.torchvision_engine import data, loader
-from transfer.torchvision_engine.mapper import Mapper
-
-
-def mapper(**keys) -> Mapper:
-    given = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
-    return Mapper(**{**given, **keys})
 
 
 def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):

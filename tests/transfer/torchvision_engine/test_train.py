@@ -178,7 +178,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(copied):
     assert iterations == [1, 3]
 
 
-def test_a_finished_run_evaluates_again_and_trains_no_more(copied):
+def test_a_finished_run_is_evaluated_again_but_not_trained(copied):
     name, out, metrics = copied
     written = (out / "model_final.pth").stat().st_mtime_ns
     assert run(masks(out, name), resume=True) == metrics

@@ -48,9 +48,8 @@ def converted(source: Path) -> Path:
     ("arch", "suffix"),
     [
         ("resnet18", ".pkl"),
-        ("resnet50", ".safetensors"),
         pytest.param("resnet34", ".pth", marks=pytest.mark.slow),
-        pytest.param("resnet50", ".pkl", marks=pytest.mark.slow),
+        pytest.param("resnet50", ".safetensors", marks=pytest.mark.slow),
         pytest.param("resnet101", ".pth", marks=pytest.mark.slow),
     ],
 )

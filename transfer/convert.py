@@ -4,7 +4,7 @@
     .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics"; names without prefix
     .safetensors  tensors under full names; provenance in the metadata
 
-Beside each lies OUTPUT.json: the provenance and the file's own SHA-256, against which every later reader verifies it.
+OUTPUT.json beside the file holds the provenance and the file's SHA-256, against which every later reader verifies it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INPUT = {
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done: the file, its provenance, the largest relative difference per stage."""
+    """The result of a conversion: the file, its provenance, and the largest relative difference per stage."""
 
     output: Path
     provenance: dict[str, Any]

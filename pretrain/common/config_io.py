@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class _Files(CfgNode):
-    """Refuses to open what has no end: reading a pipe, as a config or as its `_BASE_`, would wait forever."""
+    """Refuses to open a device, a pipe or a socket: reading one, as a config or as its `_BASE_`, could wait forever."""
 
     @classmethod
     def _open_cfg(cls, filename: str) -> Any:

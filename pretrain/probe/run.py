@@ -1,4 +1,4 @@
-"""The opening and the ending that the probes share: the run folder, its owner, and what is written to it."""
+"""How every probe begins and ends: the run folder, its owner, and what is written to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ProbeRun:
     log: Logger
 
     def start(self) -> None:
-        """Removes an earlier result, and records the config and the environment. Mistakes are found before this."""
+        """Removes an earlier result and records config and environment; call it once the input has been checked."""
         if distributed.is_main():
             for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
                 (self.folder / name).unlink(missing_ok=True)

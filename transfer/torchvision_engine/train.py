@@ -18,6 +18,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
+from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints
 from ..coco import results as coco_results
@@ -144,7 +145,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         if reason:
             raise Stopped(reason)
     if skipped := state.skipped.up_to(state.scaler.get_scale()):
-        log.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
+        log.info(summary(skipped, solver.MAX_ITER))
     return results
 
 

@@ -128,7 +128,9 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
 def _one_rank_is_asked(images, output) -> None:
     with pytest.MonkeyPatch.context() as patch:
         seen = _stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
-        with pytest.raises(interrupt.Stopped, match="asked" if distributed.rank() == 1 else "another rank"):
+        with pytest.raises(
+            interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
+        ):
             knn.main(_config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}"), "random")
         assert len(seen) == 3  # of six per rank; all know one batch later
     interrupt.clear()

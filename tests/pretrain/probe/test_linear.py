@@ -251,7 +251,9 @@ def _rank_by_rank(images, root) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
             _stop_after_steps(patch, 4)
-        with pytest.raises(interrupt.Stopped, match="asked" if distributed.rank() == 1 else "another rank"):
+        with pytest.raises(
+            interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
+        ):
             run(mine)
     interrupt.clear()
     for _ in ("resumed", "complete"):

@@ -17,11 +17,10 @@ import torch.multiprocessing as mp
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common import interrupt
+from pretrain.common import interrupt, skipped_steps
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
-from transfer import skipped_steps
 from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 from transfer.torchvision_engine.state import State
@@ -133,7 +132,6 @@ def test_a_stopped_run_with_keypoints_resumes_to_the_bit_equal_result(tmp_path, 
 
 
 def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
-    assert skipped_steps.MAX_IN_A_ROW == 50
     scaler, build_model = torch.amp.GradScaler, engine.build_model
     overflow, iterations = [0, 2], itertools.count()  # the iterations whose gradients overflow
 
@@ -161,7 +159,7 @@ def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_pat
     overflow[:] = range(100)
     monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 2)
     with pytest.raises(
-        UserError, match=r"fp16: the 2 steps up to iteration 1 were all skipped.* loss scale of 3\.28e\+04; set SOLVER"
+        UserError, match=r"fp16: the 2 steps up to step 1 were all skipped.* loss scale of 3\.28e\+04; set SOLVER"
     ):
         engine.run(tiny_coco.config(tmp_path / "all", name))
 
@@ -334,7 +332,7 @@ def test_two_processes_stop_together_resume_and_agree(tmp_path):
     check_norm_of_two(tmp_path, images)
     assert (tmp_path / "halves" / "model_0000002.pth").is_file()
     assert (tmp_path / "stopped1").read_text() == "SIGUSR1"
-    assert (tmp_path / "stopped0").read_text() == "another rank was asked to stop"
+    assert (tmp_path / "stopped0").read_text() == "a signal to another process of this run"
     whole = saved(tmp_path / "whole")
     assert_equal_states(whole, saved(tmp_path / "halves"))
     assert json.loads((tmp_path / "metrics1.json").read_text()) == {}

@@ -124,9 +124,9 @@ def test_checkpoints_and_knn_count_in_no_rate(images, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "finish", taking(2.0, train.finish))
     monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda *_: None))
     monkeypatch.setattr(train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1}))
-    run(images, tmp_path, "PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "1")
+    run(images, tmp_path, "PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "1", "SOLVER.MAX_STEPS", "7")
     rates = [(line["images_per_second"], line["eta_seconds"]) for line in lines(tmp_path, "loss")]
-    assert rates == [(4.0, 2.0 * (11 - step)) for step in range(2 * STEPS_PER_EPOCH)]
+    assert rates == [(4.0, 2.0 * (6 - step)) for step in range(7)]  # kNN comes after the sixth
 
 
 def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
@@ -151,6 +151,7 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(objectives, "embed", lambda encoder, x, **_: real_embed(encoder, x))
+    monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
     monkeypatch.setattr(QueueObjective, "loss", loss)
     with monkeypatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: "preempted" if done[0] >= 2 else "")

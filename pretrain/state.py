@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from .common import checkpoint, process_group
-from .common.config_io import dump, flatten
+from .common.config_io import flatten
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
 from .config import FREE_ON_RESUME, from_yaml_text
@@ -57,7 +57,7 @@ def to_checkpoint(
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
         "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
         "scaler": training.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
-        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": dump(cfg),
+        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": cfg.dump(),
     }  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from . import datasets, distributed, schedule
 from .common import checkpoint, interrupt, process_group
-from .common.config_io import dump
 from .common.errors import UserError, run_command_line
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
@@ -157,7 +156,7 @@ def _open(
     def open_folder() -> dict[str, Any] | None:
         if not found:
             _clear(folder)
-            atomic_write(folder / "config.yaml", dump(cfg))
+            atomic_write(folder / "config.yaml", cfg.dump())
         write_environment(folder)
         metrics.append(MetricsWriter(folder, step))
         results_file = folder / "results.json"

@@ -116,11 +116,6 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
-def dump(cfg: CfgNode) -> str:
-    """The resolved config as YAML text, keys sorted."""
-    return cfg.dump()
-
-
 def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
     """The key whose value has another type than its default, and what it must be; None for other errors."""
     found = re.fullmatch(r"Type mismatch .* for config key: (\S+)", str(error), re.DOTALL)

@@ -15,7 +15,6 @@ import torch
 from fvcore.common.config import CfgNode
 
 from .. import distributed
-from ..common.config_io import dump
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .features import FeatureFile, protocol
@@ -41,7 +40,7 @@ class ProbeRun:
         if distributed.is_main():
             for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
                 (self.folder / name).unlink(missing_ok=True)
-            atomic_write(self.folder / "config.yaml", dump(self.cfg))
+            atomic_write(self.folder / "config.yaml", self.cfg.dump())
             write_environment(self.folder)
 
     def feature_files(self, source: dict[str, Any]) -> Callable[[str], FeatureFile]:

@@ -14,7 +14,6 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
@@ -157,7 +156,7 @@ def write_results(
             "name": _schedule_name(cfg),
         },
         "weights": dict(weights),
-        "config": dump(cfg),
+        "config": cfg.dump(),
     }
     write_json(path, content)
     return content

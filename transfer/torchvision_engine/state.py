@@ -18,7 +18,6 @@ from fvcore.common.config import CfgNode
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
@@ -115,7 +114,7 @@ class State(contextlib.ExitStack):
                 "window": list(self.window),
                 "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
                 "engine": "torchvision",
-                "config": dump(self.cfg),
+                "config": self.cfg.dump(),
             }
             checkpoints.save(out / name, content)
             if name != checkpoints.EVALUATING:  # which does not stay

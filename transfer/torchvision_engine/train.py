@@ -13,7 +13,6 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop, data_parallel
@@ -62,7 +61,7 @@ def run(
     start = content["iteration"] + 1 if found else 0
     settle_seed(cfg, content.get("seed"), log.info)
     if rank == 0:
-        atomic_write(out / "config.yaml", dump(cfg))
+        atomic_write(out / "config.yaml", cfg.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")

@@ -75,11 +75,11 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT),  # optimizer steps; 0: every epoch
     "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1),  # newest checkpoints kept besides the final one
     "SOLVER.LOG_PERIOD": (20, _AT_LEAST_1),  # optimizer steps between lines of metrics.json
-    "SOLVER.MAX_STEPS": (0, _COUNT),  # the run ends after so many optimizer steps; 0: after EPOCHS
+    "SOLVER.MAX_STEPS": (0, _COUNT),  # the run ends after this many optimizer steps; 0: after EPOCHS
     "PROBE.KNN_PERIOD": (0, _COUNT),  # epochs between kNN evaluations during pretraining; 0: only at the end
     "PROBE.KNN_K": (200, _AT_LEAST_1),
     "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0),
-    "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # at most so many training images, evenly spaced; 0: all
+    "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # use at most this many training images, evenly spaced; 0: all
     "PROBE.IMAGE_SIZE": (0, _PIXELS),  # pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE
     "PROBE.RESIZE": (0, Range(high=1 << 20)),  # shorter side before the center crop; 0: image size x 256/224 (imagenet
     # stem), none (cifar)
@@ -95,7 +95,7 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "LINEAR.AUGMENT": ("crop_flip", Choice(("crop_flip", "pad_flip", "none"))),  # random resized crop | padding 4
     "LINEAR.LRS": ([], None),  # several heads trained side by side, one per learning rate; [] is [BASE_LR]
     "OUTPUT_DIR": ("", None),  # the run folder
-    "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million and more it must fit the 64 bits of a generator's seed
+    "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million it must fit in the 64 bits of a generator's seed
     "DEVICE": ("auto", Choice(("auto", "cpu", "cuda"))),  # auto: cuda where there is a GPU
 }
 _KEYS |= {h.key: (h.default, h.allowed) for method in METHODS.values() for h in method.hyperparameters()}
@@ -143,9 +143,7 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise UserError(
-            f"{what} is not one of this version ({reason}); use the version that it was made with"
-        ) from error
+        raise UserError(f"{what} cannot be read by this version ({reason}); use the version that wrote it") from error
     cfg.freeze()
     return cfg
 
@@ -169,7 +167,7 @@ def validate(cfg: CfgNode) -> None:
             raise UserError(f"{key} is {get(cfg, key)}; it must be a list of {what}, numbers of at least 0") from None
     _refuse_unread_keys(cfg)
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only when pretraining has ended
+    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only at the end of pretraining
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")
 
 

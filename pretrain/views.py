@@ -1,7 +1,7 @@
-r"""The random draw of one view by its recipe, and the executor on the CPU.
+r"""Draws the random choices of a view by its recipe, and makes it on the CPU.
 
-A view is drawn in two parts: a box of the image with a flip, and a program: color operations with their values, in
-order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
+A view is drawn in two parts: a box of the image with a flip, and a program, which is color operations with their values
+in order. Crop, resize and flip are always done on the CPU; the program runs on the CPU too (`make_views`) or in batches
 on the training device (`view_ops.finish`), from the same random streams.
 
 Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
@@ -136,11 +136,10 @@ def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
     return image[top : top + size, left : left + size]
 
 
-def normalize(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(..., 3, S, S) uint8 -> float, contiguous: (x / 255 - MEAN) / STD per channel, on the images' device."""
+def normalize(images: Tensor) -> Tensor:
+    """(..., 3, S, S) uint8 -> float32, contiguous: (x / 255 - MEAN) / STD per channel, on the images' device."""
     scale, shift = _normalization(images.device)
-    x = images.to(torch.float32, memory_format=torch.contiguous_format)
-    return x.mul_(scale).add_(shift).to(dtype)
+    return images.to(torch.float32, memory_format=torch.contiguous_format).mul_(scale).add_(shift)
 
 
 @functools.lru_cache(maxsize=16)
@@ -173,7 +172,7 @@ def _cut(image: np.ndarray, recipe: Recipe, drawn: Drawn, size: int) -> np.ndarr
 def _random_box(
     crop: RandomResizedCrop, height: int, width: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """torchvision's rule: ten tries, then the largest middle box of an allowed aspect ratio."""
+    """torchvision's rule: ten tries, then the largest central box of an allowed aspect ratio."""
     low, high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
     for _ in range(10):
         area = height * width * _uniform(rng, *crop.scale)
@@ -198,7 +197,7 @@ def _draw_jitter(jitter: Jitter, rng: np.random.Generator) -> list[tuple[float, 
     ]
     if jitter.hue:
         rows.append((HUE, _uniform(rng, -jitter.hue, jitter.hue)))
-    for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates, cheaper here than rng.permutation
+    for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates; for so few rows cheaper than rng.permutation
         j = _below(rng, i + 1)
         rows[i], rows[j] = rows[j], rows[i]
     return rows

@@ -69,7 +69,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # on a read-only disk this fails, too
+        with contextlib.suppress(OSError):  # on a read-only disk this fails too
             temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)

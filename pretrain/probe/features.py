@@ -26,7 +26,7 @@ _BATCH = 256  # images
 
 
 class Features(NamedTuple):
-    """features_NF: float32, not normalised; labels_N: int64; num_classes: C."""
+    """features_NF: float32, not normalized; labels_N: int64; num_classes: C."""
 
     features_NF: Tensor
     labels_N: Tensor
@@ -131,8 +131,8 @@ class FeatureFile:
 
     Attributes:
         path: of this rank's file.
-        made_from: backbone and protocol; features made from others are not taken.
-        warn: takes a line where the file cannot be read or written; the probe goes on without it.
+        made_from: backbone and protocol; features made from others are ignored.
+        warn: takes a line where the file cannot be read or written; the probe continues without it.
     """
 
     path: Path
@@ -174,8 +174,8 @@ def extract(
     The backbone runs in the mode it is in; pass it in eval mode.
 
     Args:
-        most: at most so many images, evenly spaced; 0: all.
-        kept: a file to take features from and to leave them in, also where the work is stopped halfway.
+        most: use at most this many images, evenly spaced; 0: all.
+        kept: a file to read features from and to write them to, also when the work is stopped halfway.
 
     Raises:
         Stopped: a rank was asked to stop.
@@ -190,7 +190,7 @@ def extract(
         device.type == "cuda",
     )  # fmt: skip
     stop, reason = AgreedStop(device), ""
-    for _ in range(0, max(gather_objects(left)), _BATCH):  # as often on every rank
+    for _ in range(0, max(gather_objects(left)), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True))
@@ -205,7 +205,7 @@ def extract(
     if kept and left:
         kept.save(images, done, index_N, features_NF)
     if reason:
-        distributed.barrier()  # no rank leaves while another one writes
+        distributed.barrier()  # no rank exits while another one writes
         raise Stopped(reason)
     index_N = index_N.to(device)
     sizes = gather_objects(len(index_N))

@@ -50,7 +50,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             changed = "; ".join(f"{key} {state['sizes'][key]} -> {now}" for key, now in sizes.items()
                                 if now != state["sizes"][key])  # fmt: skip
             raise UserError(
-                f"the labeled images have changed since {run.folder} was begun ({changed}); bring the same ones back, "
+                f"the labeled images have changed since {run.folder} was begun ({changed}); restore the original ones, "
                 "or choose another OUTPUT_DIR"
             )
         run.start()
@@ -267,7 +267,7 @@ def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The result of a complete probe, or the newest checkpoint of one to go on with.
+    """The result of a complete probe, or the newest checkpoint of one to resume.
 
     Raises:
         UserError: the folder holds a probe with another protocol or backbone.

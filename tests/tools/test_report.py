@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config_io import dump, merge_file
+from pretrain.common.config_io import merge_file
 from pretrain.common.errors import UserError
 from pretrain.config import from_yaml_text, load_config
 from pretrain.probe.features import evaluation_size
@@ -35,8 +35,8 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
                "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {}}  # fmt: skip
     if knn is not None:
         content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
-    write(folder, content, dump(cfg))
-    return dump(cfg)
+    write(folder, content, cfg.dump())
+    return cfg.dump()
 
 
 def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def probe(
     cfg.merge_from_list(list(overrides))
     stage = "linear" if recipe else "knn"
     write(folder, {"stage": stage, "source": source or provenance(config), "protocol": protocol(cfg, stage),
-                   "metrics": {"top1": top1, "top5": 88.0}}, dump(cfg))  # fmt: skip
+                   "metrics": {"top1": top1, "top5": 88.0}}, cfg.dump())  # fmt: skip
 
 
 def detector(
@@ -95,7 +95,7 @@ def detector(
             "images_per_batch": cfg.SOLVER.IMS_PER_BATCH, "base_lr": cfg.SOLVER.BASE_LR,
         },
         "weights": {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}},
-        "config": dump(cfg), **change,
+        "config": cfg.dump(), **change,
     }  # fmt: skip
 
 

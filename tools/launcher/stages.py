@@ -214,10 +214,9 @@ def _refuse_fine_tuning(config_file: str | Path) -> None:
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:
-    from pretrain.common.config_io import dump
 
     cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args, **given)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **given)
 
 
 def _engine(wanted: str, folder: str) -> str:

@@ -15,7 +15,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
@@ -155,7 +154,7 @@ def write_results(
             "name": _schedule_name(cfg),
         },
         "weights": dict(weights),
-        "config": dump(cfg),
+        "config": cfg.dump(),
     }
     write_json(path, content)
     return content

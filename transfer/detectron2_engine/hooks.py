@@ -16,10 +16,10 @@ from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
+from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
 from ..distributed import pool_batch_norm, until_stopped
-from ..skipped_steps import SkippedSteps
 from ..stream import mix
 
 log = logging.getLogger("detectron2.transfer")
@@ -31,7 +31,7 @@ class CountSkippedSteps(HookBase):
     trainer: Any  # this engine's Trainer, which registers these hooks: importing it would be a cycle
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler, self._skipped = scaler, SkippedSteps()
+        self._scaler, self._skipped = scaler, SkippedSteps("set SOLVER.AMP.ENABLED False")
 
     def before_step(self) -> None:
         device = next(self.trainer._trainer.model.parameters()).device
@@ -46,7 +46,7 @@ class CountSkippedSteps(HookBase):
         if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
             return
         if skipped := self._skipped.up_to(self._scaler.get_scale()):
-            log.info(f"fp16: {skipped} of {self.trainer.iter} steps were skipped, as their gradients overflowed")
+            log.info(summary(skipped, self.trainer.iter))
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}

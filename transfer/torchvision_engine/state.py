@@ -18,15 +18,14 @@ from fvcore.common.config import CfgNode
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import atomic_write
+from pretrain.common.skipped_steps import SkippedSteps
 
 from .. import checkpoints
 from ..distributed import check_not_beyond
-from ..skipped_steps import SkippedSteps
 from .data import training_records
 from .loader import training_batches
 from .model import Detector
@@ -53,7 +52,7 @@ class State(contextlib.ExitStack):
         self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
         self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
-        self.skipped = SkippedSteps()
+        self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
 
@@ -115,7 +114,7 @@ class State(contextlib.ExitStack):
                 "window": list(self.window),
                 "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
                 "engine": "torchvision",
-                "config": dump(self.cfg),
+                "config": self.cfg.dump(),
             }
             checkpoints.save(out / name, content)
             if name != checkpoints.EVALUATING:  # it is temporary

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
+from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints
 from ..coco import results as coco_results
@@ -60,7 +60,7 @@ def run(
     start = content["iteration"] + 1 if found else 0
     settle_seed(cfg, content.get("seed"), log.info)
     if rank == 0:
-        atomic_write(out / "config.yaml", dump(cfg))
+        atomic_write(out / "config.yaml", cfg.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
@@ -141,7 +141,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         if reason:
             raise Stopped(reason)
     if skipped := state.skipped.up_to(state.scaler.get_scale()):
-        log.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
+        log.info(summary(skipped, solver.MAX_ITER))
     return results
 
 

@@ -18,7 +18,8 @@ from .. import distributed
 from ..common.config_io import dump
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from ..common.stage import stage
-from .features import FeatureFile, protocol
+from .features import FeatureFile
+from .protocol import protocol
 
 
 @dataclass(frozen=True)

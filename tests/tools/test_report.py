@@ -13,7 +13,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.config_io import dump, merge_file
 from pretrain.common.errors import UserError
 from pretrain.config import from_yaml_text, load_config
-from pretrain.probe.features import evaluation_size
+from pretrain.probe.protocol import evaluation_size
 from tools import report
 from transfer import config as transfer_config
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import make_folder, read_json
 
-from . import control, stages
+from . import checks, control, stages
 from .graph import Graph, preview, run
 from .logs import print_logs
 from .options import Options
@@ -115,9 +115,13 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(spec, options)
         return 0
+    if spec.is_complete():
+        print(f"{spec.folder} is already complete; move it away to run it again")
+        return 0
     spec.refuse_missing_weights()
+    checks.refuse_other_run(spec, options)
     if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
-        stages.refuse_missing_data(spec)
+        checks.refuse_missing_data(spec)
     return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
 
 

@@ -39,7 +39,7 @@ MISTAKES = {
     ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
     ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
-    (LAUNCH, "pretrain", "--method", "foo"): "no default recipe for --method foo",
+    (LAUNCH, "pretrain", "--method", "foo"): "name a recipe of your own by --config-file FILE",
     (LAUNCH, "pretrain", "--method", "jcl", "METHOD.K1", "2.0"): "METHOD.K1",
     (LAUNCH, "transfer", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",

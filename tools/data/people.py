@@ -96,8 +96,8 @@ def _pose(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         points[ankle] = points[knee] + 1.6 * np.array([side * np.sin(thigh + shin), np.cos(thigh + shin)])
     lean = rng.uniform(-0.3, 0.3)
     turn = np.array([[np.cos(lean), -np.sin(lean)], [np.sin(lean), np.cos(lean)]])
-    centre = np.array([width * rng.uniform(0.1, 0.9), height * rng.uniform(0.25, 0.75)])
-    return (points - (0, 2.8)) @ turn.T * unit + centre
+    center = np.array([width * rng.uniform(0.1, 0.9), height * rng.uniform(0.25, 0.75)])
+    return (points - (0, 2.8)) @ turn.T * unit + center
 
 
 def _draw_figure(image: np.ndarray, points: np.ndarray, rng: np.random.Generator) -> np.ndarray:

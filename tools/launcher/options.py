@@ -98,7 +98,7 @@ class Options:
 
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
-        """What of this sbatch is given, by submitit's names."""
+        """The parameters of sbatch, by submitit's names."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("sbatch")}
         given["gpus_per_node"] = self.gpus_per_node
         return {
@@ -163,7 +163,7 @@ def parse_minutes(text: str) -> int:
     else:
         seconds = first * 60 + (second or 0)
     if not seconds:
-        raise UserError(f"--time {text!r} is no time at all; write minutes, H:MM:SS or D-HH:MM:SS")
+        raise UserError(f"--time {text!r} is zero; write minutes, H:MM:SS or D-HH:MM:SS")
     return -(-seconds // 60)
 
 

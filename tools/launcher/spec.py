@@ -148,7 +148,7 @@ class StageSpec:
         """
         for path, content in self.inputs.items():
             if not content:
-                raise UserError(f"no weights at {path}: it is no file and no folder with a checkpoint; name others")
+                raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; name another")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 

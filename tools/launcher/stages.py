@@ -91,8 +91,8 @@ def transfer(
 ) -> StageSpec:
     """Fine-tuning by a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
 
-    The YAML is read here and now: later edits do not change a queued job. An evaluation has a run folder of its own,
-    eval_only/ in that of the training, so that the training's record and results stay.
+    The YAML is read immediately, so that later edits do not change a queued job. An evaluation has a run folder of its
+    own, eval_only/ in that of the training, so that the training's record and results stay.
 
     Args:
         engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
@@ -141,7 +141,7 @@ def make_data(words: Sequence[str], folder: str) -> StageSpec:
 
 
 def report(folder: Path, entry: str, args: Sequence[Any], file: str) -> StageSpec:
-    """What summarizes a pipeline or sweep in ``folder``, in the ``file`` there."""
+    """Writes the summary of the pipeline or sweep in ``folder`` to the ``file`` there."""
     return StageSpec(
         "report", str(folder / "report"), entry, args=tuple(args), produces=str(folder / file), one_process=True,
         gpu=False,
@@ -199,7 +199,7 @@ def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any
 
 def _engine(wanted: str, folder: str) -> str:
     if wanted not in ("", "auto"):
-        if wanted not in _ENGINES:  # before a job is submitted that would fail by it
+        if wanted not in _ENGINES:  # before a job is submitted
             raise UserError(f"engine {wanted!r} is not one of {', '.join(_ENGINES)}{nearest(wanted, _ENGINES)}")
         return wanted
     record = read_record(Path(folder) / "launch" / "launch.json")

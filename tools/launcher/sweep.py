@@ -73,7 +73,7 @@ def draw(folder: str) -> Path:
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
     if not {"grid", "points", "score"} <= data.keys():
-        raise UserError(f"{record} is no record of a sweep; run the sweep's command again")
+        raise UserError(f"{record} is not a record of a sweep; run the sweep's command again")
     grid = {key: [str(value) for value in values] for key, values in data["grid"].items()}
     scores: dict[tuple[str, ...], list[float]] = {}
     absent = []

@@ -69,7 +69,7 @@ def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch
 def test_only_a_stages_own_entry_is_called(entry: str, capfd: pytest.CaptureFixture):
     spec = {"stage": "knn", "folder": str(Path("x").absolute()), "entry": entry, "args": ["echo CALLED"]}
     write_record("x", {"spec": spec, "options": asdict(Options(cluster="debug", gpus=0)), "jobs": []})
-    with pytest.raises(UserError, match=f"names '{entry}', which is no stage of this launcher"):
+    with pytest.raises(UserError, match=f"names '{entry}', which is not a stage of this launcher"):
         launch.main(["resume", "x"])
     assert "CALLED" not in capfd.readouterr().out
 

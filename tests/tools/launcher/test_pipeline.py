@@ -55,7 +55,7 @@ def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         ("BRANCHES: \xff", "is not YAML"),
         ("BRANCHES: {a: []}", "branch a must hold"),
         ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: []}", "no config file"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is no list of words"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
         ('BRANCHES: {"a\\nscancel": {WEIGHTS: random}}', r"branch in .* is named 'a\\nscancel'; use letters"),
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
         ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),

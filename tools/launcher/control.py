@@ -69,7 +69,7 @@ def job_state(job: dict[str, Any]) -> str:
     return "RUNNING" if local_job.is_running(job) else "ENDED"
 
 
-def has_ended(folder: Path, job: dict[str, Any]) -> bool:
+def is_finished(folder: Path, job: dict[str, Any]) -> bool:
     """True if the run folder records that the job has ended for good."""
     tries = attempts(folder, job["id"])
     return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
@@ -85,7 +85,7 @@ def summary(launch_file: Path) -> dict[str, Any]:
     produces = folder / str(data["spec"].get("produces", ""))
     complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
     state, reason = job_state(job), last.get("reason", "")
-    if state == "UNKNOWN" and not has_ended(folder, job):
+    if state == "UNKNOWN" and not is_finished(folder, job):
         reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'run status on ' + job['host']}"
     elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
         state = "done" if complete else last.get("state", state.lower())
@@ -175,7 +175,7 @@ def cancel(folder: Path, now: bool = False) -> None:
             continue
         for job in jobs:
             state = job_state(job)
-            if state == "UNKNOWN" and job is jobs[-1] and not has_ended(stage, job):
+            if state == "UNKNOWN" and job is jobs[-1] and not is_finished(stage, job):
                 if job["cluster"] == "slurm":
                     again = f"try again, or: scancel {job['id']}"
                     problems.append(f"SLURM does not answer about job {job['id']} of {stage}; {again}")

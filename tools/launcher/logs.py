@@ -11,7 +11,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 
-from .control import has_ended, job_state, launch_files, read_launch
+from .control import is_finished, job_state, launch_files, read_launch
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
@@ -38,7 +38,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         tail.copy()
         if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
             return
-        if state == "UNKNOWN" and has_ended(files[0].parents[1], job):
+        if state == "UNKNOWN" and is_finished(files[0].parents[1], job):
             return
         time.sleep(2 if job["cluster"] == "slurm" else 0.3)
 

@@ -169,7 +169,7 @@ def refuse_if_running(folder: Path) -> None:
             f"job {job['id']} ({state.lower()}) is already working on {folder}; "
             f"wait for it, or: python tools/launch.py cancel {place}"
         )
-    if state == "UNKNOWN" and not control.has_ended(folder, job):
+    if state == "UNKNOWN" and not control.is_finished(folder, job):
         silent = "SLURM does not answer" if job["cluster"] == "slurm" else f"it was started on {job['host']}"
         raise UserError(
             f"job {job['id']} may still be working on {folder} ({silent}); try again there or later, or, if you know "

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
-    sub.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
+    sub.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
     sub = _command(commands, "status", "shows the status of a run, pipeline or sweep")
     sub.add_argument("folder")
     sub = _command(commands, "logs", "shows the output of a job")

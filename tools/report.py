@@ -61,7 +61,7 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
-    parser.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
+    parser.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
     args = parser.parse_args(argv)
     if args.output:
         refuse_unwritable(args.output)

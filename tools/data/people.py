@@ -24,7 +24,7 @@ _SKELETON = [
 _CATEGORY = {"id": 1, "name": "person", "supercategory": "person", "keypoints": KEYPOINTS, "skeleton": _SKELETON}
 _LIMBS = [(5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16)]
 _UNLABELLED_SHARE = 0.05  # of keypoints in the picture that no one marked
-_LEAST_VISIBLE = 0.3  # of a figure: what would hide more of it is placed anew or left out
+_LEAST_VISIBLE = 0.3  # of a figure: what would hide more of it is placed elsewhere or left out
 
 
 def write_people(folder: Path, images: dict[str, int], size: int, seed: int) -> None:
@@ -130,7 +130,7 @@ def _draw_crowd(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_box(image: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Something in front of whoever stands there, in half of the pictures."""
+    """Draws an object in front of the figures, in half of the pictures."""
     height, width = owner.shape
     if rng.random() < 0.5:
         return

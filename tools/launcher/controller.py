@@ -1,6 +1,6 @@
 """The process that starts a local job's ranks and waits for them: submitit's, with what srun does on a cluster.
 
-- A rank that failed or was killed ends the others, which would wait for it in a collective for half an hour.
+- A rank that failed or was killed ends the other ranks, which would wait for it in a collective for half an hour.
 - A job is requeued as often as it asks for it, within `Options.max_timeouts`; submitit ends it after 6 times.
 - Every rank gets the number of its attempt.
 """
@@ -24,7 +24,7 @@ from . import warm
 from .ranks import mark_failed
 
 ATTEMPT = "LAUNCH_ATTEMPT"  # how often the job was started before
-_GRACE_S = 5.0  # between one rank's failure and the end of the others, which may be about to report the same
+_GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
 _STOPPED = 128 + signal.SIGTERM  # a rank's exit status after a requested stop
 _GOOD = (None, 0, _STOPPED, local.LOCAL_REQUEUE_RETURN_CODE)
 

@@ -1,8 +1,8 @@
 """The one job class: the environment of a rank, requests to stop, and the requeue.
 
-A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage finishes the current
-step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and
-any collective, does rank 0 send the job back to the queue, through submitit.
+A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
+current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
+and any collective, does rank 0 send the job back to the queue, through submitit.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PreemptionHandler:
                 warn(f"warning: {error}; the job is requeued without counting this time-out")
                 self._env._requeue(0)
         except Exception as error:
-            # SLURM's signal to a requeued job reaches scontrol too, or SLURM was first to requeue.
+            # SLURM's signal to a requeued job also reaches scontrol, or SLURM was first to requeue.
             if isinstance(error, subprocess.SubprocessError) and _has_ended(self._env):
                 return
             self._record.fail(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -66,8 +65,3 @@ class Tail:
                 for line in lines.decode(errors="replace").splitlines():
                     if not line.startswith("submitit "):
                         print(line, file=stream, flush=True)
-
-
-def follow_command(folder: Path) -> str:
-    """What to type to see a detached job's output."""
-    return f"python tools/launch.py logs --follow {shlex.quote(str(folder))}"

@@ -48,12 +48,12 @@ class Options:
     Attributes:
         setup: shell lines that run before the stage; a local job has the variables of the launcher's shell instead.
         sbatch: further options of sbatch without their dashes; an empty value is a flag.
-        stages: for stages by name (`STAGES`), options that differ from those of the others; from the site file only.
+        stages: for stages by name (`STAGES`), options that differ from those of other stages; from the site file only.
     """
 
     cluster: str = _option("auto", "auto: SLURM where sbatch answers", choices=CLUSTERS)
     nodes: int = _number(1, 1, sbatch=True)
-    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible here, 1 on SLURM")
+    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(None, 1, sbatch=True)
     partition: str = _option("", sbatch=True)

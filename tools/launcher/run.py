@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 from . import attach, control
 from .job import StageJob
-from .logs import follow_command
 from .options import Options
 from .spec import StageSpec
 from .submit import preview, submit
@@ -56,7 +56,7 @@ def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
     (job,) = submit([spec], options, is_warm=is_warm)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
-        print(f"to follow it: {follow_command(folder)}")
+        print(f"to follow it: python tools/launch.py logs --follow {shlex.quote(str(folder))}")
         return
     last = attach.follow(folder, job)
     if last["state"] == "done":

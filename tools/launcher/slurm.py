@@ -71,6 +71,6 @@ def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if asked.returncode and "Invalid job id" not in asked.stderr:  # of a job that ended long ago: an answer too
+    if asked.returncode and "Invalid job id" not in asked.stderr:  # also an answer: the job ended long ago
         return None
     return asked.stdout

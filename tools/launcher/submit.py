@@ -294,5 +294,5 @@ def _record(
         write_json(
             path, {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
         )
-    except UserError as error:  # too late to refuse: it has begun
+    except UserError as error:  # too late to refuse: the job is submitted
         warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")

@@ -69,7 +69,7 @@ def load(path: str, output: str = "") -> Graph:
 
 
 def draw(folder: str) -> Path:
-    """Table (sweep.md) and plot (sweep.png) of the points that are done; the others are named."""
+    """Table (sweep.md) and plot (sweep.png) of the points that are done; missing points are named."""
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
     if not {"grid", "points", "score"} <= data.keys():

@@ -164,7 +164,7 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
 
 
 def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
-    """What a probe was scored on, and its protocol, without settings that have no effect under the others."""
+    """What a probe was scored on, and its protocol, without the settings that have no effect in it."""
     unused = {"val"}
     if kind == "linear":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}

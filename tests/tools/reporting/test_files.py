@@ -46,8 +46,8 @@ def test_a_number_that_is_not_finite_is_named_and_not_shown(tmp_path: Path):
     write(tmp_path / "d", found)
     text = render([tmp_path])
     assert cells(text, "jcl")[-3:] == ["50.0", "-", "88.0"] and cells(text, "d")[6:8] == ["-", "58.0"]
-    assert f"- {tmp_path}/jcl/linear/results.json: metrics.top1 is not finite; '-' stands for it" in text
-    assert f"- {tmp_path}/d/results.json: metrics.bbox.AP is not finite; '-' stands for it" in text
+    assert f"- {tmp_path}/jcl/linear/results.json: metrics.top1 is not finite and is shown as '-'" in text
+    assert f"- {tmp_path}/d/results.json: metrics.bbox.AP is not finite and is shown as '-'" in text
     assert "nan" not in text and "inf" not in text.replace("not finite", "")
 
 

@@ -78,7 +78,8 @@ def _refuse_other_training(spec: StageSpec, options: Options) -> None:
     if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
         return  # the run may have trained on a cleaned copy under another name
     options = options.fitting(spec)
-    check_same_training(scale_to_world(cfg, options.nodes * options.tasks_per_node), Path(spec.folder) / "config.yaml")
+    world_size = 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
+    check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -30,18 +30,8 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.graph.submit_all", lambda graph, options: graph.remember(options) or 0)
-    words = [
-        "--cluster",
-        "slurm",
-        "--partition",
-        "long",
-        "--time",
-        "5:00:00",
-        "--gpus",
-        "8",
-        "--setup",
-        "module load x",
-    ]
+    words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
+    words += ["--setup", "module load x"]
     assert launch.main([kind, file, "--output", "out", *words]) == 0
     record = read_json(Path("out") / "launch" / f"{kind}.json")
     found = []

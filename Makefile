@@ -38,7 +38,7 @@ $(READY): pyproject.toml
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
-	    echo "error: no Python 3.11 or newer here ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+	    echo "error: no Python 3.11 or newer was found ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
 	    exit 2; \
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)

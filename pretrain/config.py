@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from .common.config_io import get, merge_file, merge_overrides
+from .common.config_io import flatten, get, merge_file, merge_overrides
 from .common.errors import UserError
 from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .methods import METHODS
@@ -146,6 +146,26 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         raise UserError(f"{what} cannot be read by this version ({reason}); use the version that wrote it") from error
     cfg.freeze()
     return cfg
+
+
+def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> None:
+    """Refuses to resume a pretraining under another config: its result would belong to neither.
+
+    Args:
+        earlier: the config that the run in ``folder`` was begun with, as YAML text.
+        what: names that text in messages.
+
+    Raises:
+        UserError: keys have other values, each of which is named, or the text is not a config of this version.
+    """
+    before = dict(flatten(from_yaml_text(earlier, what)))
+    changed = [
+        f"{key} {before.get(key)!r} -> {value!r}"
+        for key, value in flatten(cfg)
+        if before.get(key) != value and not key.startswith(FREE_ON_RESUME)
+    ]
+    if changed:
+        raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
 
 
 def validate(cfg: CfgNode) -> None:

@@ -11,10 +11,9 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from .common import checkpoint, process_group
-from .common.config_io import flatten
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
-from .config import FREE_ON_RESUME, from_yaml_text
+from .config import check_same_run
 from .encoder import bn_parts
 from .objectives import InBatchObjective, QueueObjective
 
@@ -114,12 +113,8 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
     def read() -> dict[str, Any]:
         state = checkpoint.read(path)
         if not isinstance(state.get("config"), str):
-            raise UserError(f"{path} holds no config, so it is no checkpoint of pretraining; choose another OUTPUT_DIR")
-        earlier = dict(flatten(from_yaml_text(state["config"], f"the config in {path}")))
-        changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
-                   if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
-        if changed:
-            raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
+            raise UserError(f"{path} holds no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
+        check_same_run(cfg, state["config"], f"the config in {path}", folder)
         return state
 
     return path, process_group.on_every_rank(read)

@@ -32,7 +32,8 @@ from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
-from .probe.features import ProbeData, protocol
+from .probe.features import ProbeData
+from .probe.protocol import protocol
 from .progress import Progress, over_ranks
 from .recipes import RECIPES
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint

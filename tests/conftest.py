@@ -19,7 +19,7 @@ from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture fo
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 + 16 images of 20 px in two classes of different color."""
+    """48 + 16 images of 20 px in two classes of different colors."""
     root = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 8)):

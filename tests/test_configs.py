@@ -22,7 +22,7 @@ def header(path: Path) -> str:
     return "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*RECIPES, *PLANS], ids=lambda path: path.stem)
 def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Path) -> None:
     text = header(path)
     commands = re.findall(r"^#   (?:make|python (?:tools/launch|transfer/train_net)\.py) .+$", text, re.MULTILINE)

@@ -103,12 +103,16 @@ def begin(output_dir: str | Path, stage: str) -> None:
     Raises:
         UserError: it is another stage's.
     """
-    output_dir = Path(output_dir)
+    refuse_other_stage(output_dir, stage)
+    if not (Path(output_dir) / "stage.txt").is_file():
+        atomic_write(Path(output_dir) / "stage.txt", f"{stage}\n")
+
+
+def refuse_other_stage(output_dir: str | Path, stage: str) -> None:
+    """Raises UserError if the run folder belongs to another stage than ``stage``."""
     earlier = stage_of(output_dir)
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
-    if not (output_dir / "stage.txt").is_file():
-        atomic_write(output_dir / "stage.txt", f"{stage}\n")
 
 
 def stage_of(output_dir: str | Path) -> str:

@@ -21,6 +21,7 @@ from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, feature_dim, pooled_features
 from ..siamese import autocast
+from .protocol import data_names, evaluation_size
 
 _BATCH = 256  # images
 
@@ -54,7 +55,7 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
         NotProbeable: there are no labels, or no val split.
         UserError: a data set is missing, or the two name different classes.
     """
-    train_name, val_name = _data_names(cfg)
+    train_name, val_name = data_names(cfg)
     if opened is None or cfg.DATA.PROBE_TRAIN:
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     train, val = opened, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
@@ -77,29 +78,6 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     return ProbeData(train.labeled(), val.labeled())
 
 
-def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
-    """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
-
-    Args:
-        probe: linear | knn; empty: only what decides how features are computed.
-        data: adds the numbers of labeled images.
-    """
-    own = {}
-    if probe == "linear":
-        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
-    elif probe == "knn":
-        own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
-    (size, resize), (train, val) = evaluation_size(cfg), _data_names(cfg)
-    counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
-    return {**own, "image_size": size, "resize": resize, "amp": cfg.SOLVER.AMP,
-            "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
-
-
-def _data_names(cfg: CfgNode) -> tuple[str, str]:
-    train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    return train, cfg.DATA.VAL or train
-
-
 def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict[str, Any]]:
     """The backbone of a run folder or checkpoint in eval mode, and where it came from; the same on every rank.
 
@@ -117,12 +95,6 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
     return backbone.eval().requires_grad_(False).to(device), source
-
-
-def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
-    """(crop, shorter side before it) in pixels; 0 for the second: resize straight to the crop (small data sets)."""
-    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    return size, cfg.PROBE.RESIZE or (0 if cfg.MODEL.STEM == "cifar" else round(size * 256 / 224))
 
 
 @dataclass(frozen=True)

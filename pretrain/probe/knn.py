@@ -14,7 +14,8 @@ from torchvision.models import ResNet
 from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
-from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
+from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
+from .protocol import protocol
 from .run import probe_run
 
 

@@ -14,7 +14,6 @@ from torchvision.models import ResNet
 
 from .. import datasets, distributed, recipes, schedule, views
 from ..common import checkpoint, interrupt
-from ..common.config_io import flatten
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
@@ -23,7 +22,8 @@ from ..encoder import feature_dim, pooled_features
 from ..loader import build_loader
 from ..progress import Progress
 from ..siamese import autocast
-from .features import Features, ProbeData, extract, load_frozen, probe_data, protocol
+from .features import Features, ProbeData, extract, load_frozen, probe_data
+from .protocol import check_same_probe, linear_settings, protocol
 from .run import ProbeRun, probe_run
 
 
@@ -39,7 +39,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     with probe_run(cfg, "linear") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        work = _work(cfg, source)
+        work = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
         complete, state = on_first_rank(lambda: _earlier(run, work))
         if complete:
             run.log.info(f"{run.folder} is complete; nothing to do")
@@ -260,12 +260,6 @@ class _Cached:
             yield features_NF[mine], labels_N[mine]
 
 
-def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on: protocol, data, seed, and the backbone by its hash (or how it was initialized)."""
-    settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
-    return {"backbone": str(source.get("source_sha256") or source), **settings, **protocol(cfg)}
-
-
 def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The result of a complete probe, or the newest checkpoint of one to resume.
 
@@ -282,9 +276,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     before = earlier.get("work")
     if not isinstance(before, dict):
         raise UserError(f"{run.folder} does not say what its probe was made from; choose another OUTPUT_DIR")
-    changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in work.items() if before.get(key) != value]
-    if changed:
-        raise UserError(f"{run.folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")
+    check_same_probe(run.folder, before, work)
     return results, state
 
 

@@ -17,7 +17,8 @@ from fvcore.common.config import CfgNode
 from .. import distributed
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from ..common.stage import stage
-from .features import FeatureFile, protocol
+from .features import FeatureFile
+from .protocol import protocol
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,11 @@ def load(path: str, output: str = "") -> Graph:
 
 
 def draw(folder: str) -> Path:
-    """Table (sweep.md) and plot (sweep.png) of the points that are done; the others are named."""
+    """Table (sweep.md) and plot (sweep.png) of the points that are done; missing points are named."""
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
     if not {"grid", "points", "score"} <= data.keys():
-        raise UserError(f"{record} is no record of a sweep; run the sweep's command again")
+        raise UserError(f"{record} is not a record of a sweep; run the sweep's command again")
     grid = {key: [str(value) for value in values] for key, values in data["grid"].items()}
     scores: dict[tuple[str, ...], list[float]] = {}
     absent = []

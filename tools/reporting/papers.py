@@ -96,7 +96,7 @@ def _rows(file: str) -> list[dict[str, str]]:
 
 @functools.cache
 def _pretrain_recipe(path: str) -> dict[str, Any]:
-    from pretrain.config import load_config  # imports torch
+    from pretrain.config import load_config
 
     return _plain(load_config(ROOT / path))
 

@@ -11,6 +11,7 @@ from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import features, linear
+from pretrain.probe.protocol import protocol
 from tests.pretrain.ranks import run_ranks
 
 STEPS_PER_EPOCH = 3
@@ -149,7 +150,7 @@ def test_kept_features_of_another_protocol_are_not_taken(images, tmp_path):
     warned = []
 
     def kept(cfg):
-        return features.FeatureFile(tmp_path / "kept.pth", {**source, **features.protocol(cfg)}, warned.append)
+        return features.FeatureFile(tmp_path / "kept.pth", {**source, **protocol(cfg)}, warned.append)
 
     first = features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF
     backbone.conv1.weight.data.zero_()  # a second extraction would show

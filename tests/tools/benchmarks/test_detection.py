@@ -23,7 +23,7 @@ def test_detection_prints_both_engines_and_their_ratios(tmp_path, capsys):
 
 
 @pytest.mark.detectron2
-def test_trainer_prints_this_engine_and_stock(tmp_path, capsys):
+def test_trainer_prints_this_engine_and_detectron2s(tmp_path, capsys):
     name = tiny_coco.write(tmp_path / "data")
     (tmp_path / "tiny.yaml").write_text(tiny_coco.config(tmp_path / "out", name, SOLVER__MAX_ITER=1).dump())
     assert benchmark.main(["trainer", "--config-file", str(tmp_path / "tiny.yaml"), "--rounds", "3"]) == 0

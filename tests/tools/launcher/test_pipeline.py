@@ -35,10 +35,9 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parents[2])
     graph = pipeline.load(str(path))
-    assert path.name in path.read_text() or "make demo" in path.read_text()
     assert {node.spec.stage for node in graph.nodes} >= {"pretrain", "knn" if path.stem != "jcl_table2" else "transfer"}
     assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
 
@@ -56,7 +55,7 @@ def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatc
         ("BRANCHES: \xff", "is not YAML"),
         ("BRANCHES: {a: []}", "branch a must hold"),
         ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: []}", "no config file"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is no list of words"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
         ('BRANCHES: {"a\\nscancel": {WEIGHTS: random}}', r"branch in .* is named 'a\\nscancel'; use letters"),
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
         ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),

@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | test-lowest | lint | demo | clean
+# make setup | detectron2 | test | test-all | test-lowest | lint | docs | demo | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all test-lowest lint demo clean
+.PHONY: help setup detectron2 test test-all test-lowest lint docs demo clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
+	@echo "make docs        docs/recipes.md, from the headers of the recipes"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; a second run redoes nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
@@ -38,7 +39,7 @@ $(READY): pyproject.toml
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
 	if [ -z "$${found:-}" ]; then \
-	    echo "error: no Python 3.11 or newer here ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+	    echo "error: no Python 3.11 or newer was found ($$(python3 --version 2>&1)); install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; \
 	    exit 2; \
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
@@ -70,6 +71,9 @@ lint: setup
 	$(BIN)/ruff format --check . || status=1; \
 	$(BIN)/pyright || status=1; \
 	exit $$status
+
+docs: setup
+	@$(BIN)/python -m tools.reporting.recipes
 
 demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local

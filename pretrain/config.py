@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from .common.config_io import get, merge_file, merge_overrides
+from .common.config_io import flatten, get, merge_file, merge_overrides
 from .common.errors import UserError
 from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .methods import METHODS
@@ -78,11 +78,11 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT),  # optimizer steps; 0: every epoch
     "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1),  # newest checkpoints kept besides the final one
     "SOLVER.LOG_PERIOD": (20, _AT_LEAST_1),  # optimizer steps between lines of metrics.json
-    "SOLVER.MAX_STEPS": (0, _COUNT),  # the run ends after so many optimizer steps; 0: after EPOCHS
+    "SOLVER.MAX_STEPS": (0, _COUNT),  # the run ends after this many optimizer steps; 0: after EPOCHS
     "PROBE.KNN_PERIOD": (0, _COUNT),  # epochs between kNN evaluations during pretraining; 0: only at the end
     "PROBE.KNN_K": (200, _AT_LEAST_1),
     "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0),
-    "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # at most so many training images, evenly spaced; 0: all
+    "PROBE.KNN_MAX_IMAGES": (0, _COUNT),  # use at most this many training images, evenly spaced; 0: all
     "PROBE.IMAGE_SIZE": (0, _PIXELS),  # pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE
     "PROBE.CROP": ("auto", Choice(("auto", "center", "none"))),  # none: the image is resized to a square; auto: center
     # for the imagenet stem, none for cifar
@@ -102,7 +102,7 @@ _KEYS: dict[str, tuple[Any, Range | Choice | None]] = {
     "LINEAR.LRS": ([], None),  # heads trained side by side, one per learning rate; the best one is chosen on a tenth of
     # the training images, which none of them learns from; [] is [BASE_LR]
     "OUTPUT_DIR": ("", None),  # the run folder
-    "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million and more it must fit the 64 bits of a generator's seed
+    "SEED": (0, Range(high=(1 << 32) - 1)),  # times a million it must fit in the 64 bits of a generator's seed
     "DEVICE": ("auto", Choice(("auto", "cpu", "cuda"))),  # auto: cuda where there is a GPU
 }
 _KEYS |= {h.key: (h.default, h.allowed) for method in METHODS.values() for h in method.hyperparameters()}
@@ -151,11 +151,29 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise UserError(
-            f"{what} is not one of this version ({reason}); use the version that it was made with"
-        ) from error
+        raise UserError(f"{what} cannot be read by this version ({reason}); use the version that wrote it") from error
     cfg.freeze()
     return cfg
+
+
+def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> None:
+    """Refuses to resume a pretraining under another config: its result would belong to neither.
+
+    Args:
+        earlier: the config that the run in ``folder`` was begun with, as YAML text.
+        what: names that text in messages.
+
+    Raises:
+        UserError: keys have other values, each of which is named, or the text is not a config of this version.
+    """
+    before = dict(flatten(from_yaml_text(earlier, what)))
+    changed = [
+        f"{key} {before.get(key)!r} -> {value!r}"
+        for key, value in flatten(cfg)
+        if before.get(key) != value and not key.startswith(FREE_ON_RESUME)
+    ]
+    if changed:
+        raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
 
 
 def validate(cfg: CfgNode) -> None:
@@ -182,7 +200,7 @@ def validate(cfg: CfgNode) -> None:
     if cfg.PROBE.CROP == "none" and cfg.PROBE.RESIZE:
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, but PROBE.CROP none resizes to the image size; set one")
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only when pretraining has ended
+    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only at the end of pretraining
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")
 
 

@@ -1,4 +1,4 @@
-"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in the place of its classifier; its batch norm.
+"""torchvision's ResNet (ImageNet or CIFAR stem) with a projection head in place of its classifier, and its batch norm.
 
 MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` and a linear one ``fc``.
 """
@@ -39,7 +39,7 @@ def feature_dim(resnet: torchvision.models.ResNet) -> int:
 
 
 def pooled_features(resnet: torchvision.models.ResNet, images: Tensor) -> Tensor:
-    """(N, 3, H, W) -> (N, F) after global average pooling, whatever is in the place of the classifier."""
+    """(N, 3, H, W) -> (N, F) after global average pooling, whatever is in place of the classifier."""
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
     x = resnet.layer4(resnet.layer3(resnet.layer2(resnet.layer1(x))))
     return torch.flatten(resnet.avgpool(x), 1)
@@ -159,7 +159,7 @@ def local_bn_groups(total: int, wanted: int, has_keys: bool, log: Callable[[str]
         log: takes a line for the log.
 
     Raises:
-        UserError: the batch cannot be divided so.
+        UserError: the batch cannot be divided this way.
     """
     ranks = distributed.world_size()
     if total < ranks:

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
         index_N: (N,) int64, position in the data set of the image used.
         label_N: (N,) int64, -1 where the image has no label.
         programs: (V, N, L, 2) float32, which `view_ops.finish` has yet to run; None: the views are finished.
-        replaced: {position: name} of the corrupt images that others stand in for.
+        replaced: {position: name} of the corrupt images that other images replace.
     """
 
     views_VNCHW: Tensor
@@ -60,7 +60,7 @@ class Loader:
         num_workers: worker processes; 0: decode in this process.
         on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
         executor: ``cpu``, or ``device``: leave the color operations to `view_ops.finish`.
-        pin_memory: batches come in pinned memory, from which a GPU takes them without the host waiting.
+        pin_memory: batches come in pinned memory, which is copied to a GPU without a host-device synchronization.
 
     Attributes:
         corrupt_count: images replaced so far on this rank.
@@ -87,7 +87,7 @@ class Loader:
         if len(data) < batch_size:
             raise UserError(
                 f"the global batch is {batch_size} images but the data set holds {len(data)}; "
-                f"set SOLVER.IMS_PER_BATCH to at most {len(data)}, or bring more images"
+                f"set SOLVER.IMS_PER_BATCH to at most {len(data)}, or add images"
             )
         self.corrupt_count = 0
         self._corrupt_images: set[int] = set()
@@ -104,7 +104,7 @@ class Loader:
         """Each step from ``first_step`` to before ``total_steps`` with its batch; an epoch has ``len(self)`` steps.
 
         Raises:
-            UserError: an image is corrupt; with ``on_corrupt`` skip: more than 1 in 1,000 images are (one always may).
+            UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
         items = self._items(first_step, total_steps)
         loaded = _data_loader(self._views, items, self._num_workers, self._pin_memory)
@@ -114,7 +114,7 @@ class Loader:
             yield step, batch
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
-        """(epoch, position) of each image of this rank's share of a batch, step by step."""
+        """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
         start, stop = self._share
         order = None
         for step in range(first_step, total_steps):
@@ -158,8 +158,8 @@ def eval_batches(
     """Evaluation views in order: shorter side to ``resize``, middle ``size`` x ``size``; 0: straight to that size.
 
     Args:
-        indices: positions to take; None: all.
-        on_corrupt: ``error``, or ``skip``: leave out unreadable images (the positions tell which are there).
+        indices: positions to read; None: all.
+        on_corrupt: ``error``, or ``skip``: leave out unreadable images (the positions say which are there).
         pin_memory: as in `Loader`.
 
     Yields:
@@ -184,7 +184,7 @@ def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np
 
 @dataclass
 class _Failure:
-    """A user's mistake found in a worker. If it were raised there, torch would wrap it in the text of a traceback."""
+    """A user's mistake found in a worker; torch would wrap an exception raised there in the text of a traceback."""
 
     message: str
 

@@ -37,7 +37,7 @@ class QueueObjective:
         query_forward: ``model.encoder_q``, or its DistributedDataParallel.
         loss_of: (q_ND, keys_MND, queue_DK, step=...) -> the method's loss.
         momentum_of: step -> momentum of the key encoder.
-        update_first: the key encoder follows before the keys are encoded (MoCo), not after the step (SCE).
+        update_first: update the key encoder before the keys are encoded (MoCo), not after the step (SCE).
         batch_size: N.
         seed: of the shuffles.
     """
@@ -62,7 +62,7 @@ class QueueObjective:
         return result.loss, {**result.metrics, "feature_spread": _spread(q_nD)}
 
     def after_step(self, step: int) -> None:
-        """Moves the key encoder (unless `loss` has) and enqueues this step's keys."""
+        """Updates the key encoder, unless `loss` has done so, and enqueues this step's keys."""
         if not self._update_first:
             self.model.update_keys(self._momentum_of(step))
         sizes = distributed.slice_sizes(self._batch_size)
@@ -76,7 +76,7 @@ class InBatchObjective:
         model: a module with ``encoder_q`` alone.
         query_forward: ``encoder_q``, or its DistributedDataParallel.
         loss_of: (anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=...) -> the method's loss.
-        supervised: images of one class are alike, not only the views of one image.
+        supervised: all images of one class are positives, not only the views of one image.
         batch_size: N.
     """
 
@@ -94,7 +94,8 @@ class InBatchObjective:
         # Image by image, not view by view: a BN group then holds all views of its images, as a rank's does.
         anchors_AD = self._embed(self._query_forward, images_VnCHW.transpose(0, 1).flatten(0, 1))
         labels_n = batch.label_N if self._supervised else batch.index_N
-        labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)  # no label: alike to its own views only
+        # The only positives of an image without a label are its own views.
+        labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)
         labels_A = to_device(labels_n, anchors_AD.device).repeat_interleave(num_views)
         sizes = [num_views * size for size in distributed.slice_sizes(self._batch_size)]
         candidates_BD = distributed.gather(anchors_AD, sizes, with_grad=True)
@@ -109,7 +110,7 @@ class InBatchObjective:
 
 
 def _spread(embeddings_ND: Tensor) -> Tensor:
-    """Standard deviation per dimension, relative to that of vectors all around the sphere: 1; collapsed: 0."""
+    """Standard deviation per dimension, relative to vectors spread evenly over the sphere: 1; 0 is a collapse."""
     return embeddings_ND.detach().std(dim=0).mean() * embeddings_ND.shape[1] ** 0.5
 
 
@@ -120,7 +121,7 @@ def build_objective(
 
     Args:
         log: takes a line for the log.
-        read_weights: start from MODEL.WEIGHTS; a run that is resumed does not need that file any more.
+        read_weights: start from MODEL.WEIGHTS; a resumed run no longer needs that file.
     """
     torch.manual_seed(cfg.SEED)
     method, total = methods.METHODS[cfg.METHOD.NAME], cfg.SOLVER.IMS_PER_BATCH

@@ -10,16 +10,16 @@ from torch import nn
 def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone.
 
-    LARS clips as LARC and solo-learn's do: a layer's rate is min(trust ratio, lr), where plain LARS has their product.
-    torch's two run fused: one pass over the parameters instead of several.
+    LARS clips as LARC and solo-learn do: a layer's rate is min(trust ratio, lr), where plain LARS has their product.
+    SGD and AdamW run fused, in one pass over the parameters instead of several.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
     if solver.OPTIMIZER == "sgd":
         sgd = torch.optim.SGD(trained, lr, momentum=solver.MOMENTUM, weight_decay=decay, fused=True)
         if solver.MOMENTUM:
-            # torch's fused step leaves them uninitialized where a gradient scaler skips the very first step. From zeros
-            # the first step is the same: dampening is 0.
+            # torch's fused step leaves momentum buffers uninitialized if a gradient scaler skips the very first step.
+            # From zeros the first step is the same, because dampening is 0.
             for p in trained:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return sgd

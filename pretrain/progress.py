@@ -24,7 +24,7 @@ class Progress:
 
     Args:
         total_steps: optimizer steps of the whole run.
-        start_step: steps done before (resume).
+        start_step: steps completed by an earlier part of the run.
         images_per_step: global batch.
         show: False on ranks other than 0.
     """
@@ -53,7 +53,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """The time that the block takes counts in no rate: it is not a step, and later steps will not take as long."""
+        """Leaves the time of the block out of the rates: it is no step, and says nothing about later ones."""
         began = time.perf_counter()
         try:
             yield
@@ -69,7 +69,7 @@ class Progress:
         """Since the last call: images_per_second (all ranks), data_wait_share (0 to 1), eta_seconds, max_memory_mib.
 
         Args:
-            seconds_waited: of the rank that waited longest for its data, which the others wait for; None: of this one.
+            seconds_waited: of the rank that waited longest for its data and held up the others; None: of this rank.
         """
         waited = self.seconds_waited if seconds_waited is None else seconds_waited
         now = time.perf_counter()
@@ -113,8 +113,8 @@ def over_ranks(
         share: this rank's share of the images of the global batch.
     """
     device = next(iter(values.values())).device
-    here = torch.tensor([share, corrupt, seconds_waited], device=device)
-    row = torch.cat([here, torch.stack([v.float() for v in values.values()])])
+    mine = torch.tensor([share, corrupt, seconds_waited], device=device)
+    row = torch.cat([mine, torch.stack([v.float() for v in values.values()])])
     rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
     shares, corrupts, waits, *columns = zip(*rows, strict=True)
     means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]

@@ -1,7 +1,7 @@
 """Learning rate and EMA momentum as pure functions of progress in [0, 1) (the share of training steps done).
 
 The cosine is fvcore's. Warm-up and steps are not: fvcore rounds progress to a millionth of the run and milestones to
-whole updates, whereas here they take effect exactly where a recipe says.
+whole updates, whereas a recipe's take effect exactly where it says.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def embed(
         if "more than 1 value per channel" not in str(error):
             raise
         raise UserError(
-            f"batch norm cannot take statistics of one image ({len(images)} here): raise SOLVER.IMS_PER_BATCH, lower "
-            "MODEL.BN_GROUPS or start fewer processes"
+            f"batch norm has no statistics of a single image ({len(images)} in this rank's batch); raise "
+            "SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
         ) from error
     return F.normalize(embeddings.float(), dim=1)
 

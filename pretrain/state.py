@@ -1,4 +1,4 @@
-"""Everything that a step changes, to a checkpoint in MoCo's format and back."""
+"""Saves everything that a step changes in a checkpoint of MoCo's format, and restores it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from .common import checkpoint, process_group
-from .common.config_io import dump, flatten
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
-from .config import FREE_ON_RESUME, from_yaml_text
+from .config import check_same_run
 from .encoder import bn_parts
 from .objectives import InBatchObjective, QueueObjective
 
@@ -35,7 +34,7 @@ def to_checkpoint(
     """Everything that resuming needs after ``step`` steps.
 
     Args:
-        skipped_steps: `watch.Watch.skipped_steps`.
+        skipped_steps: steps that fp16 has skipped so far.
 
     Raises:
         UserError: a weight is not finite, which no later step would fix.
@@ -57,18 +56,18 @@ def to_checkpoint(
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
         "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
         "scaler": training.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
-        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": dump(cfg),
+        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": cfg.dump(),
     }  # fmt: skip
 
 
 def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[str], None]) -> int:
-    """Restores what `to_checkpoint` returned; returns the step to go on from.
+    """Restores what `to_checkpoint` returned; returns the step to continue from.
 
     Args:
         log: takes a line for the log.
 
     Raises:
-        UserError: the checkpoint is of another model.
+        UserError: the checkpoint is incomplete, or of another model.
     """
     model, encoder = training.objective.model, training.objective.encoder
     device = next(encoder.parameters()).device
@@ -83,15 +82,15 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
             torch.cuda.set_rng_state(state["random_states"]["cuda"], device)
         step = int(state["step"])
     except KeyError as error:
-        raise UserError(f"the checkpoint lacks {error}, so no run can go on from it; {_REMEDY}") from error
+        raise UserError(f"the checkpoint lacks {error}, so no run can resume from it; {_REMEDY}") from error
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the checkpoint does not fit this config: {reason}; {_REMEDY}") from error
     earlier, now = state.get("bn_groups", bn_parts(encoder)), bn_parts(encoder)
     if earlier != now:
         log(
-            f"warning: begun with batch-norm statistics over {earlier} parts of the batch, now {now} (another number "
-            "of processes): the result will not be the uninterrupted run's"
+            f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "
+            f"{now} (another number of processes); its result will differ from an uninterrupted run's"
         )
     return step
 
@@ -100,7 +99,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
     """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
 
     Raises:
-        UserError: a rank cannot read it, or it is not of a run of ``cfg``, and the result would be neither's.
+        UserError: a rank cannot read it, or it belongs to a run of another config.
     """
 
     def choose() -> Path | None:
@@ -115,11 +114,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         state = checkpoint.read(path)
         if not isinstance(state.get("config"), str):
             raise UserError(f"{path} holds no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
-        earlier = dict(flatten(from_yaml_text(state["config"], f"the config in {path}")))
-        changed = [f"{key} {earlier.get(key)!r} -> {value!r}" for key, value in flatten(cfg)
-                   if earlier.get(key) != value and not key.startswith(FREE_ON_RESUME)]  # fmt: skip
-        if changed:
-            raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
+        check_same_run(cfg, state["config"], f"the config in {path}", folder)
         return state
 
     return path, process_group.on_every_rank(read)

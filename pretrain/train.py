@@ -1,4 +1,4 @@
-"""Pretraining, read from top to bottom: config -> run folder.
+"""The pretraining stage, from config to run folder; it reads from top to bottom.
 
     python -m pretrain.train --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
     torchrun --nproc-per-node 8 -m pretrain.train --config-file ...
@@ -22,17 +22,18 @@ from torch import Tensor
 
 from . import datasets, distributed, schedule
 from .common import checkpoint, interrupt, process_group
-from .common.config_io import dump
 from .common.errors import UserError, run_command_line
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
+from .common.skipped_steps import summary
 from .common.stage import stage
 from .config import load_config
 from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
-from .probe.features import ProbeData, protocol
+from .probe.features import ProbeData
+from .probe.protocol import protocol
 from .progress import Progress, over_ranks
 from .recipes import RECIPES
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
@@ -42,7 +43,7 @@ from .watch import Watch
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What the functions of this file share; `metrics` is None on ranks other than 0, which do not write."""
+    """What the functions of this file share; ``metrics`` is None on ranks other than 0, which do not write."""
 
     cfg: CfgNode
     folder: Path
@@ -88,7 +89,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 
 
 def _train(run: _Run, first_step: int) -> None:
-    """The training loop: every line that changes something is here, and what it hides is one module away."""
+    """The training loop; it names everything that a step changes."""
     cfg, (objective, optimizer, scaler), watch = run.cfg, run.training, run.watch
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
@@ -126,7 +127,7 @@ def _open(
     """Opens the data, builds what is trained and opens the run folder, which all ranks agree on.
 
     Returns:
-        The run, the step to go on from, and the results if the run is complete.
+        The run, the step to continue from, and the results if the run is complete.
     """
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
@@ -149,14 +150,14 @@ def _open(
     if state.get("steps_per_epoch", len(loader)) != len(loader):
         raise UserError(
             f"{folder} was begun with {state['steps_per_epoch']} steps per epoch, but {cfg.DATA.TRAIN} now gives "
-            f"{len(loader)}: its images have changed; bring the same ones back, or choose another OUTPUT_DIR"
+            f"{len(loader)}: its images have changed; restore the original ones, or choose another OUTPUT_DIR"
         )
     metrics: list[MetricsWriter] = []
 
     def open_folder() -> dict[str, Any] | None:
         if not found:
             _clear(folder)
-            atomic_write(folder / "config.yaml", dump(cfg))
+            atomic_write(folder / "config.yaml", cfg.dump())
         write_environment(folder)
         metrics.append(MetricsWriter(folder, step))
         results_file = folder / "results.json"
@@ -184,7 +185,7 @@ def _open_data(cfg: CfgNode) -> datasets.ImageData:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what a run that left no checkpoint wrote: it would be taken for this run's."""
+    """Removes what an earlier run without a checkpoint wrote, which would look like the work of this one."""
     for name in ("results.json", "metrics.json", "events.out.tfevents.*"):
         for path in folder.glob(name):
             path.unlink()
@@ -209,13 +210,13 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
         return
     notes: dict[str, float] = {"corrupt_images": corrupt} if corrupt else {}
     if run.training.scaler.is_enabled():
-        notes |= {"loss_scale": run.training.scaler.get_scale(), "skipped_steps": run.watch.skipped_steps}
+        notes |= run.watch.skipped.values()
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
 
 
 def _save(run: _Run, done: int) -> None:
-    """Rank 0 writes; no rank goes on, or leaves, before it has."""
+    """Writes a checkpoint on rank 0; no rank continues or exits before it is complete."""
 
     def write() -> None:
         path = checkpoint.path_of_step(run.folder, done)
@@ -227,11 +228,11 @@ def _save(run: _Run, done: int) -> None:
 
 
 def _state(run: _Run, done: int) -> dict[str, Any]:
-    return to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped_steps)
+    return to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped.total)
 
 
 def _probe_if_missing(run: _Run, step: int) -> None:
-    """kNN of the checkpoint that the run goes on from, if it was stopped between that checkpoint and its kNN."""
+    """Runs the kNN of the checkpoint that is resumed, if the run was stopped between that checkpoint and its kNN."""
 
     def missing() -> bool:
         return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
@@ -258,13 +259,13 @@ def _finish(run: _Run) -> dict[str, Any]:
     if run.probe_data:
         results["knn_protocol"] = protocol(cfg, "knn", run.probe_data)
     if cfg.SOLVER.AMP == "fp16":
-        results["skipped_steps"] = skipped = run.watch.skipped_steps
+        results["skipped_steps"] = skipped = run.watch.skipped.total
         if skipped:
-            run.log.info(f"fp16: {skipped} of {steps} steps were skipped, as their gradients overflowed")
+            run.log.info(summary(skipped, steps))
 
     def finish() -> None:
         assert metrics is not None
-        if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it already
+        if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it
             metrics.write(steps - 1, results["metrics"])
             run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.words(cfg, score)})")
         metrics.close()

@@ -22,7 +22,7 @@ from .common.copies import to_device
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAY, BLUR = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 _LUMA = (0.299, 0.587, 0.114)
-_PART = 256  # images worked on at once on the device: bounds the memory for float copies
+_PART = 256  # images that the device processes at once; bounds the memory for float copies
 
 
 def run_program(image: np.ndarray, program: np.ndarray) -> None:

@@ -1,7 +1,7 @@
-r"""The random draw of one view by its recipe, and the executor on the CPU.
+r"""Draws the random choices of a view by its recipe, and makes it on the CPU.
 
-A view is drawn in two parts: a box of the image with a flip, and a program: color operations with their values, in
-order. Crop, resize and flip are always done here; the program runs here (`make_views`) or in batches
+A view is drawn in two parts: a box of the image with a flip, and a program, which is color operations with their values
+in order. Crop, resize and flip are always done on the CPU; the program runs on the CPU too (`make_views`) or in batches
 on the training device (`view_ops.finish`), from the same random streams.
 
 Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
@@ -174,7 +174,7 @@ def _cut(image: np.ndarray, recipe: Recipe, drawn: Drawn, size: int) -> np.ndarr
 def _random_box(
     crop: RandomResizedCrop, height: int, width: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """torchvision's rule: ten tries, then the largest middle box of an allowed aspect ratio."""
+    """torchvision's rule: ten tries, then the largest central box of an allowed aspect ratio."""
     low, high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
     for _ in range(10):
         area = height * width * _uniform(rng, *crop.scale)
@@ -199,7 +199,7 @@ def _draw_jitter(jitter: Jitter, rng: np.random.Generator) -> list[tuple[float, 
     ]
     if jitter.hue:
         rows.append((HUE, _uniform(rng, -jitter.hue, jitter.hue)))
-    for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates, cheaper here than rng.permutation
+    for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates; for so few rows cheaper than rng.permutation
         j = _below(rng, i + 1)
         rows[i], rows[j] = rows[j], rows[i]
     return rows

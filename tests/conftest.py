@@ -1,4 +1,4 @@
-"""One thread a process for every test; the last lines of a run say which detection engines it tested."""
+"""One thread per process for every test; the last lines of a run say which detection engines it tested."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture fo
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 + 16 images of 20 px in two classes of different colour."""
+    """48 + 16 images of 20 px in two classes of different colors."""
     root = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 8)):
-        for c, colour in enumerate(((200, 60, 60), (60, 60, 200))):
+        for c, color in enumerate(((200, 60, 60), (60, 60, 200))):
             folder = root / split / f"class{c}"
             folder.mkdir(parents=True)
             for i in range(count):
-                image = np.clip(rng.normal(colour, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
+                image = np.clip(rng.normal(color, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
                 cv2.imwrite(str(folder / f"{i:03d}.png"), image)
     return root
 

@@ -87,7 +87,7 @@ class SimulatedDevice(TorchDispatchMode):
 
 
 def register() -> None:
-    """Names the device; once a process, and for good."""
+    """Names the device; once per process, and permanently."""
     from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
     class Backend(_DummyBackendModule):

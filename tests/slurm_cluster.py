@@ -23,7 +23,7 @@ import pytest
 NODES = ("127.0.1.1", "127.0.1.2")  # addresses as names: the first host's name is MASTER_ADDR, and must resolve
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 
-# cred_expire=5: a requeued job waits 6 s instead of 120 s. config_overrides: 4 CPUs a node on any machine.
+# cred_expire=5: a requeued job waits 6 s instead of 120 s. config_overrides: 4 CPUs per node on any machine.
 _CONF = """\
 ClusterName=pytest
 SlurmctldHost={host}(127.0.0.1)
@@ -66,7 +66,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
-# submitit reads states from sacct only, and there is no accounting here: squeue remembers jobs for MinJobAge.
+# submitit reads states from sacct only, and this cluster has no accounting: squeue remembers jobs for MinJobAge.
 _SACCT = """\
 #!{python}
 import subprocess, sys
@@ -237,7 +237,7 @@ def _of_node(node: str, root: str) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """The cluster, started once a session; skips with the reason where SLURM is missing."""
+    """The cluster, started once per session; skips with the reason where SLURM is missing."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     missing = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
     if missing:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.reporting import recipes
+
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 PRETRAIN = [path for path in sorted((CONFIGS / "pretrain").glob("*.yaml")) if not path.name.startswith("Base-")]
@@ -22,7 +24,7 @@ def header(path: Path) -> str:
     return "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*RECIPES, *PLANS], ids=lambda path: path.stem)
 def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Path) -> None:
     text = header(path)
     commands = re.findall(r"^#   (?:make|python (?:tools/launch|transfer/train_net)\.py) .+$", text, re.MULTILINE)
@@ -48,6 +50,7 @@ def bases_of(path: Path) -> list[Path]:
 def test_every_config_file_that_is_named_exists() -> None:
     texts = [
         ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
         *CONFIGS.rglob("*.*"),
         *(ROOT / "tools").rglob("*.py"),
         *(ROOT / "transfer").rglob("*.py"),
@@ -57,12 +60,32 @@ def test_every_config_file_that_is_named_exists() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
+def test_the_table_of_recipes_is_current_and_whole() -> None:
+    """After a recipe has changed: make docs."""
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    assert page == recipes.markdown()
+    assert [path.stem for path in (*RECIPES, *PLANS) if f"](../{path.relative_to(ROOT)})" not in page] == []
+
+
+def test_the_page_of_the_papers_names_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests" / "pretrain").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)(?:\.\.\.)?`", page))
+    assert len(named) > 8 and [name for name in sorted(named) if f"def {name}" not in tests] == []
+    files = set(re.findall(r"`((?:methods/|probe/)?test_\w+\.py)`", page)) | set(
+        re.findall(r"`(pretrain/[\w/]+\.\w+)`", page)
+    )
+    assert [f for f in sorted(files) if not ((ROOT / "tests/pretrain" / f).is_file() or (ROOT / f).is_file())] == []
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| Item")]
+    assert len(rows) > 40 and all(cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1])
+
+
 def test_a_published_result_stands_in_the_header_or_in_the_table_of_its_paper() -> None:
     rows = []
     for file in sorted((CONFIGS / "papers").glob("*.csv")):
         rows += csv.DictReader(line for line in file.read_text().splitlines() if not line.startswith("#"))
     tabled = {Path(row.get("recipe") or row["pretrain"]).stem for row in rows if row["pretrain"]}
-    assert len(tabled) == 15 + 3
+    assert len(tabled) == 15 + 3 + 4 + 4  # detectors; JCL, SCE, TCL
     for path in RECIPES:
         published = re.findall(r"^# Published: (.+)$", header(path), re.MULTILINE)[0]
         assert (path.stem not in tabled) or ("configs/papers/" in published and not re.search(r"\d\.\d", published))

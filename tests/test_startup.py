@@ -1,50 +1,117 @@
-"""A mistake on a command line is answered before torch is imported, which takes seconds."""
+"""What is answered before torch is imported, which takes seconds: help, mistakes, and runs that are complete."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tools.launcher import stages
+from tools.launcher.spec import StageSpec
+
 ROOT = Path(__file__).parents[1]
 LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
-# Runs a file as the command line does, and lists the large libraries that it has imported.
+LAUNCH = "tools/launch.py"
+LOCAL = ("--cluster", "local", "--gpus", "0")
+TRANSFER = (LAUNCH, "transfer", *LOCAL, "--config-file", LEAF, "--engine", "torchvision")
+# Runs each command line as the shell does, in one process, and prints how it ended and which large libraries it needed.
 SCRIPT = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    print("imported:", *({"torch", "torchvision"} & sys.modules.keys()))
+import contextlib, io, json, runpy, sys
+for words in json.load(sys.stdin):
+    sys.argv, out, err = words, io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        imported = sorted({"torch", "torchvision", "fvcore", "submitit"} & sys.modules.keys())
+        print(json.dumps([ended.code, out.getvalue(), err.getvalue(), imported]))
 """
+HELP = (LAUNCH, "--help")
+MISTAKES = {
+    ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
+    ("tools/convert_to_d2.py", LEAF, "out.txt"): "must end in .pth",
+    ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
+    ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
+    ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
+    (LAUNCH, "pretrain", "--method", "foo"): "name a recipe of your own by --config-file FILE",
+    (LAUNCH, "pretrain", "--method", "jcl", "METHOD.K1", "2.0"): "METHOD.K1",
+    (LAUNCH, "transfer", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
+    ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
+    ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "did you mean 'moco_v",
+    ("tools/make_data.py", "digits", "x", "--size", "1"): "--size is 1",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "another config (SEED 0 ",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "OUTPUT_DIR", "pretrained/knn"): "the run folder of knn, not of",
+    (LAUNCH, "linear", *LOCAL, "pretrained", "LINEAR.BASE_LR", "1.0"): "another probe (LINEAR.BASE_LR 30.0 -> 1.0)",
+    (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
+    (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "holds a training of another config (SOLVER.BASE_LR ",
+    (*TRANSFER, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of transfer",
+    (*TRANSFER, "--eval-only", "OUTPUT_DIR", "moved"): "is the run folder of transfer, not of evaluation",
+}  # fmt: skip
+COMPLETE = [
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"),
+    (LAUNCH, "linear", *LOCAL, "pretrained"),
+    (LAUNCH, "knn", *LOCAL, "pretrained"),
+    (LAUNCH, "convert", *LOCAL, "pretrained", "converted.pth"),
+    (*TRANSFER, "OUTPUT_DIR", "box"),
+]
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, str(ROOT / words[0]), *words[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def finish(spec: StageSpec, config: str = "") -> None:
+    """Leaves what the launcher and the stage leave of complete work."""
+    folder = Path(spec.folder)
+    spec.mark("complete")
+    (folder / "stage.txt").write_text(spec.stage)
+    (folder / "config.yaml").write_text(config or spec.config)
+    (folder / spec.produces).write_text("{}")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("tools/convert_to_d2.py", "nowhere.pth", "out.pth"), "no run folder or checkpoint at nowhere.pth"),
-        (("tools/convert_to_d2.py", LEAF, "out.txt"), "must end in .pth"),
-        (("transfer/train_net.py", "--config-file", "nowhere.yaml"), "no config file at nowhere.yaml"),
-        (("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"), "did you mean 'SOLVER.BASE_LR'?"),
-        (("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"), "at least 1 process"),
-        (("tools/launch.py", "pretrain", "--method", "foo"), "no default recipe for --method foo"),
-        (("tools/launch.py", "pretrain", "--method", "jcl", "METHOD.K1", "2.0"), "METHOD.K1"),
-        (("tools/launch.py", "transfer", "--config-file", "nowhere.yaml"), "no config file at nowhere.yaml"),
-        (("tools/benchmark.py", "views", "--views", "0"), "--views is 0"),
-        (("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"), "did you mean 'moco_v"),
-        (("tools/make_data.py", "digits", "x", "--size", "1"), "--size is 1"),
-    ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
-)
-def test_a_mistake_is_answered_without_torch(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    done = run(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (2, "imported:\n") and message in done.stderr, done
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Any]:
+    """Exit status, output, error output and imported libraries of each command line."""
+    from transfer.config import load_config
+
+    root = tmp_path_factory.mktemp("startup")
+    with contextlib.chdir(root):
+        finish(stages.pretrain(stages.recipe_of("jcl"), ["OUTPUT_DIR", "pretrained"]))
+        Path("pretrained/checkpoint_final.pth").write_bytes(b"\0weights")
+        for probe in ("linear", "knn"):
+            finish(stages.probe(probe, "pretrained"))
+        finish(stages.convert("pretrained", "converted.pth"))
+        trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
+        finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
+        (root / "moved/eval_only").mkdir(parents=True)
+        (root / "moved/eval_only/stage.txt").write_text("transfer")
+    commands = [HELP, *MISTAKES, *COMPLETE]
+    words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=words, cwd=root, env=environment, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(commands), done
+    return dict(zip(commands, map(json.loads, lines), strict=True))
+
+
+def test_help_imports_no_large_library(answers: dict[tuple[str, ...], Any]) -> None:
+    status, out, _, imported = answers[HELP]
+    assert (status, imported) == (0, []) and "python tools/launch.py pretrain --method jcl" in out
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_mistake_is_answered_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
+    status, out, err, imported = answers[words]
+    assert (status, out) == (2, "") and MISTAKES[words] in err, answers[words]
+    assert not {"torch", "torchvision"} & set(imported)
+
+
+@pytest.mark.parametrize("words", COMPLETE, ids=" ".join)
+def test_a_complete_run_is_answered_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
+    status, out, err, imported = answers[words]
+    assert status == 0 and "is already complete" in out, err
+    assert not {"torch", "torchvision"} & set(imported)

@@ -1,8 +1,8 @@
-"""Converts a checkpoint's backbone to Detectron2 weights, proves the result, and writes where it came from.
+"""Converts a checkpoint's backbone to Detectron2 weights, verifies the result, and records its origin.
 
-python tools/convert_to_d2.py output/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
+python tools/convert_to_d2.py runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
 python tools/convert_to_d2.py moco_v2_200ep_pretrain.pth.tar weights/mocov2_R50_IN1k_200ep.pth
-python tools/convert_to_d2.py output/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
+python tools/convert_to_d2.py runs/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("output", metavar="OUTPUT", help="its suffix is the format: .pth, .pkl or .safetensors")
-    parser.add_argument("--encoder", choices=("query", "key"), default="query", help="of the momentum pair")
+    parser.add_argument("--encoder", choices=("query", "key"), default="query", help="which encoder of a momentum pair")
     parser.add_argument("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
     parser.add_argument("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_name(args.output, "OUTPUT")
     if not os.path.isdir(args.source):
         existing_file(args.source, "run folder or checkpoint")
-    from transfer.convert import convert  # imports torch, for which a mistake should not have to wait
+    from transfer.convert import convert  # imports torch; a mistake should not wait for that
 
     done = convert(
         args.source,

@@ -1,7 +1,7 @@
 """Installs Detectron2 into the environment that runs this file, from a wheel that is built once per machine.
 
-Detectron2 is not on the package index. The wheel is kept in the user's cache, outside the checkout, so that the set-up
-of a new checkout takes it from there.
+Detectron2 is not on the package index. The wheel is kept in the user's cache, outside the checkout, so that new
+checkouts install it from there.
 
     make detectron2                                # upstream's repository, at the pinned commit
     make detectron2 DETECTRON2=/a/local/checkout   # a machine without internet
@@ -37,7 +37,7 @@ _GIT_MINUTES, _PIP_MINUTES = 10, 60  # at most; a build usually takes some minut
 
 
 def cached_wheel(compiled: bool) -> Path | None:
-    """The kept wheel of the pinned commit, or None. A compiled one serves where ``compiled`` is not asked for, too."""
+    """The cached wheel of the pinned commit, or None; a compiled wheel also serves where ``compiled`` is False."""
     wheels = [wheel for wheel in sorted(_cache_folder(True).glob("detectron2-*.whl")) if "none-any" not in wheel.name]
     if not compiled:
         wheels += sorted(_cache_folder(False).glob("detectron2-*.whl"))
@@ -78,8 +78,8 @@ def build(source: str, compiled: bool) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", default="", metavar="FOLDER", help="a local checkout of Detectron2")
-    parser.add_argument("--compiled", action="store_true", help="build the C++ extension, too")
-    parser.add_argument("--cached-only", action="store_true", help="install the kept wheel, if any; build none")
+    parser.add_argument("--compiled", action="store_true", help="also build the C++ extension")
+    parser.add_argument("--cached-only", action="store_true", help="install the cached wheel, if any; never build one")
     args = parser.parse_args(argv)
     wheel = cached_wheel(args.compiled)
     if wheel is None and args.cached_only:
@@ -143,7 +143,7 @@ def _run(command: list[str], minutes: float) -> subprocess.CompletedProcess[str]
     ) as process:
         try:
             out, err = process.communicate(timeout=60 * minutes)
-        except BaseException as error:  # Ctrl-C, too: a session of its own does not hear the terminal's
+        except BaseException as error:  # also Ctrl-C, which does not reach the command in its own session
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):

@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
     args.overrides, args.words = overrides, list(sys.argv[1:] if argv is None else argv)
-    from tools.launcher import commands  # after --help: no import of a stage or of submitit before it is needed
+    from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
 
 
 def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
-    """Paths, and the config overrides that a list of paths of any length has swallowed."""
+    """Splits words that argparse took for paths into the paths and the config overrides; ``rest`` follows them."""
     key_like = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z][A-Z0-9_]*)*(=.*)?")
     at = next((i for i, word in enumerate(words) if key_like.fullmatch(word) and not Path(word).exists()), len(words))
     return words[:at], [*words[at:], *rest]
@@ -68,17 +68,17 @@ def _parser() -> argparse.ArgumentParser:
         _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
-    sub.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
+    sub.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
     sub = _command(commands, "status", "shows the status of a run, pipeline or sweep")
     sub.add_argument("folder")
     sub = _command(commands, "logs", "shows the output of a job")
     sub.add_argument("folder")
     sub.add_argument("--rank", type=int, default=0)
-    sub.add_argument("--follow", "-f", action="store_true", help="until the job ends")
-    sub = _command(commands, "cancel", "ends what was started in a folder, and nothing else")
+    sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until the job ends")
+    sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
     sub.add_argument("folder")
-    sub.add_argument("--now", action="store_true", help="without time for a checkpoint")
-    sub = _command(commands, "resume", "starts a run, pipeline or sweep again as it was started")
+    sub.add_argument("--now", action="store_true", help="kill them, without a checkpoint")
+    sub = _command(commands, "resume", "resumes a run, pipeline or sweep with the options that it was started with")
     sub.add_argument("folder")
     _add_modes(sub)
     return parser
@@ -86,13 +86,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
-    sub = _command(commands, "pretrain", "pretrains by a recipe")
+    sub = _command(commands, "pretrain", "pretrains with a recipe")
     sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="another recipe")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="recipe file, instead of --method")
     _add_resources(sub, overrides=True)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
-        ("knn", "scores frozen features by kNN"),
+        ("knn", "scores frozen features with kNN"),
         ("embedding", "draws a map (t-SNE) of validation features"),
     ):
         sub = _command(commands, name, text)

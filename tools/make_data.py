@@ -1,4 +1,4 @@
-"""Small data sets, made on this machine: python tools/make_data.py digits datasets/digits"""
+"""Makes small data sets: python tools/make_data.py digits datasets/digits"""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
-    """Fills a new folder and moves it to ``output`` when it is whole; the same one again is left as it is.
+    """Fills a temporary folder and renames it to ``output`` once it is complete; the same data are not made again.
 
     Raises:
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
     manifest = json.dumps({**arguments, "version": _VERSION}, sort_keys=True) + "\n"
     if _is_made(output, manifest):
-        print(f"{output} is made already")
+        print(f"{output} already exists")
         return
     with claim(output.parent, "making data", of=output.name):
-        if _is_made(output, manifest):  # by a process that was faster
-            print(f"{output} is made already")
+        if _is_made(output, manifest):  # by another process in the meantime
+            print(f"{output} already exists")
             return
         folder = output.parent / f".{output.name}.making"
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
             folder.mkdir()
             write(folder)
             (folder / _MANIFEST).write_text(manifest)
@@ -72,7 +72,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             raise cannot_write(output, error) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"{output} is made")
+    print(f"made {output}")
 
 
 def _sync(folder: Path) -> None:

@@ -61,7 +61,7 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
-    parser.add_argument("--output", default="", metavar="FILE", help="write the Markdown there too")
+    parser.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
     args = parser.parse_args(argv)
     if args.output:
         refuse_unwritable(args.output)
@@ -139,7 +139,7 @@ def _kinship(probe: Probe, row: Row) -> int:
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Each folder by its path below the one that holds all of them, which is unique."""
+    """Maps each folder to its path relative to the folder that holds all of them."""
     if not folders:
         return {}
     common = Path(os.path.commonpath(folders))
@@ -200,7 +200,7 @@ def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
 
 
 def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[str]:
-    """A table per protocol; where headlines are equal, the keys that distinguish the protocols stand below."""
+    """Yields one table per protocol; protocols with the same headline are told apart by the keys that differ."""
     for headline in dict.fromkeys(run.headline for run in runs):
         alike = [run for run in runs if run.headline == headline]
         protocols = _distinct(run.protocol for run in alike)

@@ -2,5 +2,5 @@
 
 import warnings
 
-# fvcore scripts two losses when it is imported; nothing here uses them.
+# fvcore scripts two losses when it is imported; this package does not use them.
 warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)

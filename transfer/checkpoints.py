@@ -1,6 +1,6 @@
 """The checkpoints in a detector's run folder, the same for both engines: how they are written, and which is the newest.
 
-The newest has the most iterations, which each stores; the times of files change when a folder is copied.
+The newest has the most iterations, which each file stores; file times change when a folder is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 
-# Saved before precise BN and evaluation and removed after them; if it exists, they are still due.
+# Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
 EVALUATING = "evaluating.pth"
 
 

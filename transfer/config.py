@@ -1,7 +1,7 @@
-"""Detectron2's config keys, readable without Detectron2, and what the torchvision engine makes of each.
+"""Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
 
-Every key of Detectron2 0.6 is in one of three tables: what the torchvision engine honors, what it refuses unless it
-keeps its default, and what has no effect on these detectors (with the reason).
+Every key of Detectron2 0.6 is in one of three tables: those that the torchvision engine honors, those that it refuses
+unless they have their default, and those without effect on these detectors (with the reason).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ TEST.AUG: {MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE
 }
 
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
-ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine builds only some values
+ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supports only some values
     "VERSION": (2,),
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
     "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
@@ -137,21 +137,20 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine buil
 }
 
 
-# Prefixes of keys that never change a detector's result: where and how fast it runs, and how often it writes and tests.
+# Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
 FREE_ANYWHERE = (
     "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
     "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
 )  # fmt: skip
 
-# A resumed training may have other values of these, too: how long it runs, what it is tested on, and what it read at
-# its start and reads no more.
+# A resumed training may also change these: how long it runs, what it is evaluated on, what is read only at its start.
 FREE_ON_RESUME = (
     *FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST", "SOLVER.MAX_ITER", "SOLVER.STEPS", "TEST.",
 )  # fmt: skip
 
 
 def check_same_training(cfg: CfgNode, kept: Path) -> None:
-    """Refuses to resume a training under another config: its result would belong to neither.
+    """Refuses to resume a training under another config: the result would belong to neither.
 
     Args:
         kept: the config.yaml of the run, if it has one yet.
@@ -182,12 +181,12 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
 
 
 def _one_name(config: str) -> str:
-    """SyncBN runs under another name on several CPU processes."""
+    """Replaces the name under which Detectron2 runs SyncBN on several CPU processes."""
     return config.replace("naiveSyncBN", "SyncBN")
 
 
 def default_config() -> CfgNode:
-    """The tree of Detectron2's keys with its defaults."""
+    """Returns the tree of Detectron2's keys with their defaults."""
     cfg = CfgNode()
     for table in (HONORED, REFUSED, *IRRELEVANT.values()):
         for dotted, value in yaml.safe_load(table).items():
@@ -227,12 +226,12 @@ def check_supported(cfg: CfgNode) -> None:
     """
     values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
-        f"{key} is {values[key]!r} (it does only {default!r})"
+        f"{key} is {values[key]!r} (only {default!r} is supported)"
         for key, default in keys(REFUSED).items()
         if values[key] != default
     ]
     wrong += [
-        f"{key} is {values[key]!r} (it does {' | '.join(repr(v) for v in allowed)})"
+        f"{key} is {values[key]!r} (supported: {', '.join(repr(v) for v in allowed)})"
         for key, allowed in ALLOWED.items()
         if values[key] not in allowed
     ]
@@ -241,20 +240,22 @@ def check_supported(cfg: CfgNode) -> None:
     if channels != expected:
         wrong.append(f"MODEL.RESNETS.RES2_OUT_CHANNELS is {channels} (a ResNet-{depth} has {expected})")
     if len(cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS) != 1:
-        wrong.append(f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS} (it does one threshold)")
+        wrong.append(
+            f"MODEL.ROI_HEADS.IOU_THRESHOLDS is {cfg.MODEL.ROI_HEADS.IOU_THRESHOLDS} (only one threshold is supported)"
+        )
     if wrong:
         raise UserError(
-            f"the torchvision engine cannot honor {'; '.join(wrong)}; set a value it does or use the Detectron2 engine"
+            f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values or use Detectron2"
         )
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
-    """The config for ``world`` processes, where it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
+    """Returns the config for ``world`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
 
-    Batch and learning rate grow with the processes, iterations shrink, as Detectron2 scales them.
+    As in Detectron2, batch and learning rate grow with the number of processes, and iterations shrink.
 
     Raises:
-        UserError: the batch is no multiple of the reference.
+        UserError: the batch is not a multiple of the reference.
     """
     cfg, reference = cfg.clone(), cfg.SOLVER.REFERENCE_WORLD_SIZE
     if reference in (0, world):
@@ -263,7 +264,7 @@ def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     solver = cfg.SOLVER
     if solver.IMS_PER_BATCH % reference:
         raise UserError(
-            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is no multiple of REFERENCE_WORLD_SIZE {reference}"
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} is not a multiple of REFERENCE_WORLD_SIZE {reference}"
         )
     scale = world / reference
     solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)

@@ -1,4 +1,4 @@
-"""Checks of a config's numbers, for both engines: wrong ones would fail with a traceback, in an hour or never."""
+"""Checks a config's numbers for both engines before a run: later, a wrong one would end it with a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pretrain.common.errors import UserError
 from .config import ALLOWED
 
 _LARGEST = float("inf")
-_LARGEST_FLOAT32 = 3.4e38  # the optimizer's factors become float32, which has none larger
+_LARGEST_FLOAT32 = 3.4e38  # the optimizer's factors are converted to float32
 RANGES: dict[str, tuple[float, float, bool]] = {  # smallest, largest, whether the smallest is allowed
     "DATALOADER.NUM_WORKERS": (0, 1024, True),
     "SOLVER.BASE_LR": (0, _LARGEST_FLOAT32, True),
@@ -40,7 +40,7 @@ def check_ranges(cfg: CfgNode) -> None:
     """Checks the numbers that a training and an evaluation read.
 
     Raises:
-        UserError: the first key in `RANGES` that is out of its range or not a number.
+        UserError: a key in `RANGES` is out of its range or not a number; names the first.
     """
     values = dict(flatten(cfg))
     for key, (low, high, closed) in RANGES.items():
@@ -54,7 +54,7 @@ def check_ranges(cfg: CfgNode) -> None:
 
 
 def check_training(cfg: CfgNode) -> None:
-    """Checks what only a training reads, in the config that `check_ranges` has passed.
+    """Checks what only a training reads, in a config that has passed `check_ranges`.
 
     Raises:
         UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers

@@ -4,7 +4,7 @@
     .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics"; names without prefix
     .safetensors  tensors under full names; provenance in the metadata
 
-Beside each lies OUTPUT.json: the provenance and the file's own SHA-256, against which every later reader verifies it.
+OUTPUT.json beside the file holds the provenance and the file's SHA-256, against which every later reader verifies it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PIXEL_MEAN, PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done: the file, its provenance, the largest relative difference per stage."""
+    """The result of a conversion: the file, its provenance, and the largest relative difference per stage."""
 
     output: Path
     provenance: dict[str, Any]

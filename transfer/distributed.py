@@ -1,4 +1,4 @@
-"""What both engines share with several processes: they join a group and agree on seed, start, stop and BN."""
+"""What both engines need to run on several ranks: one group, and agreement on seed, start, stop and BN statistics."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 def join(device_name: str) -> torch.device:
-    """This process's device; joins the process group of the environment (RANK, WORLD_SIZE, MASTER_ADDR, ...), if any.
+    """Joins the process group of the environment (RANK, WORLD_SIZE, ...), if any, and returns this process's device.
 
     Args:
         device_name: MODEL.DEVICE; cuda means the CPU where there is no GPU.
 
     Raises:
-        UserError: no such device, one GPU of several by its number, or more processes on this machine than GPUs.
+        UserError: an unknown device, a GPU chosen by its number, or more processes on this machine than GPUs.
     """
     kind, _, number = device_name.partition(":")
     if kind not in ("cpu", "cuda"):

@@ -1,6 +1,6 @@
 """Proof of a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
 
-Detectron2's is computed here from its names with plain convolutions, so that a conversion does not need Detectron2.
+Detectron2's stages are computed from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one table of names: torchvision's ResNet <-> Detectron2's ResNet, for depths 18, 34, 50 and 101.
+"""The name table: torchvision's ResNet <-> Detectron2's ResNet, for depths 18, 34, 50 and 101.
 
 torchvision                      Detectron2
 conv1.weight                     stem.conv1.weight
@@ -48,12 +48,12 @@ def names(arch: str) -> dict[str, str]:
 
 
 def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
-    """A whole backbone in Detectron2's names; a name outside the table raises KeyError."""
+    """Renames a whole backbone to Detectron2's names; a name outside the table raises KeyError."""
     table = names(arch)
     return {table[name]: value for name, value in state.items()}
 
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
-    """Detectron2's names in ``state`` replaced by torchvision's; all others are left for the reader to refuse."""
+    """Replaces Detectron2's names in ``state`` by torchvision's; other names stay, for the reader to refuse."""
     inverse = {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}
     return {inverse.get(name, name): value for name, value in state.items()}

@@ -1,14 +1,14 @@
-"""Fine-tunes a detector on COCO (Detectron2's command line), on Detectron2 or on the embedded torchvision engine.
+"""Fine-tunes a detector on COCO with Detectron2 or with the torchvision engine; the arguments are Detectron2's.
 
     python transfer/train_net.py --config-file configs/coco_R50_FPN_1x_jcl.yaml --num-gpus 4
     python transfer/train_net.py --config-file ... --resume
     python transfer/train_net.py --config-file ... --eval-only MODEL.WEIGHTS output/model_final.pth
     python transfer/train_net.py --config-file ... DATASETS.TRAIN "('coco:train.json:images',)"
 
-Writes results.json into OUTPUT_DIR; with --eval-only in the folder of a training, all that it writes goes to its
-eval_only/, so that a training can be evaluated while it runs. --eval-only --resume evaluates the newest checkpoint in
-OUTPUT_DIR. Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. Where
-RANK and WORLD_SIZE are in the environment (torchrun, the launcher), the process is one of a group and starts no others.
+Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training, all output goes to its eval_only/, so
+that a training can be evaluated while it runs; --eval-only --resume evaluates the newest checkpoint in OUTPUT_DIR.
+Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. If the
+environment has RANK and WORLD_SIZE (from torchrun or the launcher), this process is one rank and starts no others.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from transfer.config_ranges import check_ranges, check_training
 if TYPE_CHECKING:
     from transfer.weights import Weights
 
-_GRACE_S = 3.0  # for the other ranks, once one has failed: they may wait for it in a collective
+_GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Detectron2's arguments, and the engine."""
+    """Returns a parser of Detectron2's arguments, --engine and --visualize."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest good checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto")
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes per machine (without GPUs: on the CPU)")
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes per machine; on the CPU if it has no GPU")
     parser.add_argument("--num-machines", type=int, default=1)
     parser.add_argument("--machine-rank", type=int, default=0, help="from 0, one per machine")
     parser.add_argument(
@@ -59,7 +59,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line in this process, or in as many as ``--num-gpus`` and ``--num-machines`` say.
+    """Runs the command line in this process or, with several GPUs or machines, in ``--num-gpus`` new ones.
 
     Raises:
         UserError: a mistake in the arguments, the config, the data or the weights.
@@ -69,12 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.num_gpus < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise UserError(
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
-            "at least 1 process, and a rank below the number of machines"
+            "give at least 1 process per machine, and a machine rank below the number of machines"
         )
     if args.engine == "auto" and os.environ.get("RANK", "0") == "0" and pick_engine("auto") == "torchvision":
         print(
-            "Detectron2 is not installed: the torchvision engine is used instead, and results.json says so; `make "
-            "detectron2` installs it, --engine torchvision asks for this engine",
+            "Detectron2 is not installed: the torchvision engine is used instead, and results.json says so; run `make "
+            "detectron2` to install it, or choose this engine with --engine torchvision",
             file=sys.stderr,
         )
     if "WORLD_SIZE" in os.environ or args.num_gpus * args.num_machines == 1:
@@ -84,22 +84,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def pick_engine(wanted: str) -> str:
-    """The engine's name; auto is Detectron2 where it is installed.
+    """Returns the engine's name; ``auto`` is Detectron2 if it is installed.
 
     Raises:
-        UserError: Detectron2 is asked for, but not installed.
+        UserError: Detectron2 is chosen but not installed.
     """
     installed = importlib.util.find_spec("detectron2") is not None
     if wanted == "detectron2" and not installed:
-        raise UserError("Detectron2 is not installed: `make detectron2` installs it; or use --engine torchvision")
+        raise UserError("Detectron2 is not installed; run `make detectron2`, or use --engine torchvision")
     return "detectron2" if installed and wanted != "torchvision" else "torchvision"
 
 
 def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
-    """The engine's name, and the config, checked and scaled to the number of processes.
+    """Returns the engine's name, and the config checked and scaled to the number of processes.
 
     Raises:
-        UserError: no such engine, a mistake in the config.
+        UserError: the engine is not installed, or the config has a mistake.
     """
     name, cfg = pick_engine(args.engine), load_config(args.config_file, args.opts)
     check_ranges(cfg)
@@ -111,9 +111,9 @@ def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
 def launch(args: argparse.Namespace) -> None:
     """Starts this machine's ranks, as Detectron2's `launch` does, and waits for them.
 
-    In addition a rank's mistake is raised here, so that it is reported once, in one line, and a signal to this process
-    reaches every rank as a request to stop. torchrun reports a failure in its own words, and kills the ranks 30 s after
-    a signal, which may be before the step and its checkpoint are finished.
+    In addition, a rank's mistake is raised in this process, which reports it once and in one line, and a signal to this
+    process reaches every rank as a request to stop. torchrun reports failures at length, and sends Ctrl-C on to ranks
+    that have received it from the terminal already, which makes them stop immediately, without a checkpoint.
     """
     if args.dist_url == "auto":
         if args.num_machines > 1:
@@ -133,12 +133,12 @@ def launch(args: argparse.Namespace) -> None:
     if device.startswith("cuda") and torch.cuda.is_available() and args.num_gpus > gpus:
         raise UserError(f"--num-gpus is {args.num_gpus}, but this machine has {gpus}; ask for at most {gpus}")
     messages = mp.get_context("spawn").SimpleQueue()
-    with interrupt.held_back():  # the ranks start with signals blocked, so that none ends them during their imports
+    with interrupt.held_back():  # the ranks start with signals blocked, which would kill them during their imports
         ranks = mp.start_processes(_enter, (args, host, port, messages), args.num_gpus, join=False)
         assert ranks is not None
         processes: list[Any] = ranks.processes
         for number in (signal.SIGINT, signal.SIGTERM):
-            # As SIGTERM: Ctrl-C sends SIGINT to the ranks, too, and a second SIGINT stops them immediately.
+            # Forwarded as SIGTERM: Ctrl-C sends SIGINT to the ranks, too, and a second SIGINT stops them immediately.
             signal.signal(number, lambda *_: [rank.terminate() for rank in processes])
     try:
         while not ranks.join(grace_period=_GRACE_S):
@@ -146,7 +146,7 @@ def launch(args: argparse.Namespace) -> None:
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
         if messages.empty():
             raise
-        raise messages.get() from error  # the first one; other ranks may have failed because of it
+        raise messages.get() from error  # the first error, which may have caused those of the other ranks
 
 
 def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, messages: Any) -> None:
@@ -172,7 +172,7 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, mess
 
 
 def work(args: argparse.Namespace) -> dict[str, Any]:
-    """One process's part of the run; rank 0 writes results.json and returns its content, others {}."""
+    """Runs one rank's part; rank 0 writes results.json and returns its content, the other ranks return {}."""
     name, cfg = settle(args)
 
     from pretrain.common.process_group import on_every_rank, on_first_rank
@@ -187,9 +187,9 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     with leaving():
         device = join(cfg.MODEL.DEVICE)
         if args.eval_only:
-            cfg.DATASETS.TRAIN = ()  # it is not needed, and may not exist
+            cfg.DATASETS.TRAIN = ()  # not needed, and possibly not on this machine
             cfg.MODEL.WEIGHTS = on_first_rank(lambda: _weights_to_evaluate(cfg, args))
-            if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # whose files stay as they are
+            if on_first_rank(lambda: stage_of(cfg.OUTPUT_DIR)) == "transfer":  # do not overwrite its results
                 cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
         out = Path(cfg.OUTPUT_DIR)
         check = None if args.eval_only else lambda: refuse_used_output_dir(out, args.resume)
@@ -209,25 +209,24 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             if os.environ.get("RANK", "0") != "0":
                 return {}
             cfg.defrost()
-            # The names that were given: a cleaned copy's name holds this folder, and would compare with no other run.
+            # Record the names as given: a cleaned copy's name has this folder in it, and would match no other run.
             cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = train, tests
-            rows = [metrics] if len(tests) == 1 else [metrics.get(name, {}) for name in prepared]
             return write_results(
                 out / "results.json",
                 engine=name,
                 engine_version=metadata.version(name),
                 cfg=cfg,
-                metrics=dict(zip(tests, rows, strict=True)),
+                metrics={name: metrics[checked] for name, checked in zip(tests, prepared, strict=True)},
                 weights=summary,
                 iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
             )
 
 
 def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:
-    """MODEL.WEIGHTS; with --resume the newest checkpoint in OUTPUT_DIR, if there is one, as Detectron2 does.
+    """Returns MODEL.WEIGHTS or, with --resume, the newest checkpoint in OUTPUT_DIR if there is one, as in Detectron2.
 
     Raises:
-        UserError: with --resume, other weights are named on the command line, which would not be read.
+        UserError: --resume would ignore the weights that the command line names.
     """
     from transfer import checkpoints
 
@@ -245,13 +244,13 @@ def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:
 
 
 def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[list[Weights], dict[str, Any]]:
-    """What the run begins with, read once by each rank, and its summary for results.json.
+    """Reads the weights that the run begins with, once per rank; returns them and their summary for results.json.
 
-    A training keeps the summary in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, the list is empty
-    and the summary is the one that was kept.
+    A training saves the summary in OUTPUT_DIR/initial_weights.json. If it resumes from a checkpoint, no weights are
+    returned, and the summary is the saved one.
 
     Raises:
-        UserError: a resumed run is given other weights than it began with.
+        UserError: a resumed run is given weights other than those it began with.
     """
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from transfer import checkpoints
@@ -262,7 +261,7 @@ def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[list[Weigh
     def resumed() -> dict[str, Any]:
         if not (args.resume and not args.eval_only and any(checkpoints.all_in(out, evaluating=True))):
             return {}
-        if not kept.is_file():  # begun by Detectron2's own script
+        if not kept.is_file():  # the run was begun by Detectron2's own train_net.py
             return {"path": path}
         summary = read_json(kept)
         check_same_weights(path, summary, out)

@@ -96,7 +96,7 @@ def detector_provenance(path: Path) -> dict[str, Any]:
     beside, kept = path.parent / "config.yaml", path.parent / "initial_weights.json"
     found: dict[str, Any] = {}
     config: Any = {}
-    # The config.yaml of pretraining has no such keys; it may be another program's, too.
+    # Pretraining's config.yaml has no such keys, and the file may be another program's.
     with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
         config = yaml.safe_load(beside.read_text(encoding="utf-8"))
         model = config["MODEL"]
@@ -150,9 +150,9 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
 
 
 def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> None:
-    """Refuses to resume a run under other weights than it began with, which it would neither read nor record.
+    """Refuses to resume a run under weights other than those it began with: it would neither read nor record them.
 
-    The file's content counts, because run and weights may have been moved. A file that is gone is not needed.
+    The file's content is compared, because run and weights may have been moved. A file that no longer exists passes.
 
     Args:
         path: MODEL.WEIGHTS; empty: whatever the run began with.
@@ -166,8 +166,8 @@ def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> 
         return
     start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"
     raise UserError(
-        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and a resumed run reads none; keep that, or "
-        "choose another OUTPUT_DIR"
+        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and a resumed run reads no weights; name "
+        "those, or choose another OUTPUT_DIR"
     )
 
 
@@ -183,7 +183,7 @@ def load_weights(
     Args:
         own_state: gives the detector's tensors under Detectron2's names, sharing its storage (as ``state_dict`` does).
         require_heads: the heads must load too (to resume, or for evaluation only).
-        log: takes one line: what was loaded and which heads stay random.
+        log: called with one line that says what was loaded and which heads stay random.
 
     Returns:
         The names that keep their initial values.

@@ -1,7 +1,7 @@
-"""Reads a ResNet backbone, under torchvision's names, out of any file that may hold one, or says what is wrong.
+"""Reads a ResNet backbone from any file that may hold one, under torchvision's names.
 
-MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, detectors of torchvision; `.pth` in
-the old and the zip format, `.pkl` and `.safetensors`. Another family's names (Detectron2's) come in through ``rename``.
+It reads MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, and torchvision's detectors;
+`.pth` in the old and the zip format, `.pkl` and `.safetensors`. ``rename`` maps other names, such as Detectron2's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
 _ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
 _PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks; which are dropped on purpose
+_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks, which are dropped on purpose
 _OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
     *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
     *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),

@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class _Files(CfgNode):
-    """Refuses to open what has no end: reading a pipe, as a config or as its `_BASE_`, would wait forever."""
+    """Refuses to open a device, a pipe or a socket: reading one, as a config or as its `_BASE_`, could wait forever."""
 
     @classmethod
     def _open_cfg(cls, filename: str) -> Any:
@@ -114,11 +114,6 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
         _check_value(key, get(cfg, key))
         if is_float and math.isinf(get(cfg, key)):  # only digits, but too many
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
-
-
-def dump(cfg: CfgNode) -> str:
-    """The resolved config as YAML text, keys sorted."""
-    return cfg.dump()
 
 
 def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:

@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its type where it has none: torch's errors go on for many."""
+    """The first line of an exception's text, or its type where it has none: torch's errors have many."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 

@@ -1,6 +1,6 @@
 """Where images come from (files, arrays), each read as upright 8-bit RGB.
 
-OpenCV decodes; Pillow reads the header first and has the last word on what OpenCV cannot read.
+OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
     Raises:
         CorruptImage: truncated, damaged, not an image, or larger than MAX_PIXELS.
-        MemoryError: the process may not have the memory.
+        MemoryError: there is not enough memory.
     """
     try:
         header = _open(encoded, name)
@@ -100,10 +100,10 @@ def _open(encoded: bytes, name: str) -> Image.Image:
     """Opens an image with Pillow, which reads no more than the header.
 
     Raises:
-        CorruptImage: it is larger than MAX_PIXELS; what else may happen is in _PILLOW_ERRORS.
+        CorruptImage: it is larger than MAX_PIXELS; the other errors are _PILLOW_ERRORS.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of odd EXIF data, for one
+        with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
             image = Image.open(io.BytesIO(encoded))
         too_large = image.width * image.height > MAX_PIXELS
     except Image.DecompressionBombError:
@@ -118,7 +118,7 @@ def upright(image: Image.Image) -> Image.Image:
 
     Pillow's own conversion clips: every value above 255 would be white.
     """
-    image.load()  # first: a damaged file must fail here, not inside a reader of EXIF data that forgives all
+    image.load()  # first, so that a damaged file fails: the EXIF reader ignores errors
     # "I" has 32 bits, of which these formats use 16
     deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
     image = ImageOps.exif_transpose(image)
@@ -163,7 +163,7 @@ class Source(Protocol):
 
 
 class Files:
-    """Image files. Their names lie in one byte string: a million Python strings would be copied into every worker."""
+    """Image files. Their names are kept in one byte string: every worker would copy a million Python strings."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         encoded = [os.fsencode(name) for name in names]
@@ -185,7 +185,7 @@ class Files:
 
 
 class Array:
-    """Images that lie decoded in memory or in a memory-mapped file.
+    """Decoded images in memory or in a memory-mapped file.
 
     Args:
         images: (N, H, W) or (N, H, W, 3) uint8, or (N, 3, W, H) with ``transposed`` (STL10 is stored column by column).

@@ -46,20 +46,20 @@ def clear() -> None:
     _reason = ""
 
 
-def install_handlers(signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)) -> None:
-    """Turns ``signals`` into a request to stop; a second SIGINT interrupts immediately."""
+def install_handlers() -> None:
+    """Turns SIGINT and SIGTERM into a request to stop; a second SIGINT interrupts immediately."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and _reason:
             raise KeyboardInterrupt
         request_stop(signal.Signals(number).name)
 
-    for number in signals:
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)
 
 
 def ignore_in_worker(_worker_id: int = 0) -> None:
-    """A loader's ``worker_init_fn``: signals for the job must not end or checkpoint from a forked worker.
+    """A loader's ``worker_init_fn``: a signal to the job must neither end a worker nor run the job's handler in it.
 
     SIGTERM from the parent is obeyed: torch and multiprocessing end workers with it and wait until they have ended.
     """

@@ -6,9 +6,9 @@ live owner from a dead one:
 
 - on the owner's own machine by its process,
 - elsewhere by the age of the last touch, as the file server dates it (the clocks of two machines may differ),
-- at once where the owner was an earlier attempt of this very SLURM job, which has ended if this one runs.
+- at once where the owner was an earlier attempt of this SLURM job, which must have ended for this one to run.
 
-A process that was suspended for so long that another one took its folder ends as soon as it notices.
+A process that was suspended until another one took over its folder ends as soon as it notices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .errors import UserError
 from .run_folder import cannot_write, make_folder
 
 _TOUCH_PERIOD_S = 10.0
-_DEAD_AFTER_S = 90.0  # without a touch; an owner on a stalled file server must not pass for dead
+_DEAD_AFTER_S = 90.0  # without a touch; long enough for an owner on a stalled file server
 _RESTARTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")  # the same in every attempt of a requeued job
 
 
@@ -58,7 +58,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 
 def remove_dead(folder: str | Path) -> None:
-    """Removes what killed owners of this machine left in ``folder``; other machines would wait until it is old."""
+    """Removes the files of killed owners on this machine; other machines would wait until they are old."""
     me = _identity()
     for path in Path(folder).glob(".owner.*.json"):
         owner = _read(path)

@@ -1,4 +1,4 @@
-"""The device and process group of one rank, from the environment that torchrun and submitit set."""
+"""This rank's device and process group, from the environment that torchrun and submitit set; what ranks agree on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from . import interrupt
 from .copies import AsyncHostCopy
 from .errors import UserError
 
+STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that were not asked themselves
 T = TypeVar("T")
 
 
@@ -39,7 +40,7 @@ def join(cuda: bool) -> torch.device:
     if cuda:
         local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         own_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)  # SLURM may show each task only its own
-        if local >= count and not own_gpu:  # two ranks on one GPU would end inside nccl, which does not say why
+        if local >= count and not own_gpu:  # two ranks on one GPU would fail inside nccl without a reason
             raise UserError(
                 f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
                 f"process{'es' * (count > 1)} per machine"
@@ -54,10 +55,10 @@ def join(cuda: bool) -> torch.device:
 
 
 def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
-    """``module``, its gradients averaged over ranks by its backward pass; buffers stay each rank's own."""
+    """``module`` with gradients that its backward pass averages over ranks; each rank keeps its own buffers."""
     if _is_single():
         return module
-    with warnings.catch_warnings():  # the argument's new name is not in every torch we run on
+    with warnings.catch_warnings():  # not every supported torch has the argument's new name
         warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
         return DistributedDataParallel(
             module, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
@@ -65,7 +66,7 @@ def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def on_first_rank(function: Callable[[], T]) -> T:
-    """Calls ``function`` on rank 0 and returns its result on every rank; without a process group it is just called.
+    """Calls ``function`` on rank 0, or in a single process, and returns its result on every rank.
 
     What ranks must agree on (which checkpoint to resume from, whether a run is complete) is read by one of them: each
     may see another state of a shared file system, or another disk.
@@ -142,8 +143,8 @@ def refuse_disagreement(value: Any, what: str) -> None:
 class AgreedStop:
     """A request to stop that any rank received, reported to all ranks alike.
 
-    Every rank must poll at the same places in its work. With several ranks an answer is that of the poll before, which
-    has reached the host already: waiting for the current one would leave the device idle.
+    Every rank must poll at the same points of its work. With several ranks the answer is that of the previous poll,
+    which has reached the host already: waiting for the current one would leave the device idle.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -159,4 +160,4 @@ class AgreedStop:
         dist.all_reduce(asked)
         earlier, self._earlier = self._earlier, AsyncHostCopy(asked)
         agreed = earlier is not None and earlier.read().item() > 0
-        return (reason or "another rank was asked to stop") if agreed else ""
+        return (reason or STOP_ELSEWHERE) if agreed else ""

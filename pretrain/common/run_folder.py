@@ -69,7 +69,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # on a read-only disk this fails, too
+        with contextlib.suppress(OSError):  # on a read-only disk this fails too
             temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
@@ -103,12 +103,16 @@ def begin(output_dir: str | Path, stage: str) -> None:
     Raises:
         UserError: it is another stage's.
     """
-    output_dir = Path(output_dir)
+    refuse_other_stage(output_dir, stage)
+    if not (Path(output_dir) / "stage.txt").is_file():
+        atomic_write(Path(output_dir) / "stage.txt", f"{stage}\n")
+
+
+def refuse_other_stage(output_dir: str | Path, stage: str) -> None:
+    """Raises UserError if the run folder belongs to another stage than ``stage``."""
     earlier = stage_of(output_dir)
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
-    if not (output_dir / "stage.txt").is_file():
-        atomic_write(output_dir / "stage.txt", f"{stage}\n")
 
 
 def stage_of(output_dir: str | Path) -> str:

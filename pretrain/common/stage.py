@@ -27,8 +27,8 @@ def stage(
 
     Args:
         name: the folder is marked as this stage's.
-        join: joins the process group and returns the device; or the device, where the caller has joined the group. The
-            group is left at the end if it was joined here.
+        join: joins the process group, which is left at the end, and returns the device; or the device, where the
+            caller has joined the group.
         check: called on rank 0 once the folder is held; what it raises is raised on all ranks.
 
     Raises:
@@ -54,7 +54,7 @@ def leaving() -> Iterator[None]:
     """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
 
     The first rank to exit would end the others, which may be about to write. After an error the group is left only at
-    exit: the other ranks wait for this one, and would report a lost connection before the error is reported here.
+    exit: the other ranks wait for this one, and would report a lost connection before this one reports its error.
     """
     try:
         yield

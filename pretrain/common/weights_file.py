@@ -174,7 +174,7 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
 
 
 def _read_torch(path: Path, unsafe: bool) -> Any:
-    if what := empty_or_text(path):  # before a text is taken for a pickle that names a class
+    if what := empty_or_text(path):  # first, because torch would read some text as a pickle that names a class
         raise ValueError(what)
     if zipfile.is_zipfile(path):  # torch does not verify the checksums that it wrote
         with zipfile.ZipFile(path) as archive:

@@ -1,5 +1,4 @@
-"""The DataLoader of every stage: its workers survive signals meant for the job, a hang is reported and then ends the
-run, and no random numbers are drawn."""
+"""The DataLoader of every stage: it shields its workers from the job's signals, and ends a run whose loading hangs."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 class ShieldedDataLoader(DataLoader):
-    """torch's, with workers that obey SIGTERM from their parent and no other request to stop.
+    """torch's DataLoader, with workers that obey SIGTERM from their parent and no other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
     needs its workers.
@@ -114,7 +113,7 @@ class _HangWatch:
 
     def _run(self) -> None:
         periods, last, period_s = 0, None, REPORT_AFTER_S / 10
-        while not self.end.wait(period_s):  # counted in periods: while a job is suspended, nobody waits
+        while not self.end.wait(period_s):  # counted in periods: the time of a suspended job must not count
             awaited = self.awaited
             periods = periods + 1 if awaited is not None and awaited is last else 0
             last = awaited

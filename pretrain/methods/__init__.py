@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import jcl, moco, multikey, ressl, sce, simclr, supcon, tcl
-from .method import Hyperparameter, Method, Objective
+from .method import Method, Objective
 
 METHODS: dict[str, Method] = {
     "mocov1": moco.METHOD,
@@ -17,4 +17,4 @@ METHODS: dict[str, Method] = {
     "simclr": simclr.METHOD,
 }
 
-__all__ = ["METHODS", "Hyperparameter", "Method", "Objective"]
+__all__ = ["METHODS", "Objective"]

@@ -1,1 +1,1 @@
-"""What frozen features are worth: kNN, a linear classifier, distributions of similarities and variances."""
+"""Evaluation of frozen features: kNN, a linear classifier, a t-SNE map, distributions of similarities and variances."""

@@ -9,7 +9,8 @@ from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
 from ..common.errors import UserError
-from .features import extract, load_frozen, probe_data, protocol
+from .features import extract, load_frozen, probe_data
+from .protocol import protocol
 from .run import csv_text, probe_run
 
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a picture

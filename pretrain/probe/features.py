@@ -19,15 +19,15 @@ from ..common import backbone_file, checkpoint
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
-from ..config import default_config
 from ..encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
 from ..siamese import autocast
+from .protocol import data_names, evaluation_size
 
 _BATCH = 256  # images
 
 
 class Features(NamedTuple):
-    """features_NF: float32, not normalised; labels_N: int64; num_classes: C."""
+    """features_NF: float32, not normalized; labels_N: int64; num_classes: C."""
 
     features_NF: Tensor
     labels_N: Tensor
@@ -55,7 +55,7 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
         NotProbeable: there are no labels, or no val split.
         UserError: a data set is missing, or the two name different classes.
     """
-    train_name, val_name = _data_names(cfg)
+    train_name, val_name = data_names(cfg)
     if opened is None or cfg.DATA.PROBE_TRAIN:
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     train, val = opened, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
@@ -76,33 +76,6 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     if train.classes != val.classes:
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
     return ProbeData(train.labeled(), val.labeled())
-
-
-def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
-    """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
-
-    Args:
-        probe: linear | knn; empty: only what decides how features are computed.
-        data: adds the numbers of labeled images.
-    """
-    own = {}
-    if probe == "linear":
-        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
-        if len(cfg.LINEAR.LRS) > 1:
-            own["chosen_on"] = "a tenth of the training images"
-    elif probe == "knn":
-        own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
-    (size, resize), (train, val) = evaluation_size(cfg), _data_names(cfg)
-    counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
-    usual = default_config().VIEWS  # results of versions without these keys have the usual values
-    statistics = {key.lower(): cfg.VIEWS[key] for key in ("MEAN", "STD") if cfg.VIEWS[key] != usual[key]}
-    return {**own, "image_size": size, "resize": resize, **statistics, "amp": cfg.SOLVER.AMP,
-            "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
-
-
-def _data_names(cfg: CfgNode) -> tuple[str, str]:
-    train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
-    return train, cfg.DATA.VAL or train
 
 
 def load_frozen(
@@ -138,21 +111,14 @@ def load_frozen(
     return backbone.eval().requires_grad_(False).to(device), source
 
 
-def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
-    """(crop, shorter side before it) in pixels; 0 for the second: the image is resized straight to the crop."""
-    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    is_cropped = cfg.PROBE.CROP == "center" or (cfg.PROBE.CROP == "auto" and cfg.MODEL.STEM == "imagenet")
-    return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
-
-
 @dataclass(frozen=True)
 class FeatureFile:
     """Where a rank keeps the features it has computed, so that a resumed probe does not compute them again.
 
     Attributes:
         path: of this rank's file.
-        made_from: backbone and protocol; features made from others are not taken.
-        warn: takes a line where the file cannot be read or written; the probe goes on without it.
+        made_from: backbone and protocol; features made from others are ignored.
+        warn: takes a line where the file cannot be read or written; the probe continues without it.
     """
 
     path: Path
@@ -194,8 +160,8 @@ def extract(
     The backbone runs in the mode it is in; pass it in eval mode.
 
     Args:
-        most: at most so many images, evenly spaced; 0: all.
-        kept: a file to take features from and to leave them in, also where the work is stopped halfway.
+        most: use at most this many images, evenly spaced; 0: all.
+        kept: a file to read features from and to write them to, also when the work is stopped halfway.
 
     Raises:
         Stopped: a rank was asked to stop.
@@ -210,7 +176,7 @@ def extract(
         device.type == "cuda",
     )  # fmt: skip
     stop, reason = AgreedStop(device), ""
-    for _ in range(0, max(gather_objects(left)), _BATCH):  # as often on every rank
+    for _ in range(0, max(gather_objects(left)), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
@@ -225,7 +191,7 @@ def extract(
     if kept and left:
         kept.save(images, done, index_N, features_NF)
     if reason:
-        distributed.barrier()  # no rank leaves while another one writes
+        distributed.barrier()  # no rank exits while another one writes
         raise Stopped(reason)
     index_N = index_N.to(device)
     sizes = gather_objects(len(index_N))

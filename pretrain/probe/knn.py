@@ -16,7 +16,8 @@ from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
 from ..encoder import build_backbone
-from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data, protocol
+from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
+from .protocol import protocol
 from .run import probe_run
 
 _USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
@@ -42,14 +43,14 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
 
 
 def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None]) -> ProbeData | None:
-    """Opens what kNN needs before pretraining takes its first step, so that a mistake in it costs nothing.
+    """Opens kNN's data before the first step of pretraining, so that a mistake in it costs nothing.
 
     Args:
         train: the open train split of DATA.TRAIN.
         log: takes the reason where the data cannot be probed.
 
     Returns:
-        The data for `evaluate`; None where the data have no labels or no val split and probing them was not asked for.
+        The data for `evaluate`; None where they have no labels or no val split and the config names no data to probe.
 
     Raises:
         UserError: the data cannot be read, do not fit together, or were named in DATA.PROBE_TRAIN or DATA.VAL and

@@ -15,7 +15,6 @@ from torchvision.models import ResNet
 
 from .. import datasets, distributed, recipes, schedule, views
 from ..common import checkpoint, interrupt
-from ..common.config_io import flatten
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
@@ -24,8 +23,9 @@ from ..encoder import feature_dim, pooled_features
 from ..loader import build_loader
 from ..progress import Progress
 from ..siamese import autocast
-from .features import Features, ProbeData, extract, load_frozen, probe_data, protocol
+from .features import Features, ProbeData, extract, load_frozen, probe_data
 from .knn import warning_if_random
+from .protocol import check_same_probe, linear_settings, protocol
 from .run import ProbeRun, probe_run
 
 
@@ -43,7 +43,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     with probe_run(cfg, "linear") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        work = _work(cfg, source)
+        work = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
         complete, state = on_first_rank(lambda: _earlier(run, work))
         if complete:
             run.log.info(f"{run.folder} is complete; nothing to do")
@@ -54,7 +54,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             changed = "; ".join(f"{key} {state['sizes'][key]} -> {now}" for key, now in sizes.items()
                                 if now != state["sizes"][key])  # fmt: skip
             raise UserError(
-                f"the labeled images have changed since {run.folder} was begun ({changed}); bring the same ones back, "
+                f"the labeled images have changed since {run.folder} was begun ({changed}); restore the original ones, "
                 "or choose another OUTPUT_DIR"
             )
         run.start()
@@ -286,14 +286,8 @@ class _Cached:
             yield features_NF[mine], labels_N[mine]
 
 
-def _work(cfg: CfgNode, source: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on: protocol, data, seed, and the backbone by its hash (or how it was initialized)."""
-    settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
-    return {"backbone": str(source.get("source_sha256") or source), **settings, **protocol(cfg)}
-
-
 def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The result of a complete probe, or the newest checkpoint of one to go on with.
+    """The result of a complete probe, or the newest checkpoint of one to resume.
 
     Raises:
         UserError: the folder holds a probe with another protocol or backbone.
@@ -308,9 +302,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     before = earlier.get("work")
     if not isinstance(before, dict):
         raise UserError(f"{run.folder} does not say what its probe was made from; choose another OUTPUT_DIR")
-    changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in work.items() if before.get(key) != value]
-    if changed:
-        raise UserError(f"{run.folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")
+    check_same_probe(run.folder, before, work)
     return results, state
 
 

@@ -1,4 +1,4 @@
-"""The opening and the ending that the probes share: the run folder, its owner, and what is written to it."""
+"""How every probe begins and ends: the run folder, its owner, and what is written to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 from fvcore.common.config import CfgNode
 
 from .. import distributed
-from ..common.config_io import dump
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from ..common.stage import stage
-from .features import FeatureFile, protocol
+from .features import FeatureFile
+from .protocol import protocol
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ProbeRun:
     log: Logger
 
     def start(self) -> None:
-        """Removes an earlier result, and records the config and the environment. Mistakes are found before this."""
+        """Removes an earlier result and records config and environment; call it once the input has been checked."""
         if distributed.is_main():
             for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
                 (self.folder / name).unlink(missing_ok=True)
-            atomic_write(self.folder / "config.yaml", dump(self.cfg))
+            atomic_write(self.folder / "config.yaml", self.cfg.dump())
             write_environment(self.folder)
 
     def feature_files(self, source: dict[str, Any]) -> Callable[[str], FeatureFile]:

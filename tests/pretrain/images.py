@@ -12,7 +12,7 @@ from PIL import Image
 
 
 def picture(seed: int = 0, height: int = 40, width: int = 56) -> np.ndarray:
-    """(H, W, 3) uint8: coloured blobs of several sizes, over the whole range of levels."""
+    """(H, W, 3) uint8: colored blobs of several sizes, over the whole range of levels."""
     rng = np.random.default_rng(seed)
     levels = np.zeros((height, width, 3))
     for cell in (2, 8, 32):

@@ -1,7 +1,8 @@
-"""Runs an importable function in several processes, for tests; the first failing rank's error is raised."""
+"""Runs an importable function in other processes, for tests."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -12,17 +13,29 @@ import torch.multiprocessing as mp
 from pretrain import distributed
 from pretrain.common.stage import leave
 
+# The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.
+START_METHOD = "forkserver"
+multiprocessing.set_forkserver_preload(["pretrain.train", "torch.utils.tensorboard.writer", "torch._dynamo"])
+
 
 def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu") -> None:
-    """Calls ``function(*args)`` in ``ranks`` processes on this machine.
+    """Calls ``function(*args)`` in ``ranks`` processes on this machine; raises the error of the first one that fails.
 
     They form one process group (gloo; nccl on cuda); with ``device`` None they have its environment and do not join it.
     A group must not be left and joined again in one call: a rank may then meet the old group's store at this port.
+    Changes of ``os.environ`` in this process do not reach them.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_enter, (ranks, port, function, args, device), nprocs=ranks, start_method="spawn")
+    mp.start_processes(_enter, (ranks, port, function, args, device), nprocs=ranks, start_method=START_METHOD)
+
+
+def start(function: Callable, *args) -> multiprocessing.process.BaseProcess:
+    """Starts ``function(*args)`` in another process."""
+    process = multiprocessing.get_context(START_METHOD).Process(target=function, args=args)
+    process.start()
+    return process
 
 
 def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str | None) -> None:

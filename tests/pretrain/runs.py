@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
+from pretrain.common import checkpoint
 from pretrain.config import load_config
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
@@ -37,6 +38,19 @@ def lines(output: Path, having: str) -> list[dict[str, Any]]:
     path = output / "metrics.json"
     found = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     return [line for line in found if having in line]
+
+
+def assert_same_end(a: Path, b: Path) -> None:
+    """Two complete runs logged the same losses and ended with the same weights and momentum, to the bit."""
+    one, two = checkpoint.read(a / checkpoint.FINAL), checkpoint.read(b / checkpoint.FINAL)
+    assert one["step"] == two["step"]
+    assert one["state_dict"].keys() == two["state_dict"].keys()
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name]), name
+    states = zip(one["optimizer"]["state"].values(), two["optimizer"]["state"].values(), strict=True)
+    for one_state, two_state in states:
+        assert torch.equal(one_state["momentum_buffer"], two_state["momentum_buffer"])
+    assert [line["loss"] for line in lines(a, "loss")] == [line["loss"] for line in lines(b, "loss")]
 
 
 def training(cfg: CfgNode, log=lambda _: None) -> Training:

@@ -110,9 +110,9 @@ def test_a_kept_config_of_another_version_is_one_line():
         ("SOLVER:\n  FORGOTTEN: 1\n", "Non-existent config key: SOLVER.FORGOTTEN"),
         ("SOLVER: 3\n", "SOLVER"),
         ("SOLVER: [\n", "while parsing"),
-        ("- 1\n", "not one of this version"),
+        ("- 1\n", "cannot be read by this version"),
     ):
-        with pytest.raises(UserError, match="a saved config is not one of this version") as caught:
+        with pytest.raises(UserError, match="a saved config cannot be read by this version") as caught:
             from_yaml_text(text)
         assert says in str(caught.value) and "\n" not in str(caught.value), text
 

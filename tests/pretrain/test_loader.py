@@ -195,7 +195,7 @@ run_command_line(main)
 
 
 def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
-    """Workers are deaf to the job's signals; the process must end them all the same, and say one line."""
+    """Workers ignore the job's signals; the process must end them nevertheless, and print one line."""
     command = [sys.executable, "-c", SCRIPT, str(Path(damaged.image_name(0)).parent)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
@@ -267,7 +267,7 @@ def test_a_stopped_worker_is_reported_and_then_ends_the_run(data: ImageData, sto
     assert worker.exitcode == -signal.SIGKILL  # alive, it would keep this process from ending
 
 
-def test_a_worker_that_goes_on_loses_nothing(data: ImageData, stopped, caplog: pytest.LogCaptureFixture):
+def test_a_worker_that_continues_loses_nothing(data: ImageData, stopped, caplog: pytest.LogCaptureFixture):
     first, batches, worker = stopped
 
     class Continue(logging.Handler):

@@ -91,7 +91,7 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 
 def test_batch_norm_of_one_image_is_refused():
-    with pytest.raises(UserError, match=r"statistics of one image \(1 here\): raise SOLVER.IMS_PER_BATCH"):
+    with pytest.raises(UserError, match=r"no statistics of a single image \(1 in this rank's batch\); raise SOLVER"):
         embed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12)), torch.ones(1, 3, 2, 2))
 
 

@@ -1,4 +1,4 @@
-"""Optimisers: a skipped first step under a gradient scaler, and LARS by its own equation."""
+"""Optimizers: a skipped first step under a gradient scaler, and LARS by its own equation."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _model() -> nn.Linear:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
     torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True)  # uninitialised memory is filled with NaN
+    torch.use_deterministic_algorithms(True)  # uninitialized memory is filled with NaN
     try:
         results = []
         for skip_first in (False, True):

@@ -18,7 +18,7 @@ def test_a_state_round_trips_and_other_bn_groups_are_reported():
     assert digest(first.objective.model) != digest(second.objective.model)
     assert from_checkpoint(second, to_checkpoint(first, config("jcl"), 3, 9, 0), lines.append) == 3
     assert digest(first.objective.model) == digest(second.objective.model)
-    assert len(lines) == 1 and "batch-norm statistics over 2 parts of the batch, now 4" in lines[0]
+    assert len(lines) == 1 and "batch-norm statistics over 2 parts of the batch and continues with 4" in lines[0]
 
 
 def test_weights_that_are_not_finite_are_not_saved():
@@ -34,13 +34,13 @@ def test_weights_that_are_not_finite_are_not_saved():
     [
         (
             {"optimizer": None},
-            "the checkpoint lacks 'optimizer', so no run can go on from it; choose another OUTPUT_DIR",
+            "the checkpoint lacks 'optimizer', so no run can resume from it; choose another OUTPUT_DIR",
         ),
         ({"random_states": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
         ({"state_dict": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
     ],
 )
-def test_a_checkpoint_that_no_run_can_go_on_from_is_one_line(changes, says):
+def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, says):
     one = training(config("mocov2"))
     state = {**to_checkpoint(one, config("mocov2"), 1, 9, 0), **changes}
     state = {key: value for key, value in state.items() if value is not None}

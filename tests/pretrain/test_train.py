@@ -1,8 +1,6 @@
 """Whole runs on tiny images: resume bit for bit, a kill at any moment, bad input."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,34 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import distributed, train
+from pretrain import train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.train import main
-from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import STEPS_PER_EPOCH, lines, overrides, run
-
-
-def _assert_same_end(a: Path, b: Path) -> None:
-    one, two = checkpoint.read(a / checkpoint.FINAL), checkpoint.read(b / checkpoint.FINAL)
-    assert one["step"] == two["step"] == 2 * STEPS_PER_EPOCH
-    assert one["state_dict"].keys() == two["state_dict"].keys()
-    for name, value in one["state_dict"].items():
-        assert torch.equal(value, two["state_dict"][name]), name
-    for one_state, two_state in zip(
-        one["optimizer"]["state"].values(), two["optimizer"]["state"].values(), strict=True
-    ):
-        assert torch.equal(one_state["momentum_buffer"], two_state["momentum_buffer"])
-    losses = [[line["loss"] for line in lines(folder, "loss")] for folder in (a, b)]
-    assert losses[0] == losses[1]
+from tests.pretrain.ranks import start
+from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
 
 
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory) -> Path:
-    """The run folder of an uninterrupted run."""
+    """The run folder of an uninterrupted run, with kNN after each epoch."""
     output = tmp_path_factory.mktemp("runs") / "whole"
-    results = run(images, output)
+    results = run(images, output, "PROBE.KNN_PERIOD", "1")
     assert results["steps"] == 2 * STEPS_PER_EPOCH
     return output
 
@@ -54,12 +37,6 @@ def test_a_run_folder_is_self_contained(whole):
     results = json.loads((whole / "results.json").read_text())
     assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
-
-
-def test_a_second_run_does_nothing_again(images, whole):
-    before = (whole / checkpoint.FINAL).stat().st_mtime_ns
-    assert run(images, whole)["steps"] == 2 * STEPS_PER_EPOCH
-    assert (whole / checkpoint.FINAL).stat().st_mtime_ns == before
 
 
 def test_another_config_in_the_same_folder_is_refused(images, whole):
@@ -91,30 +68,28 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
-    _assert_same_end(whole, tmp_path / "run")
+    assert_same_end(whole, tmp_path / "run")
 
 
 def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
     output = tmp_path / "killed"
-    command = [sys.executable, "-m", "pretrain.train", *overrides(images, output)]
     for wanted in (2, 7):  # kill when so many steps are on record: before the first checkpoint, then after it
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+        process = start(run, images, output)
         deadline = time.monotonic() + 120
-        while len(lines(output, "loss")) < wanted and process.poll() is None and time.monotonic() < deadline:
+        while len(lines(output, "loss")) < wanted and process.is_alive() and time.monotonic() < deadline:
             time.sleep(0.005)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     run(images, output)
-    _assert_same_end(whole, output)
+    assert_same_end(whole, output)
 
 
 @pytest.mark.parametrize("moment", ["before kNN", "before results.json"])
-def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, tmp_path, monkeypatch, moment):
+def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, whole, tmp_path, monkeypatch, moment):
     def killed(*_args):
         raise KeyboardInterrupt
 
     every = ("PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "0")
-    run(images, tmp_path / "whole", *every)
     with monkeypatch.context() as patch:
         if moment == "before kNN":
             patch.setattr(train.knn, "evaluate", killed)
@@ -123,31 +98,8 @@ def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             run(images, tmp_path / "run", *every)
     run(images, tmp_path / "run", *every)
-    one, two = ([(n["iteration"], n["knn_top1"]) for n in lines(tmp_path / f, "knn_top1")] for f in ("whole", "run"))
+    one, two = ([(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run"))
     assert one == two and [iteration for iteration, _ in one] == [5, 11]
-
-
-def _two_ranks(words: list[str], stop_after: int) -> None:
-    calls = [0]
-
-    def stop() -> str:
-        calls[0] += 1  # only rank 1 is asked to stop: both must agree
-        return "preempted" if stop_after and distributed.rank() == 1 and calls[0] > stop_after else ""
-
-    interrupt.stop_requested = stop
-    try:
-        main(load_config(None, words))
-    except interrupt.Stopped:
-        assert stop_after
-    else:
-        assert not stop_after
-
-
-def test_two_processes_resume_to_the_same_bits(images, tmp_path):
-    for name, stops in (("whole", [0]), ("stopped", [4, 0])):
-        for stop_after in stops:
-            run_ranks(_two_ranks, 2, overrides(images, tmp_path / name), stop_after)
-    _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
@@ -171,15 +123,16 @@ def test_bad_input_is_one_line_and_the_folder_is_released(images, tmp_path, key,
     assert not list((tmp_path / "run").glob(".*owner*"))
 
 
-def test_the_command_line(images, tmp_path):
+def test_the_command_line(images, whole):
     """As torchrun starts it: `python -m pretrain.train` and overrides; a mistake is one line and exit status 2."""
-    command = [sys.executable, "-m", "pretrain.train"]
-    words = overrides(images, tmp_path / "run", "SOLVER.MAX_STEPS", "1")
+    before = (whole / checkpoint.FINAL).stat().st_mtime_ns
     for more, status in (([], 0), (["SOLVER.BASE_LRR", "1"], 2)):
-        ended = subprocess.run([*command, *words, *more], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        command = [sys.executable, "-m", "pretrain.train", *overrides(images, whole), *more]
+        ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
         assert ended.returncode == status, ended.stderr
+        assert ("is complete; nothing to do" in ended.stdout) == (status == 0)
     assert ended.stderr == "error: unknown config key SOLVER.BASE_LRR; did you mean 'SOLVER.BASE_LR'?\n"
-    assert lines(tmp_path / "run", "loss")[0]["iteration"] == 0
+    assert (whole / checkpoint.FINAL).stat().st_mtime_ns == before
 
 
 def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():

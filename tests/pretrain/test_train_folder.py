@@ -13,6 +13,8 @@ from pretrain.common.run_folder import begin
 from pretrain.objectives import QueueObjective
 from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
 
+SHORT = ("SOLVER.MAX_STEPS", "3")
+
 
 @pytest.fixture(scope="module")
 def stopped(images, tmp_path_factory):
@@ -22,7 +24,7 @@ def stopped(images, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: next(calls))
         with pytest.raises(interrupt.Stopped):
-            run(images, output)
+            run(images, output, *SHORT)
     return output
 
 
@@ -61,21 +63,21 @@ def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
 def test_what_only_probes_read_may_change_on_resume(images, stopped, tmp_path):
     folder = _copy_of(stopped, tmp_path / "run")
     words = ("PROBE.KNN_K", "3", "DATA.VAL", f"folder:{images}", "DATA.PROBE_TRAIN", f"folder:{images}")
-    assert run(images, folder, *words, "LINEAR.EPOCHS", "5")["steps"] == 2 * STEPS_PER_EPOCH
+    assert run(images, folder, *words, "LINEAR.EPOCHS", "5", *SHORT)["steps"] == 3
     assert "resumed from checkpoint_00000002.pth" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"config": None}, r"00000002.pth holds no config, so no run of pretraining wrote it"),
+        ({"config": None}, r"00000002.pth holds no config, so it is no checkpoint of pretraining"),
         (
             {"config": "SOLVER: {GONE: 1}"},
-            r"the config in .*00000002.pth is not one of this version \(Non-existent.*GONE",
+            r"the config in .*00000002.pth cannot be read by this version \(Non-existent.*GONE",
         ),
     ],
 )
-def test_a_checkpoint_that_no_run_can_go_on_from_is_one_line(images, stopped, tmp_path, changes, says):
+def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(images, stopped, tmp_path, changes, says):
     folder = _copy_of(stopped, tmp_path / "run", **changes)
     with pytest.raises(UserError, match=says) as caught:
         run(images, folder)
@@ -85,7 +87,7 @@ def test_a_checkpoint_that_no_run_can_go_on_from_is_one_line(images, stopped, tm
 def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, stopped, tmp_path, monkeypatch):
     weights = tmp_path / "start.pth"
     weights.write_bytes(next(stopped.glob("checkpoint_*.pth")).read_bytes())
-    words = ("MODEL.WEIGHTS", str(weights))
+    words = ("MODEL.WEIGHTS", str(weights), *SHORT)
     read = []
     real = objectives.load_backbone
     monkeypatch.setattr(objectives, "load_backbone", lambda path: read.append(path) or real(path))
@@ -96,7 +98,7 @@ def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, stopped, 
             run(images, tmp_path / "run", *words)
     assert read == [str(weights)]
     weights.unlink()
-    assert run(images, tmp_path / "run", *words)["steps"] == 2 * STEPS_PER_EPOCH
+    assert run(images, tmp_path / "run", *words)["steps"] == 3
 
 
 def test_a_checkpoint_is_written_before_knn(images, tmp_path, monkeypatch):
@@ -120,11 +122,11 @@ def test_checkpoints_and_knn_count_in_no_rate(images, tmp_path, monkeypatch):
         return timed
 
     monkeypatch.setattr(train, "finish", taking(2.0, train.finish))
-    monkeypatch.setattr(checkpoint, "save", taking(1000.0, checkpoint.save))
+    monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda *_: None))
     monkeypatch.setattr(train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1}))
-    run(images, tmp_path, "PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "1")
+    run(images, tmp_path, "PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "1", "SOLVER.MAX_STEPS", "7")
     rates = [(line["images_per_second"], line["eta_seconds"]) for line in lines(tmp_path, "loss")]
-    assert rates == [(4.0, 2.0 * (11 - step)) for step in range(2 * STEPS_PER_EPOCH)]
+    assert rates == [(4.0, 2.0 * (6 - step)) for step in range(7)]  # kNN comes after the sixth
 
 
 def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images, tmp_path, monkeypatch):
@@ -137,7 +139,7 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 
 
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
-    words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.CHECKPOINT_PERIOD", "1", "SOLVER.MAX_STEPS", "4")
+    words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
     done, real_embed, real_loss = [0], objectives.embed, QueueObjective.loss
 
     def loss(self, images_VnCHW, batch, step):
@@ -149,11 +151,12 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(objectives, "embed", lambda encoder, x, **_: real_embed(encoder, x))
+    monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
     monkeypatch.setattr(QueueObjective, "loss", loss)
     with monkeypatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: "preempted" if done[0] >= 2 else "")
         with pytest.raises(interrupt.Stopped):
             run(images, tmp_path, *words)
     assert run(images, tmp_path, *words)["skipped_steps"] == 2
-    assert [line["loss_scale"] for line in lines(tmp_path, "loss")] == [2.0**15, 2.0**15, 2.0**14, 2.0**14]
+    assert [line["loss_scale"] for line in lines(tmp_path, "loss")] == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
     assert "fp16: 2 of 4 steps were skipped" in (tmp_path / "log.txt").read_text()

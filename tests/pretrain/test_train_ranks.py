@@ -12,7 +12,7 @@ from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import gather_objects
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import run
+from tests.pretrain.runs import assert_same_end, run
 
 
 def _refused(images: Path, output: Path, *more: str) -> str:
@@ -22,12 +22,16 @@ def _refused(images: Path, output: Path, *more: str) -> str:
     return str(caught.value)
 
 
+STEPS = 8  # of which the first epoch has six
+
+
 def _life_of_a_run(images: Path, output: Path) -> None:
     real_save, real_read = checkpoint.save, checkpoint.read
     mine = output if distributed.is_main() else output.with_name("elsewhere")  # rank 0 alone chooses
-    words = ("SOLVER.MAX_STEPS", "6")
+    words = ("SOLVER.MAX_STEPS", str(STEPS))
+    run(images, output.with_name("whole"), *words)
 
-    with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and rank 0 takes its time to write
+    with pytest.MonkeyPatch.context() as patch:  # rank 1 is asked to stop, and waits for rank 0, which writes slowly
 
         def slow_save(*args) -> None:
             time.sleep(1)
@@ -37,7 +41,9 @@ def _life_of_a_run(images: Path, output: Path) -> None:
         patch.setattr(checkpoint, "save", slow_save)
         with pytest.raises(interrupt.Stopped):
             run(images, mine, *words)
-        assert len(checkpoint.all_in(output)) == 1  # no rank leaves before it is there
+        assert [path.name for path in checkpoint.all_in(output)] == [
+            "checkpoint_00000002.pth"
+        ]  # before any rank leaves
 
     with pytest.MonkeyPatch.context() as patch:  # a disk of its own, where the file is missing
 
@@ -64,14 +70,15 @@ def _life_of_a_run(images: Path, output: Path) -> None:
         assert len(set(gather_objects(text))) == 1
 
     results = run(images, mine, *words)
-    assert results["steps"] == 6 and gather_objects(results) == [results] * 2
+    assert results["steps"] == STEPS and gather_objects(results) == [results] * 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "_train", lambda *_: pytest.fail("complete"))
         assert run(images, mine, *words) == results
 
 
-def test_ranks_agree_from_the_stop_to_the_end(images, tmp_path):
+def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(images, tmp_path):
     run_ranks(_life_of_a_run, 2, images, tmp_path / "run")
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
     assert not (tmp_path / "elsewhere" / "results.json").exists()
 
 

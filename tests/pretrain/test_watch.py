@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain import distributed, watch
-from pretrain.common import interrupt
+from pretrain import distributed
+from pretrain.common import interrupt, skipped_steps
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from pretrain.watch import Watch
@@ -34,19 +34,19 @@ def test_a_request_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch
         patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
         assert report.stop_agreed() == ""
     report.check()
-    assert report.stop_agreed() == "another rank was asked to stop"
+    assert report.stop_agreed() == "a signal to another process of this run"
 
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
-    assert watch._MAX_SKIPPED == 50
-    monkeypatch.setattr(watch, "_MAX_SKIPPED", 3)
+    assert skipped_steps.MAX_IN_A_ROW == 50
+    monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 3)
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: 16.0)
     report, scales = _watch(skipped_steps=2), iter([8.0, 8.0, 4.0, 2.0, 1.0])
-    report._scale = torch.tensor(16.0)
     monkeypatch.setattr(report._scaler, "scale", lambda one: one * next(scales))
     for step in range(4):
         report.step(torch.tensor(1.0), step, 0.1, INDEX)
     report.check()
-    assert report.skipped_steps == 5  # steps 0, 2 and 3
+    assert report.skipped.total == 5  # steps 0, 2 and 3
     report.step(torch.tensor(1.0), 4, 0.1, INDEX)
     with pytest.raises(UserError, match=r"fp16: the 3 steps up to step 4 were all skipped.* loss scale of 2; set"):
         report.check()

@@ -12,7 +12,6 @@ from tools import benchmark
     ("words", "message"),
     [
         (["objectives", "--negatives", "0"], "--negatives is 0; it must be at least 1"),
-        (["views", "--views", "0"], "--views is 0; it must be at least 1"),
         (["detection", "--config-file", "x.yaml", "--rounds", "-1"], "--rounds is -1; it must be at least 1"),
     ],
 )

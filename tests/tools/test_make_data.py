@@ -60,7 +60,7 @@ def test_the_same_seed_makes_the_same_bytes(kind: str, words: list[str], request
 def test_a_second_run_does_nothing_and_says_so(digits: Path, capsys: pytest.CaptureFixture[str]):
     before = {p: p.stat().st_mtime_ns for p in digits.rglob("*")}
     make_data.main(["digits", str(digits), *DIGITS])
-    assert capsys.readouterr().out == f"{digits} is made already\n"
+    assert capsys.readouterr().out == f"{digits} already exists\n"
     assert {p: p.stat().st_mtime_ns for p in digits.rglob("*")} == before
 
 
@@ -247,7 +247,7 @@ def test_what_another_run_has_made_meanwhile_is_left_as_it_is(
     monkeypatch.setattr(make_data, "claim", slow_claim)
     make_data.make(output, {}, lambda _: pytest.fail("written twice"))
     assert (output / "a.txt").read_text() == "first"
-    assert capsys.readouterr().out == f"{output} is made\n{output} is made already\n"
+    assert capsys.readouterr().out == f"made {output}\n{output} already exists\n"
 
 
 def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

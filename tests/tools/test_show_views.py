@@ -31,10 +31,6 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--recipe", "moco_v3"], "no recipe 'moco_v3'; .*did you mean 'moco_v"), (["--views", "0"], "--views is 0")],
-)
-def test_mistakes(tmp_path: Path, words: list[str], said: str):
-    with pytest.raises(UserError, match=said):
-        show_views.main(["--data", f"folder:{tmp_path}", *words])
+def test_a_number_below_1_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="--views is 0; it must be at least 1"):
+        show_views.main(["--data", f"folder:{tmp_path}", "--views", "0"])

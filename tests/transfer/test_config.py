@@ -34,7 +34,7 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
     assert ours == theirs
 
 
-def test_every_key_stands_in_exactly_one_class():
+def test_every_key_is_in_exactly_one_class():
     honored = config.keys(config.HONORED)
     everything = [*honored, *REFUSED, *IRRELEVANT]
     assert len(everything) == len(set(everything)) == len(dict(flatten(config.default_config())))
@@ -55,10 +55,10 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
     others = {bool: True, int: 7, str: "giou"}
     for key, default in REFUSED.items():
         other = (not default) if isinstance(default, bool) else others.get(type(default), ["x"])
-        with pytest.raises(UserError, match=re.escape(f"{key} is {other!r} (it does only {default!r})")):
+        with pytest.raises(UserError, match=re.escape(f"{key} is {other!r} (only {default!r} is supported)")):
             config.check_supported(changed(good, key, other))
     for key, allowed in config.ALLOWED.items():
-        with pytest.raises(UserError, match=re.escape(f"{key} is 'nonsense' (it does {allowed[0]!r}")):
+        with pytest.raises(UserError, match=re.escape(f"{key} is 'nonsense' (supported: {allowed[0]!r}")):
             config.check_supported(changed(good, key, "nonsense"))
 
 
@@ -100,5 +100,5 @@ def test_scaling_to_the_number_of_processes():
     assert config.scale_to_world(cfg, 8) == cfg
     cfg.defrost()
     cfg.SOLVER.IMS_PER_BATCH = 12
-    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is no multiple"):
+    with pytest.raises(UserError, match="IMS_PER_BATCH 12 is not a multiple"):
         config.scale_to_world(cfg, 4)

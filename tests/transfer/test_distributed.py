@@ -1,13 +1,10 @@
-"""What both engines share on several processes."""
+"""What both engines need to run on several ranks; tests/transfer/test_two_ranks.py runs the rest on two."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pretrain.common import interrupt
-from pretrain.common.interrupt import Stopped
-from tests.pretrain.ranks import run_ranks
 from transfer import distributed
 
 
@@ -23,18 +20,3 @@ def test_batch_norm_is_pooled_over_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     distributed.pool_batch_norm([norm])
     assert torch.allclose(norm.running_mean, torch.full((3,), 2.0))
     assert torch.allclose(norm.running_var, torch.full((3,), 3.0 + 1.0))  # mean of variances, variance of means
-
-
-def _stop_one() -> None:
-    rank = torch.distributed.get_rank()
-    seen: list[int] = []
-    with pytest.raises(Stopped, match="SIGUSR1"):
-        for number in distributed.until_stopped(range(9)):
-            seen.append(number)
-            if number == 2 and rank == 1:
-                interrupt.request_stop("SIGUSR1")
-    assert seen == [0, 1, 2]
-
-
-def test_a_request_to_one_rank_stops_all_ranks() -> None:
-    run_ranks(_stop_one, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -15,8 +16,22 @@ from transfer.torchvision_engine import train as engine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
+from transfer.weights import read_weights
 
-detectron2 = pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+import detectron2.data.transforms as T
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.config import get_cfg
+from detectron2.data import DatasetMapper, get_detection_dataset_dicts
+from detectron2.data.common import AspectRatioGroupedDataset
+from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
+from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+from detectron2.modeling import build_model as build_theirs
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
+from detectron2.utils.events import EventStorage
+
+from transfer.detectron2_engine.data import register
+
 pytestmark = pytest.mark.detectron2
 
 KINDS = {
@@ -39,30 +54,16 @@ CASES = [
 
 def both(tmp_path, kind: str, depth: int = 18, **keys):
     """Our config and Detectron2's, with the data set known to both; every key has the same value in both."""
-    from detectron2.config import get_cfg
-    from detectron2.data import DatasetCatalog, MetadataCatalog
-    from detectron2.data.datasets import register_coco_instances
-
     name = tiny_coco.write(tmp_path / kind, keypoints=kind == "keypoint")
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
     theirs.merge_from_other_cfg(ours)
-    _, annotations, images = name.split(":")
-    if name in DatasetCatalog:
-        DatasetCatalog.remove(name)
-        MetadataCatalog.remove(name)
-    extra = {}
-    if kind == "keypoint":
-        pairs = [(n, n.replace("left", "right")) for n in tiny_coco.NAMES if "left" in n]
-        extra = {"keypoint_names": tiny_coco.NAMES, "keypoint_flip_map": pairs}
-    register_coco_instances(name, extra, annotations, images)
+    register(name)
     return ours, theirs
 
 
 def models(ours, theirs):
     """Both detectors with equal weights; BN statistics are those of a batch, as after training."""
-    from detectron2.modeling import build_model as build_theirs
-
     torch.manual_seed(0)
     own = build_model(ours, torch.device("cpu"))
     with torch.no_grad():
@@ -83,8 +84,6 @@ def models(ours, theirs):
 
 def batch_of(ours, theirs, indices, seed=3):
     """The same images and targets for both: ours from our mapper, theirs in Detectron2's structures."""
-    from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
-
     records, info = data.training_records(ours)
     mapper = build_mapper(ours, True, info.flip)
     mine = [mapper(records[i], np.random.default_rng([seed, i])) for i in indices]
@@ -102,8 +101,6 @@ def batch_of(ours, theirs, indices, seed=3):
 
 
 def losses_of(model, batch, seed=11):
-    from detectron2.utils.events import EventStorage
-
     model.train()
     torch.manual_seed(seed)  # both engines draw their samples in the same order
     with EventStorage():
@@ -131,8 +128,6 @@ def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
 
 @pytest.mark.parametrize(("kind", "depth"), CASES)
 def test_detections_are_equal(tmp_path, kind, depth):
-    from detectron2.evaluation.coco_evaluation import instances_to_coco_json
-
     ours, theirs = both(tmp_path, kind, depth)
     own, other = models(ours, theirs)
     own.eval()
@@ -165,13 +160,17 @@ VARIANTS = {
     "other anchors": {"MODEL__ANCHOR_GENERATOR__OFFSET": 0.5, "MODEL__ANCHOR_GENERATOR__SIZES": [[20, 40]]},
     "bit masks": {"INPUT__MASK_FORMAT": "bitmask"},
     "no ground truth among proposals": {"MODEL__ROI_HEADS__PROPOSAL_APPEND_GT": False},
+    "a fixed normalizer of the keypoint loss": {
+        "MODEL__ROI_KEYPOINT_HEAD__NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
+        "MODEL__ROI_KEYPOINT_HEAD__LOSS_WEIGHT": 4.0,
+    },
     "groups": {"MODEL__RESNETS__NUM_GROUPS": 2, "MODEL__RESNETS__WIDTH_PER_GROUP": 16, **WIDE},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
-    ours, theirs = both(tmp_path, "mask", **VARIANTS[variant])
+    ours, theirs = both(tmp_path, "keypoint" if "keypoint" in variant else "mask", **VARIANTS[variant])
     own, other = models(ours, theirs)
     assert [p.requires_grad for p in own.parameters()].count(False) == [
         p.requires_grad for p in other.parameters()
@@ -179,18 +178,6 @@ def test_losses_are_equal_for_other_values_of_the_keys(tmp_path, variant):
     mine, yours = batch_of(ours, theirs, [0, 1])
     a, b = losses_of(own, mine), losses_of(other, yours)
     assert {k: v.item() for k, v in a.items()} == pytest.approx({k: v.item() for k, v in b.items()}, abs=1e-4, rel=1e-4)
-
-
-def test_keypoint_loss_with_a_fixed_normalizer(tmp_path):
-    keys = {
-        "MODEL__ROI_KEYPOINT_HEAD__NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
-        "MODEL__ROI_KEYPOINT_HEAD__LOSS_WEIGHT": 4.0,
-    }
-    ours, theirs = both(tmp_path, "keypoint", **keys)
-    own, other = models(ours, theirs)
-    mine, yours = batch_of(ours, theirs, [0, 1])
-    a, b = losses_of(own, mine), losses_of(other, yours)
-    assert a["loss_keypoint"].item() == pytest.approx(b["loss_keypoint"].item(), abs=1e-4)
 
 
 def test_an_image_without_instances_gives_equal_losses(tmp_path):
@@ -207,9 +194,6 @@ def test_an_image_without_instances_gives_equal_losses(tmp_path):
 @pytest.mark.parametrize(("kind", "masks"), [("mask", "polygon"), ("mask", "bitmask"), ("keypoint", "polygon")])
 def test_the_data_path_is_equal(tmp_path, kind, masks, flip, monkeypatch):
     """Reader, resize, flip, boxes, polygons, bit masks, keypoints: what training sees, for every image."""
-    import detectron2.data.transforms as T
-    from detectron2.data import DatasetMapper, get_detection_dataset_dicts
-
     ours, theirs = both(tmp_path, kind, INPUT__FORMAT="BGR", INPUT__MASK_FORMAT=masks)
     theirs.MODEL.MASK_ON = True
     dicts = get_detection_dataset_dicts(theirs.DATASETS.TRAIN, min_keypoints=int(kind == "keypoint"))
@@ -248,11 +232,6 @@ class _Heads:
 
 def test_order_of_images_and_aspect_ratio_groups_are_equal():
     """The stream of indices and the batches equal those of Detectron2's sampler and grouping, on two processes."""
-    import itertools
-
-    from detectron2.data.common import AspectRatioGroupedDataset
-    from detectron2.data.samplers import RepeatFactorTrainingSampler, TrainingSampler
-
     wide = [True, False, True, True, False, False, True]
     for rank in range(2):
         sampler = TrainingSampler(7, seed=9)
@@ -270,8 +249,6 @@ def test_order_of_images_and_aspect_ratio_groups_are_equal():
 
 
 def test_repeat_factors_are_equal():
-    from detectron2.data.samplers import RepeatFactorTrainingSampler
-
     labels = [[0, 0, 1], [0], [2], [0, 2], []]
     dicts = [{"annotations": [{"category_id": c} for c in row]} for row in labels]
     records = [{"annotations": [{"label": c} for c in row]} for row in labels]
@@ -282,8 +259,6 @@ def test_repeat_factors_are_equal():
 
 def test_initial_values_have_the_same_spread(tmp_path):
     """Every tensor's standard deviation right after building; 0 where Detectron2's is."""
-    from detectron2.modeling import build_model as build_theirs
-
     torch.manual_seed(0)
     for kind in KINDS:
         ours, theirs = both(tmp_path, kind, 18, MODEL__ROI_BOX_HEAD__NUM_CONV=1)
@@ -296,12 +271,9 @@ def test_initial_values_have_the_same_spread(tmp_path):
 
 
 def test_detectron2_reads_our_checkpoint(tmp_path):
-    """Its own checkpointer takes every tensor, as MODEL.WEIGHTS of a run that goes on there."""
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.modeling import build_model as build_theirs
-
+    """Its own checkpointer reads every tensor, as it does MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    engine.run(ours)
+    engine.run(ours, weights=read_weights(""))
     torch.manual_seed(1)
     other = build_theirs(theirs)
     left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))

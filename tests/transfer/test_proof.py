@@ -27,7 +27,6 @@ def test_proof_refuses_other_features() -> None:
 
 
 @pytest.mark.detectron2
-@pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
 def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
     from detectron2.checkpoint import DetectionCheckpointer

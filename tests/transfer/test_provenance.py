@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from pretrain.common.backbone_file import load_backbone
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from tests.resnets import moco, resnet_state
@@ -27,7 +26,7 @@ def checkpoint(folder: Path) -> Path:
     state = resnet_state(head=False)
     folder.mkdir()
     path = folder / "checkpoint_final.pth"
-    torch.save({**moco(state, state), "epoch": 7, "step": 70, "method": "jcl", "config": dump(cfg)}, path)
+    torch.save({**moco(state, state), "epoch": 7, "step": 70, "method": "jcl", "config": cfg.dump()}, path)
     return path
 
 

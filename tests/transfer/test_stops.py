@@ -79,8 +79,8 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     ("engine", "number"),
     [
         ("torchvision", signal.SIGINT),
-        pytest.param("detectron2", signal.SIGTERM, marks=pytest.mark.detectron2),
         pytest.param("torchvision", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("detectron2", signal.SIGTERM, marks=[pytest.mark.detectron2, pytest.mark.slow]),
         pytest.param("detectron2", signal.SIGINT, marks=[pytest.mark.detectron2, pytest.mark.slow]),
     ],
 )

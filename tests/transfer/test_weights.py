@@ -130,7 +130,7 @@ def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
     assert "has no provenance" in messages[0]
 
 
-def test_detectors_config_stands_in_for_provenance(tmp_path: Path, r18: Weights) -> None:
+def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights) -> None:
     torch.save({"model": r18.state, "iteration": 5}, tmp_path / "model_final.pth")
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
     with pytest.raises(UserError, match=r"INPUT.FORMAT is RGB, but .* was pretrained with BGR"):

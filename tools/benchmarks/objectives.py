@@ -1,6 +1,6 @@
 """Losses of the queue objectives against the equations with one row of K + 1 logits per query.
 
-Shape letters as in pretrain/methods/common.py.
+The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretrain/methods/common.py.
 """
 
 from __future__ import annotations
@@ -15,52 +15,44 @@ from torch.nn.functional import cross_entropy, normalize
 from pretrain.methods import METHODS
 from tools.benchmarks.measure import median_milliseconds, peak_mib
 
-
-def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor, temperature: float) -> Tensor:
-    return torch.cat([(q_ND * key_ND).sum(dim=1, keepdim=True), q_ND @ queue_DK], dim=1) / temperature
+_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}
 
 
-def naive_moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Tensor:
-    logits = _logits(q_ND, keys_MND[0], queue_DK, temperature)
+def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
+    return torch.cat([(q_ND * key_ND).sum(dim=1, keepdim=True), q_ND @ queue_DK], dim=1) / _VALUES["temperature"]
+
+
+def naive_moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
+    logits = _logits(q_ND, keys_MND[0], queue_DK)
     return cross_entropy(logits, torch.zeros(len(q_ND), dtype=torch.long, device=q_ND.device))
 
 
-def naive_multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Tensor:
-    losses = [naive_moco(q_ND, key_ND[None], queue_DK, temperature=temperature) for key_ND in keys_MND]
-    return torch.stack(losses).mean()
+def naive_multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
+    return torch.stack([naive_moco(q_ND, key_ND[None], queue_DK) for key_ND in keys_MND]).mean()
 
 
-def naive_jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> Tensor:
+def naive_jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
     mean_ND = keys_MND.mean(dim=0)
-    centred_MND = keys_MND - mean_ND
-    covariance_NDD = torch.einsum("mnd,mne->nde", centred_MND, centred_MND) / len(keys_MND)
-    logits = _logits(q_ND, mean_ND, queue_DK, temperature)
-    bonus = lambda_ / (2 * temperature**2) * torch.einsum("nd,nde,ne->n", q_ND, covariance_NDD, q_ND)
+    centered_MND = keys_MND - mean_ND
+    covariance_NDD = torch.einsum("mnd,mne->nde", centered_MND, centered_MND) / len(keys_MND)
+    logits = _logits(q_ND, mean_ND, queue_DK)
+    weight = _VALUES["lambda_"] / (2 * _VALUES["temperature"] ** 2)
+    bonus = weight * torch.einsum("nd,nde,ne->n", q_ND, covariance_NDD, q_ND)
     positive = logits[:, 0]
     logits = torch.cat([(positive + bonus)[:, None], logits[:, 1:]], dim=1)
     return (logits.logsumexp(dim=1) - positive).mean()
 
 
-def naive_sce(
-    q_ND: Tensor,
-    keys_MND: Tensor,
-    queue_DK: Tensor,
-    *,
-    temperature: float,
-    key_temperature: float,
-    lambda_: float,
-    mask_positive: bool,
-) -> Tensor:
-    slot = torch.full((len(q_ND), 1), -torch.inf if mask_positive else 0.0, device=q_ND.device)
-    target = torch.cat([slot, keys_MND[0] @ queue_DK], dim=1).div(key_temperature).softmax(dim=1) * (1 - lambda_)
-    target[:, 0] += lambda_
-    return cross_entropy(_logits(q_ND, keys_MND[0], queue_DK, temperature), target)
+def naive_sce(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
+    relations = torch.cat([q_ND.new_zeros(len(q_ND), 1), keys_MND[0] @ queue_DK], dim=1)  # the positive's logit is 0
+    target = (relations / _VALUES["key_temperature"]).softmax(dim=1) * (1 - _VALUES["lambda_"])
+    target[:, 0] += _VALUES["lambda_"]
+    return cross_entropy(_logits(q_ND, keys_MND[0], queue_DK), target)
 
 
-def naive_ressl(
-    q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float
-) -> Tensor:
-    return cross_entropy(q_ND @ queue_DK / temperature, (keys_MND[0] @ queue_DK / key_temperature).softmax(dim=1))
+def naive_ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
+    target = (keys_MND[0] @ queue_DK / _VALUES["key_temperature"]).softmax(dim=1)
+    return cross_entropy(q_ND @ queue_DK / _VALUES["temperature"], target)
 
 
 NAIVE = {
@@ -70,7 +62,6 @@ NAIVE = {
     "sce": naive_sce,
     "ressl": naive_ressl,
 }
-_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}
 
 
 def objectives(args: argparse.Namespace) -> None:
@@ -96,8 +87,8 @@ def objectives(args: argparse.Namespace) -> None:
             loss = method.objective(q_ND, keys, queue_DK, **hyper).loss
             return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
 
-        def naive_form(naive=naive, keys=keys, hyper=hyper) -> tuple[Tensor, Tensor]:
-            loss = naive(q_ND, keys, queue_DK, **hyper)
+        def naive_form(naive=naive, keys=keys) -> tuple[Tensor, Tensor]:
+            loss = naive(q_ND, keys, queue_DK)
             return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
 
         forms = {"fast": fast_form, "naive": naive_form}

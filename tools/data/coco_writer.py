@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from pycocotools import mask as run_lengths
 
-_FINE = 4  # outlines are traced at this many points a pixel, so that they run between pixels and not through them
+_FINE = 4  # outlines are traced at this many points per pixel, so that they run between pixels and not through them
 
 
 class CocoWriter:

@@ -24,7 +24,7 @@ _SKELETON = [
 _CATEGORY = {"id": 1, "name": "person", "supercategory": "person", "keypoints": KEYPOINTS, "skeleton": _SKELETON}
 _LIMBS = [(5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16)]
 _UNLABELLED_SHARE = 0.05  # of keypoints in the picture that no one marked
-_LEAST_VISIBLE = 0.3  # of a figure: what would hide more of it is placed anew or left out
+_LEAST_VISIBLE = 0.3  # of a figure: what would hide more of it is placed elsewhere or left out
 
 
 def write_people(folder: Path, images: dict[str, int], size: int, seed: int) -> None:
@@ -96,8 +96,8 @@ def _pose(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
         points[ankle] = points[knee] + 1.6 * np.array([side * np.sin(thigh + shin), np.cos(thigh + shin)])
     lean = rng.uniform(-0.3, 0.3)
     turn = np.array([[np.cos(lean), -np.sin(lean)], [np.sin(lean), np.cos(lean)]])
-    centre = np.array([width * rng.uniform(0.1, 0.9), height * rng.uniform(0.25, 0.75)])
-    return (points - (0, 2.8)) @ turn.T * unit + centre
+    center = np.array([width * rng.uniform(0.1, 0.9), height * rng.uniform(0.25, 0.75)])
+    return (points - (0, 2.8)) @ turn.T * unit + center
 
 
 def _draw_figure(image: np.ndarray, points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -130,7 +130,7 @@ def _draw_crowd(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_box(image: np.ndarray, owner: np.ndarray, rng: np.random.Generator) -> None:
-    """Something in front of whoever stands there, in half of the pictures."""
+    """Draws an object in front of the figures, in half of the pictures."""
     height, width = owner.shape
     if rng.random() < 0.5:
         return

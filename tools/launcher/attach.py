@@ -1,4 +1,4 @@
-"""Follows a job of this machine on the terminal; Ctrl-C ends it, the first time with a checkpoint."""
+"""Follows a local job on the terminal; the first Ctrl-C stops it after a checkpoint, the second immediately."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def follow(folder: Path, job: Any) -> dict[str, Any]:
 
 
 def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
-    if last["state"] == "done":  # there was no step left to stop after; nothing may be started after it all the same
-        return f"the stage in {folder} was at its end and is complete"
+    if last["state"] == "done":  # no step was left to stop after
+        return f"the stage in {folder} completed before it could be stopped"
     if last["state"] == "running":
-        return f"the stage in {folder} was ended at once by {by}, without a checkpoint"
+        return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
     failure = last.get("failure", {}).get("error", "")
     return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
 
 
 @contextlib.contextmanager
 def signals_as_requests() -> Iterator[None]:
-    """Keeps signals that come while `follow` does not listen: a job is being started, or between two stages."""
+    """Remembers signals that arrive while `follow` does not handle them: as a job is started, or between two stages."""
     interrupt.clear()
     earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     interrupt.install_handlers()

@@ -11,7 +11,7 @@ from pathlib import Path
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import make_folder, read_json
 
-from . import control, stages
+from . import checks, control, stages
 from .graph import Graph, preview, run
 from .logs import print_logs
 from .options import Options
@@ -83,10 +83,10 @@ def cancel(args: argparse.Namespace) -> None:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Starts again from the folder's record; only what this launcher itself could have recorded.
+    """Starts again from the folder's record, if it is one that this launcher could have written.
 
     Raises:
-        UserError: nothing was started there, the record is damaged, or it names what is no stage.
+        UserError: nothing was started there, the record is damaged, or it does not name a stage.
     """
     folder = Path(args.folder)
     for kind, load in _LOADERS.items():
@@ -99,12 +99,12 @@ def resume(args: argparse.Namespace) -> int:
             return _start_graph(load(file, str(folder)), from_record(record, path), args)
     (path,) = control.launch_files(folder)[:1]
     if path.parents[1] != folder:
-        raise UserError(f"{folder} is no run folder; name one, as {path.parents[1]}")
+        raise UserError(f"{folder} is not a run folder; name one, such as {path.parents[1]}")
     record = read_json(path)
     spec = StageSpec.from_json(record.get("spec"))
     if ENTRIES.get(spec.stage) != spec.entry:
         raise UserError(
-            f"{path} names {spec.entry!r}, which is no stage of this launcher; start the stage by its command"
+            f"{path} names {spec.entry!r}, which is not a stage of this launcher; start the stage by its command"
         )
     if os.path.realpath(spec.folder) != os.path.realpath(folder):
         raise UserError(f"{folder} was {spec.folder} when its stage was started; start the stage by its command")
@@ -115,9 +115,13 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(spec, options)
         return 0
+    if spec.is_complete():
+        print(f"{spec.folder} is already complete; move it away to run it again")
+        return 0
     spec.refuse_missing_weights()
+    checks.refuse_other_run(spec, options)
     if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
-        stages.refuse_missing_data(spec)
+        checks.refuse_missing_data(spec)
     return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
 
 
@@ -136,7 +140,7 @@ def _detach(args: argparse.Namespace, folder: str) -> int:
     with open(log, "ab") as out:
         command = [sys.executable, str(Path(__file__).parents[1] / "launch.py"), *words]
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    print(f"started in the background; its output: {log}\nsee python tools/launch.py status {folder}")
+    print(f"started in the background; its output: {log}\nto see its status: python tools/launch.py status {folder}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Status and cancel, from what is in the run folder; only whether a job is active is asked of its machine."""
+"""Status and cancel, from the records in a run folder and, for whether a job is active, its scheduler or system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pretrain.common.run_folder import read_json
 from . import local_job, slurm
 from .ranks import attempts
 
-_IN_SNAPSHOT = re.compile(r"(^|/)launch/[^/]+/code/")  # a job's copy of the code, with whatever lay in configs/
+_IN_SNAPSHOT = re.compile(r"(^|/)launch/[^/]+/code/")  # a job's copy of the code
 
 
 def launch_files(folder: Path, required: bool = True) -> list[Path]:
@@ -42,7 +42,7 @@ def launch_files(folder: Path, required: bool = True) -> list[Path]:
 
 
 def read_launch(file: Path) -> dict[str, Any]:
-    """A launch.json with all that the commands need.
+    """Reads a launch.json and checks that it has the keys that the commands need.
 
     Raises:
         UserError: it is damaged.
@@ -60,7 +60,7 @@ def read_launch(file: Path) -> dict[str, Any]:
 def job_state(job: dict[str, Any]) -> str:
     """PENDING, RUNNING, SLURM's name for how it ended (ENDED where only the folder tells more), or UNKNOWN.
 
-    UNKNOWN is a scheduler that does not answer, or a process of another machine: it may well be running.
+    UNKNOWN is a scheduler that does not answer, or a process of another machine: it may be running.
     """
     if job["cluster"] == "slurm":
         return slurm.state(job["id"], job["name"])
@@ -69,7 +69,7 @@ def job_state(job: dict[str, Any]) -> str:
     return "RUNNING" if local_job.is_running(job) else "ENDED"
 
 
-def is_over(folder: Path, job: dict[str, Any]) -> bool:
+def is_finished(folder: Path, job: dict[str, Any]) -> bool:
     """True if the run folder records that the job has ended for good."""
     tries = attempts(folder, job["id"])
     return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
@@ -85,12 +85,12 @@ def summary(launch_file: Path) -> dict[str, Any]:
     produces = folder / str(data["spec"].get("produces", ""))
     complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
     state, reason = job_state(job), last.get("reason", "")
-    if state == "UNKNOWN" and not is_over(folder, job):
-        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'ask on ' + job['host']}"
+    if state == "UNKNOWN" and not is_finished(folder, job):
+        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'run status on ' + job['host']}"
     elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
         state = "done" if complete else last.get("state", state.lower())
         by = job.get("ended_by")
-        if state == "running" or (state == "ended" and by):  # it never said how it ended
+        if state == "running" or (state == "ended" and by):  # it recorded no end
             state, reason = ("stopped", f"it was ended by {by}") if by else ("killed", silent_end(folder))
             tries[-1:] = [{**last, "state": state}] if last else []
     return {
@@ -160,10 +160,10 @@ def print_status(folder: Path) -> None:
 
 
 def cancel(folder: Path, now: bool = False) -> None:
-    """Ends every job of the folder that still runs or waits, and no other; ``now`` leaves no time for a checkpoint.
+    """Ends every pending or running job of the folder; ``now``: without time for a checkpoint.
 
     Raises:
-        UserError: a job cannot be ended from here, or SLURM refuses; the others are ended all the same.
+        UserError: a job cannot be ended from this machine, or SLURM refuses; the other jobs are still ended.
     """
     has_ended, problems = _end_runner(folder)
     for file in launch_files(folder, required=not has_ended):
@@ -175,7 +175,7 @@ def cancel(folder: Path, now: bool = False) -> None:
             continue
         for job in jobs:
             state = job_state(job)
-            if state == "UNKNOWN" and job is jobs[-1] and not is_over(stage, job):
+            if state == "UNKNOWN" and job is jobs[-1] and not is_finished(stage, job):
                 if job["cluster"] == "slurm":
                     again = f"try again, or: scancel {job['id']}"
                     problems.append(f"SLURM does not answer about job {job['id']} of {stage}; {again}")
@@ -221,7 +221,7 @@ def _end_runner(folder: Path) -> tuple[bool, list[str]]:
 
 def _elsewhere(what: str, folder: Path) -> str:
     place = shlex.quote(str(folder))
-    return f"{what}, as far as can be seen from here; there: python tools/launch.py cancel {place}"
+    return f"{what}, as far as this machine can tell; on that machine, run: python tools/launch.py cancel {place}"
 
 
 def _end(folder: Path, job: dict[str, Any], now: bool) -> None:
@@ -233,4 +233,4 @@ def _end(folder: Path, job: dict[str, Any], now: bool) -> None:
         local_job.kill(folder, int(job["id"]))
         return
     with contextlib.suppress(ProcessLookupError):
-        os.kill(int(job["id"]), signal.SIGTERM)  # the controller hands it on to every rank
+        os.kill(int(job["id"]), signal.SIGTERM)  # the controller forwards it to every rank

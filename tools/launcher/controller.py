@@ -1,6 +1,6 @@
 """The process that starts a local job's ranks and waits for them: submitit's, with what srun does on a cluster.
 
-- A rank that failed or was killed ends the others, which would wait for it in a collective for half an hour.
+- A rank that failed or was killed ends the other ranks, which would wait for it in a collective for half an hour.
 - A job is requeued as often as it asks for it, within `Options.max_timeouts`; submitit ends it after 6 times.
 - Every rank gets the number of its attempt.
 """
@@ -24,8 +24,8 @@ from . import warm
 from .ranks import mark_failed
 
 ATTEMPT = "LAUNCH_ATTEMPT"  # how often the job was started before
-_GRACE_S = 5.0  # between one rank's failure and the end of the others, which may be about to say the same
-_STOPPED = 128 + signal.SIGTERM  # a rank's exit status after a stop that it was asked for
+_GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
+_STOPPED = 128 + signal.SIGTERM  # a rank's exit status after a requested stop
 _GOOD = (None, 0, _STOPPED, local.LOCAL_REQUEUE_RETURN_CODE)
 
 
@@ -33,7 +33,7 @@ class LocalExecutor(submitit.LocalExecutor):
     """Starts jobs under `Controller`.
 
     Args:
-        devices: CUDA_VISIBLE_DEVICES of the ranks; submitit's own knows numbers from 0 only.
+        devices: CUDA_VISIBLE_DEVICES of the ranks; submitit itself can only count devices from 0.
         is_warm: start jobs of one process from a process that has imported what stages import (see `warm`).
     """
 
@@ -62,7 +62,7 @@ class Controller(local.Controller):
     """Reads its job from the environment that `LocalExecutor` made.
 
     Args:
-        is_warm: this process is warm, and its rank a fork of it.
+        is_warm: run the rank in a fork of this process, which has done its imports.
     """
 
     attempt = -1
@@ -93,7 +93,7 @@ class Controller(local.Controller):
         self.tasks = [rank]
 
     def wait(self, freq: int = 24) -> list[int | None]:
-        """Exit status of each rank, None where it is still to be ended: by a failure elsewhere, or the time limit."""
+        """Waits for all ranks, a failure or the time limit; returns exit statuses, None for ranks still running."""
         if self.is_stopping:  # the signal came before all ranks were started
             self._forward_signal(signal.SIGTERM)
         started = time.monotonic()
@@ -105,12 +105,16 @@ class Controller(local.Controller):
                 bad = next((rank for rank, code in enumerate(codes) if code not in _GOOD), None)
                 if bad is not None:
                     failed_at = ran
-                    if not self.is_stopping or codes[bad] != -signal.SIGTERM:  # else it had no handler yet
+                    if (
+                        not self.is_stopping or codes[bad] != -signal.SIGTERM
+                    ):  # otherwise its handler was not installed yet
                         self._record_failure(bad, _how_it_ended(codes[bad] or 0, self.stderrs[bad].name))
             if None not in codes or (failed_at is not None and ran > failed_at + _GRACE_S):
                 return codes
             if ran > self.timeout_s:
-                self._record_failure(codes.index(None), f"the time limit of {self.timeout_s / 60:.0f} minutes was over")
+                self._record_failure(
+                    codes.index(None), f"it exceeded the time limit of {self.timeout_s / 60:.0f} minutes"
+                )
                 return codes
             if ran > self.timeout_s - self.signal_delay_s and not is_warned:
                 is_warned = True

@@ -44,7 +44,7 @@ class Graph:
 
     Attributes:
         kind: pipeline or sweep.
-        report: runs after everything else, whatever became of it.
+        report: runs after everything else, failed or not.
         file: the YAML file that describes it, absolute.
         facts: whatever the report needs beside the stages.
 
@@ -95,16 +95,16 @@ class Graph:
 
 
 def run(graph: Graph, options: Options) -> int:
-    """Runs here or submits what is missing; returns the exit status.
+    """Runs what is missing on this machine, or submits it; returns the exit status.
 
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
     with claim(graph.output, graph.kind):
-        return submit_all(graph, options) if options.cluster == "slurm" else run_here(graph, options)
+        return submit_all(graph, options) if options.cluster == "slurm" else run_locally(graph, options)
 
 
-def run_here(graph: Graph, options: Options) -> int:
+def run_locally(graph: Graph, options: Options) -> int:
     """Runs what is missing, one stage at a time; returns the exit status.
 
     SIGTERM or Ctrl-C stops the running stage after a checkpoint, and no other stage is started.
@@ -152,7 +152,7 @@ def submit_all(graph: Graph, options: Options) -> int:
             else:
                 array = new[0].job_id.split("_")[0]
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {options.parallel} at once")
-        if _active_job(graph.report):  # it waits for earlier jobs only
+        if _active_job(graph.report):  # it would wait for the earlier jobs only
             control.cancel(Path(graph.report.folder))
         dependency = _dependency("afterany", list(jobs.values()))
         (job,) = submit([graph.report], options, dependency=dependency, code=code)
@@ -194,7 +194,7 @@ def preview(graph: Graph, options: Options) -> None:
 
 
 def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
-    """The stages to start, and the SLURM jobs of those that wait or run already, by key.
+    """The stages to start, and the SLURM jobs of those already pending or running, by key.
 
     Raises:
         UserError: some stages are refused; if there are several, each is printed with its reason.
@@ -262,7 +262,7 @@ def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> in
 
 
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:
-    """What is submitted at a time: one stage; of a sweep's stages that wait for no other job, one array per kind."""
+    """Yields what is submitted together: one stage, or an array of a sweep's stages that wait for no other job."""
     waiting = {*missing, *jobs}
     rest = list(missing.values())
     if graph.kind == "sweep":

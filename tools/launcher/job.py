@@ -1,8 +1,8 @@
 """The one job class: the environment of a rank, requests to stop, and the requeue.
 
-A signal never does work here. It becomes a request (`pretrain.common.interrupt`); the stage finishes the current
-step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler and
-any collective, does rank 0 send the job back to the queue, through submitit.
+A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
+current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
+and any collective, does rank 0 send the job back to the queue, through submitit.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PreemptionHandler:
             signal.signal(number, self._handle)
 
     def requeue_or_exit(self, reason: str) -> NoReturn:
-        """Ends this process after a checkpoint, without a result that could be taken for one."""
+        """Ends this process after a checkpoint; an exit without a result cannot be mistaken for a complete stage."""
         self.cancel_timer()
         deadline = time.monotonic() + _WAIT_FOR_SIGNAL_S
         while not self.signals and time.monotonic() < deadline:  # the request came from another rank
@@ -129,11 +129,11 @@ class PreemptionHandler:
         try:
             try:
                 self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
-            except OSError as error:  # submitit's file of the job, where it counts time-outs; the earlier one also runs
+            except OSError as error:  # of the file in which submitit counts time-outs; the job can run from the old one
                 warn(f"warning: {error}; the job is requeued without counting this time-out")
                 self._env._requeue(0)
         except Exception as error:
-            # SLURM's signal to a requeued job reaches scontrol too, or SLURM was first to requeue.
+            # SLURM's signal to a requeued job also reaches scontrol, or SLURM was first to requeue.
             if isinstance(error, subprocess.SubprocessError) and _has_ended(self._env):
                 return
             self._record.fail(error)
@@ -145,7 +145,7 @@ class PreemptionHandler:
         interrupt.request_stop(LOCAL_STOP if name == "SIGTERM" and self._env.cluster == "local" else name)
         is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
         if number == self._signal and is_decider and self._timer is None:
-            # A long evaluation may not look at the request. To be requeued with the newest checkpoint beats a time-out.
+            # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
             self._timer = threading.Timer(self._patience_s, self.requeue, ["not stopped in time: from the checkpoint"])
             self._timer.daemon = True
             self._timer.start()

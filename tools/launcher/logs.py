@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 
-from .control import is_over, job_state, launch_files, read_launch
+from .control import is_finished, job_state, launch_files, read_launch
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
@@ -38,7 +37,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         tail.copy()
         if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
             return
-        if state == "UNKNOWN" and is_over(files[0].parents[1], job):
+        if state == "UNKNOWN" and is_finished(files[0].parents[1], job):
             return
         time.sleep(2 if job["cluster"] == "slurm" else 0.3)
 
@@ -66,8 +65,3 @@ class Tail:
                 for line in lines.decode(errors="replace").splitlines():
                     if not line.startswith("submitit "):
                         print(line, file=stream, flush=True)
-
-
-def follow_command(folder: Path) -> str:
-    """What to type to see a detached job's output."""
-    return f"python tools/launch.py logs --follow {shlex.quote(str(folder))}"

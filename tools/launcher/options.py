@@ -48,12 +48,12 @@ class Options:
     Attributes:
         setup: shell lines that run before the stage; a local job has the variables of the launcher's shell instead.
         sbatch: further options of sbatch without their dashes; an empty value is a flag.
-        stages: for stages by name (`STAGES`), options that differ from those of the others; from the site file only.
+        stages: for stages by name (`STAGES`), options that differ from those of other stages; from the site file only.
     """
 
     cluster: str = _option("auto", "auto: SLURM where sbatch answers", choices=CLUSTERS)
     nodes: int = _number(1, 1, sbatch=True)
-    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible here, 1 on SLURM")
+    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(None, 1, sbatch=True)
     partition: str = _option("", sbatch=True)
@@ -98,7 +98,7 @@ class Options:
 
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
-        """What of this sbatch is given, by submitit's names."""
+        """The parameters of sbatch, by submitit's names."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("sbatch")}
         given["gpus_per_node"] = self.gpus_per_node
         return {
@@ -163,7 +163,7 @@ def parse_minutes(text: str) -> int:
     else:
         seconds = first * 60 + (second or 0)
     if not seconds:
-        raise UserError(f"--time {text!r} is no time at all; write minutes, H:MM:SS or D-HH:MM:SS")
+        raise UserError(f"--time {text!r} is zero; write minutes, H:MM:SS or D-HH:MM:SS")
     return -(-seconds // 60)
 
 

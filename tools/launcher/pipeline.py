@@ -97,7 +97,7 @@ def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def single_word(name: Any, what: str) -> str:
-    """A name that may stand in a path, in a job's name and on a command line.
+    """A name that is safe in a path, in a job's name and on a command line.
 
     Raises:
         UserError: it holds something else than letters, digits and ``._+=-``, or does not begin with one of the first.
@@ -158,4 +158,4 @@ def split_words(value: str | Sequence[Any]) -> list[str]:
     try:
         return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
     except ValueError as error:
-        raise UserError(f"{value!r} is no list of words: {error}") from error
+        raise UserError(f"{value!r} is not a list of words: {error}") from error

@@ -65,7 +65,7 @@ class RankRecord:
         self._write()
 
     def fail(self, error: BaseException) -> None:
-        """Records this rank's error, and that it was the first if it was."""
+        """Records this rank's error, as the job's first one unless another rank was earlier."""
         user_error = isinstance(error, UserError)
         line = str(error) if user_error else f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
@@ -100,7 +100,7 @@ def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_
         with contextlib.suppress(FileExistsError), open(marker, "x") as file:
             file.write(json.dumps(failure))
     except OSError as reason:
-        if file is not None:  # not half of it: the controller may still create it
+        if file is not None:  # half of it would keep the controller from creating it
             Path(marker).unlink(missing_ok=True)
         warn(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
 

@@ -75,7 +75,7 @@ def from_record(record: dict[str, Any], path: Path) -> Options:
 
 def _read_site(path: Path) -> dict[str, Any]:
     try:
-        # Every value as it is written: YAML 1.1 reads 4:00:00 as a number to the base of 60.
+        # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
@@ -149,7 +149,7 @@ def _check(options: Options) -> None:
             "the job would be asked to stop as soon as it starts"
         )
     if options.cluster == "local" and options.gpus is not None and options.gpus > len(visible_gpus()):
-        raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible here; ask for at most as many")
+        raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible; ask for at most as many")
     if options.cluster == "slurm":
         _check_partition(options)
 
@@ -161,7 +161,7 @@ def _check_partition(options: Options) -> None:
     for name in wanted.split(",") if wanted and partitions else ():
         if name not in partitions:
             known = ", ".join(sorted(partitions))
-            raise UserError(f"no partition {name!r} here (there are {known}){nearest(name, partitions)}")
+            raise UserError(f"no partition {name!r} on this cluster (it has {known}){nearest(name, partitions)}")
         limit, nodes = partitions[name]
         if re.fullmatch(r"[\d:-]+", limit) and options.minutes > parse_minutes(limit):
             raise UserError(

@@ -1,15 +1,15 @@
-"""One stage, as a command line starts it: shown, run here with its output on the terminal, or left to SLURM."""
+"""Shows one stage, runs it on this machine with its output on the terminal, or submits it to SLURM."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 from . import attach, control
 from .job import StageJob
-from .logs import follow_command
 from .options import Options
 from .spec import StageSpec
 from .submit import preview, submit
@@ -37,7 +37,7 @@ def run_stage(spec: StageSpec, options: Options) -> int:
         print(str(failure), file=sys.stderr)
         return failure.status
     except attach.Interrupted as stop:
-        print(f"{stop}\nto continue: the same command again", file=sys.stderr)
+        print(f"{stop}\nrun the same command again to continue", file=sys.stderr)
         return 130
     return 0
 
@@ -56,7 +56,7 @@ def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
     (job,) = submit([spec], options, is_warm=is_warm)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
-        print(f"to follow it: {follow_command(folder)}")
+        print(f"to follow it: python tools/launch.py logs --follow {shlex.quote(str(folder))}")
         return
     last = attach.follow(folder, job)
     if last["state"] == "done":
@@ -83,7 +83,7 @@ def show(spec: StageSpec, options: Options) -> None:
 
 
 def time_and_disk(spec: StageSpec, options: Options) -> str:
-    """The time limit, the most the checkpoints will hold, and the space there is."""
+    """Says the time limit, the largest size of the checkpoints, and the free space."""
     limit = f"at most {options.minutes} minutes per job, then it is requeued" if options.minutes else "no time limit"
     place = next(parent for parent in (Path(spec.folder), *Path(spec.folder).parents) if parent.exists())
     free = shutil.disk_usage(place).free / 2**30

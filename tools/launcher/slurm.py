@@ -1,4 +1,4 @@
-"""What SLURM is asked through its own programs, and what it means that they do not answer."""
+"""Asks SLURM through its own programs; where they do not answer, nothing is assumed to have ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def partitions() -> tuple[dict[str, tuple[str, int]], str]:
 def state(job_id: str, name: str) -> str:
     """PENDING, RUNNING, or SLURM's name for how a job ended; ENDED: SLURM has no record of it; UNKNOWN: no answer.
 
-    A job of the same id and another name is another job: the cluster has started its ids anew.
+    A job of the same id and another name is another job: a new cluster counts from 1 again.
     """
     queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", job_id, "-o", "%T|%j"])
     found = (queue or {}).get(name)
@@ -44,7 +44,7 @@ def state(job_id: str, name: str) -> str:
 
 
 def has_ended(job_id: str) -> bool:
-    """Asked in the job itself: is it about to end for good? By scontrol, without which there is no requeue either."""
+    """Asked inside the job: whether SLURM ends it for good. Uses scontrol, which a requeue needs, too."""
     found = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
     return found is not None and found[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
@@ -71,6 +71,6 @@ def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if asked.returncode and "Invalid job id" not in asked.stderr:  # of a job that ended long ago: an answer too
+    if asked.returncode and "Invalid job id" not in asked.stderr:  # also an answer: the job ended long ago
         return None
     return asked.stdout

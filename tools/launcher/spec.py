@@ -39,7 +39,7 @@ class StageSpec:
         folder: the run folder, absolute.
         entry: ``"package.module:function"``; imported in the job, never pickled.
         config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
-            (Detectron2's keys, without those at their default), the others the config that `pretrain.config` reads.
+            (Detectron2's keys, without those at their default), other entries the config that `pretrain.config` reads.
         args: further arguments.
         produces: a file that the stage leaves when it is complete, relative to ``folder``.
         one_process: runs in a single process, whatever the options are.
@@ -148,7 +148,7 @@ class StageSpec:
         """
         for path, content in self.inputs.items():
             if not content:
-                raise UserError(f"no weights at {path}: it is no file and no folder with a checkpoint; name others")
+                raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; name another")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 

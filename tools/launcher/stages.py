@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pretrain.common.errors import UserError, nearest
-from pretrain.common.files import existing_file
 
 from .spec import ENTRIES, ROOT, StageSpec, content_of, read_record
 
@@ -97,8 +97,8 @@ def transfer(
 ) -> StageSpec:
     """Fine-tuning by a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
 
-    The YAML is read here and now: later edits do not change a queued job. An evaluation has a run folder of its own,
-    eval_only/ in that of the training, so that the training's record and results stay.
+    The YAML is read immediately, so that later edits do not change a queued job. An evaluation has a run folder of its
+    own, eval_only/ in that of the training, so that the training's record and results stay.
 
     Args:
         engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
@@ -125,10 +125,17 @@ def fine_tune(config: str, words: Sequence[str]) -> None:
     """Runs transfer/train_net.py with a config as YAML text, in each process of a job."""
     from transfer import train_net
 
+    with config_file(config) as file:
+        train_net.main(["--config-file", file, *words])
+
+
+@contextlib.contextmanager
+def config_file(text: str) -> Iterator[str]:
+    """The path of a YAML file that holds ``text`` until the block ends."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        file.write(config)
+        file.write(text)
         file.flush()
-        train_net.main(["--config-file", file.name, *words])
+        yield file.name
 
 
 def make_data(words: Sequence[str], folder: str) -> StageSpec:
@@ -140,7 +147,7 @@ def make_data(words: Sequence[str], folder: str) -> StageSpec:
 
 
 def report(folder: Path, entry: str, args: Sequence[Any], file: str) -> StageSpec:
-    """What summarizes a pipeline or sweep in ``folder``, in the ``file`` there."""
+    """Writes the summary of the pipeline or sweep in ``folder`` to the ``file`` there."""
     return StageSpec(
         "report", str(folder / "report"), entry, args=tuple(args), produces=str(folder / file), one_process=True,
         gpu=False,
@@ -156,36 +163,6 @@ def pretrain_config(run: str) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {path}: {error}; it is damaged, or another file") from error
     return ""
-
-
-def refuse_missing_data(spec: StageSpec) -> None:
-    """Checks that the images that a stage reads, and the weights that it starts from, are there.
-
-    Raises:
-        UserError: one of them is not there.
-    """
-    from pretrain import datasets
-    from pretrain.common.config_io import flatten
-    from pretrain.config import from_yaml_text
-    from transfer.coco import data as coco_data
-
-    if spec.stage == "transfer":
-        changed = dict(flatten(yaml.safe_load(spec.config) or {}))
-        train = () if "--eval-only" in spec.args[0] else changed.get("DATASETS.TRAIN", ())
-        for name in (*train, *changed.get("DATASETS.TEST", ())):
-            coco_data.find(name)
-        weights = changed.get("MODEL.WEIGHTS", "")
-    elif spec.config:
-        cfg = from_yaml_text(spec.config)
-        data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
-        train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
-        for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
-            if name:
-                datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
-    else:
-        return
-    if weights and "://" not in weights:
-        existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
@@ -220,15 +197,14 @@ def _refuse_fine_tuning(config_file: str | Path) -> None:
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:
-    from pretrain.common.config_io import dump
 
     cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
-    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=dump(cfg), args=args, **given)
+    return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **given)
 
 
 def _engine(wanted: str, folder: str) -> str:
     if wanted not in ("", "auto"):
-        if wanted not in _ENGINES:  # before a job is submitted that would fail by it
+        if wanted not in _ENGINES:  # before a job is submitted
             raise UserError(f"engine {wanted!r} is not one of {', '.join(_ENGINES)}{nearest(wanted, _ENGINES)}")
         return wanted
     record = read_record(Path(folder) / "launch" / "launch.json")

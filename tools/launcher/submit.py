@@ -55,7 +55,7 @@ def submit(
         is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
 
     Raises:
-        UserError: the scheduler refuses or is not here; a run folder is in use, or cannot be written.
+        UserError: the scheduler refuses or is not installed; a run folder is in use, or cannot be written.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -66,10 +66,10 @@ def submit(
         _refuse_for_sbatch(spec, options)
         refuse_if_running(Path(spec.folder))
     if is_slurm and shutil.which("sbatch") is None:
-        raise UserError("--cluster slurm, but sbatch is not here; start it from a login node of the cluster")
+        raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
     folder = specs[0].folder if len(specs) == 1 else os.path.commonpath([spec.folder for spec in specs])
     log_folder = new_log_folder(folder)
-    patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # scontrol needs its time too
+    patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
     jobs = [StageJob(spec, patience) for spec in specs]
     made = [path for path in (log_folder, *log_folder.parents) if not path.exists()]
     make_folder(log_folder)
@@ -169,7 +169,7 @@ def refuse_if_running(folder: Path) -> None:
             f"job {job['id']} ({state.lower()}) is already working on {folder}; "
             f"wait for it, or: python tools/launch.py cancel {place}"
         )
-    if state == "UNKNOWN" and not control.is_over(folder, job):
+    if state == "UNKNOWN" and not control.is_finished(folder, job):
         silent = "SLURM does not answer" if job["cluster"] == "slurm" else f"it was started on {job['host']}"
         raise UserError(
             f"job {job['id']} may still be working on {folder} ({silent}); try again there or later, or, if you know "
@@ -204,10 +204,12 @@ def _remove_made(folders: Sequence[Path]) -> None:
 def _refuse_for_sbatch(spec: StageSpec, options: Options) -> None:
     """Refuses what sbatch or submitit would interpret."""
     if options.cluster == "slurm" and (found := next((c for c in "%\\" if c in spec.folder), "")):
-        raise UserError(f"{spec.folder} holds a '{found}', which SLURM takes for a pattern; choose another OUTPUT_DIR")
+        raise UserError(
+            f"{spec.folder} holds a '{found}', which SLURM interprets as a pattern; choose another OUTPUT_DIR"
+        )
     if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):
         raise UserError(
-            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: others end a job"
+            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: other signals end a job"
         )
 
 
@@ -292,5 +294,5 @@ def _record(
         write_json(
             path, {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
         )
-    except UserError as error:  # too late to refuse: it has begun
-        warn(f"warning: {error}; {options.cluster} job {job_id} is under way, and status and cancel do not know it")
+    except UserError as error:  # too late to refuse: the job is submitted
+        warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")

@@ -86,7 +86,7 @@ def _settings(grid: dict[str, Any], points: Any, path: str) -> list[Setting]:
 
 
 def draw(folder: str) -> Path:
-    """Table (sweep.md) and plot (sweep.png) of the points that are done; the others are named."""
+    """Table (sweep.md) and plot (sweep.png) of the points that are done; missing points are named."""
     record = Path(folder) / "launch" / "sweep.json"
     data = read_json(record)
     if not {"grid", "settings", "points", "score"} <= data.keys():

@@ -1,6 +1,6 @@
 """Finds every run below the given folders, in the order of its pipeline or sweep, and what those did not finish.
 
-A file that cannot be read is named in one line and never hides the others.
+A file that cannot be read is named in one line and never hides other files.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def find(folders: Sequence[Path]) -> Found:
             found.unread.append(str(error))
             continue
         for name in [name for name, value in flatten(content) if isinstance(value, float) and not isfinite(value)]:
-            found.unread.append(f"{path}: {name} is not finite; '-' stands for it")
+            found.unread.append(f"{path}: {name} is not finite and is shown as '-'")
         content = json.loads(json_text(content))  # which has null for what is not finite
         found.runs.append(Run(path.parent, content, _config(path.parent / "config.yaml", found.unread)))
     return found

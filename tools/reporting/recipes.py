@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
-
-from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[2]
 _GROUPS = {
@@ -19,10 +16,8 @@ _GROUPS = {
 _INTRODUCTION = """\
 # Recipes
 
-Made from the files' own headers by `make docs`. Each header also has the command; files that begin with Base- are run
-where they say so, or are what others build on and are not listed. Nobody has run a recipe at full length with this code
-yet: times are measured, the authors', or not known.
-"""
+`make docs` writes this page from the headers of the files, which also have the commands. Nobody has run a recipe at
+full length with this code yet: times are measured, the authors', or not known."""
 
 
 def markdown() -> str:
@@ -30,13 +25,15 @@ def markdown() -> str:
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
         rows = [_row(path) for path in sorted(ROOT.glob(pattern)) if "Not run by itself" not in _header(path)]
-        parts.append(
-            f"## {title}\n\n" + tabulate(rows, ["recipe", "what it is", "hardware", "time", "published"], "pipe")
-        )
+        lines = [["recipe", "what it is", "hardware", "time", "published"], ["---"] * 5, *rows]
+        parts.append(f"## {title}
+
+" + "
+".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _row(path: Path) -> Iterable[str]:
+def _row(path: Path) -> list[str]:
     header = _header(path)
     what = re.split(r"^#   (?:make|python)|^# Hardware:", header, maxsplit=1, flags=re.MULTILINE)[0]
     text = " ".join(line.removeprefix("#").strip() for line in what.splitlines())

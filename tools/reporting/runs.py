@@ -13,6 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten
+from pretrain.probe.protocol import protocol
 from transfer.config import FREE_ANYWHERE
 
 from .files import Run, parse_yaml
@@ -163,7 +164,7 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
 
 
 def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
-    """What a probe was scored on, and its protocol, without settings that have no effect under the others."""
+    """What a probe was scored on, and its protocol, without the settings that have no effect in it."""
     unused = {"val"}
     if kind == "linear":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
@@ -174,12 +175,9 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
 
 def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
     """What a probe under ``cfg`` records of its protocol in results.json."""
-    from pretrain.probe.features import protocol  # imports torch
-
-    recorded = protocol(cfg, "linear" if kind == "linear" else "knn")  # of which earlier versions lack two
-    return {
-        key: value for key, value in recorded.items() if key not in ("max_images", "on_corrupt")
-    }  # earlier: not recorded
+    recorded = protocol(cfg, "linear" if kind == "linear" else "knn")
+    # Earlier versions did not record these two.
+    return {key: value for key, value in recorded.items() if key not in ("max_images", "on_corrupt")}
 
 
 def differing(protocols: Sequence[Protocol]) -> list[str]:

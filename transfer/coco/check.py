@@ -16,7 +16,7 @@ SECTIONS = ("images", "annotations", "categories")
 _LARGEST = 2**63  # of a number: NumPy holds integers up to here
 _MAX_PIXELS = 2**31  # of an image: pycocotools counts the pixels of a mask in 32 bits
 # A compressed RLE: numbers of at most 8 characters (40 bits, more than any image has pixels), 5 bits per character. The
-# characters P to o say that more follow; pycocotools would read past the end of a text that ends in one of them.
+# characters P to o say that more follow; pycocotools would read past the end of a string that ends in one of them.
 _COMPRESSED = re.compile(r"(?:[P-o]{0,7}[0-O])+")
 # Length of an outline, in sides of its box. pycocotools allocates 80 bytes per pixel of an outline without checking
 # that it gets them; a noisy mask that is traced pixel by pixel stays below 4 * (width + height) of a large image.
@@ -83,7 +83,7 @@ def check(
 
 
 def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """``content`` without the bad records, and without the annotations of an image or category that is gone."""
+    """``content`` without the bad records, and without the annotations of a removed image or category."""
     bad = {(problem.section, problem.index) for problem in problems}
     kept = {s: [r for i, r in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}
     images, categories = ({record["id"] for record in kept[s]} for s in ("images", "categories"))
@@ -116,13 +116,13 @@ def _numbers(values: Any) -> bool:
 
 
 def _record_problem(record: Any, seen: Mapping[Any, Any], *, mixed: bool = False) -> str:
-    """What is wrong with a record's id. Images and categories are sorted by theirs: all numbers, or all texts."""
+    """What is wrong with a record's id. Images and categories are sorted by id: all are numbers, or all are strings."""
     if not isinstance(record, dict):
         return "not a record {...}"
     if "id" not in record:
         return f"no id (file_name {_short(record['file_name'])})" if "file_name" in record else "no id"
     if not _is_id(record["id"]):
-        return "the id is neither a number nor a text"
+        return "the id is neither a number nor a string"
     if record["id"] in seen:
         return "duplicate id"
     first = next(iter(seen), record["id"])
@@ -142,7 +142,7 @@ def _size_problem(image: Mapping[str, Any]) -> str:
 def _file_problem(image: Mapping[str, Any], folder: str | Path | None) -> str:
     name = image.get("file_name")
     if not isinstance(name, str) or not name:
-        return f"file_name {_short(name)} is not a text"
+        return f"file_name {_short(name)} is not a string"
     path = os.path.join(folder or "", name)
     return "" if folder is None or os.path.isfile(path) else f"missing image {path}"
 
@@ -166,7 +166,7 @@ def _is_bone(bone: Any) -> bool:
 def _annotation_problem(record: Mapping[str, Any]) -> str:
     for key in ("image_id", "category_id"):
         if not _is_id(record.get(key)):
-            return f"{key} {_short(record.get(key))} is neither a number nor a text"
+            return f"{key} {_short(record.get(key))} is neither a number nor a string"
     box: Any = record.get("bbox")
     return "" if _numbers(box) and len(box) == 4 else f"box {_short(box)} is not [x, y, width, height]"
 
@@ -263,7 +263,7 @@ def _keypoint_problem(record: Mapping[str, Any], wanted: int, needed: bool, widt
     for values, size in ((keypoints[0::3], width), (keypoints[1::3], height)):
         if text := _far_outside(values, size):
             return f"a keypoint {text}"
-    labelled = sum(visible > 0 for visible in keypoints[2::3])
-    if record.get("num_keypoints", labelled) != labelled:
-        return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labelled} are labelled"
+    labeled = sum(visible > 0 for visible in keypoints[2::3])
+    if record.get("num_keypoints", labeled) != labeled:
+        return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labeled} are labeled"
     return ""

@@ -35,7 +35,7 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
 
 @dataclass(frozen=True)
 class CocoSet:
-    """Where a data set is, and what to do with its bad records (COCO's own releases are not checked)."""
+    """Where a data set is, and what to do with its bad records (COCO's own releases are not checked before a run)."""
 
     annotations: Path
     images: Path

@@ -1,4 +1,4 @@
-"""Predictions drawn over images, the ground truth beside them: boxes, masks, skeletons. For either engine."""
+"""Draws either engine's predictions on images, beside the ground truth: boxes, masks and skeletons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +46,7 @@ def draw(
         predictions: in COCO's result format; those scoring below ``score_threshold`` are skipped, except the best one.
 
     Returns:
-        The pictures written, `<image id>.jpg` in ``output_dir``, never elsewhere, whatever the id.
+        The pictures written, `<image id>.jpg`; always in ``output_dir``, even if an id is a path.
 
     Raises:
         UserError: an image that cannot be read.
@@ -129,6 +128,4 @@ def _mask(segmentation: Any, height: int, width: int) -> np.ndarray:
         segmentation = coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
     elif isinstance(segmentation["counts"], list):
         segmentation = coco_mask.frPyObjects(segmentation, height, width)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # pycocotools' use of NumPy
-        return coco_mask.decode(segmentation)
+    return coco_mask.decode(segmentation)

@@ -1,4 +1,4 @@
-"""COCO metrics of either engine through pycocotools, in one schema: Detectron2's names, 0 to 100, null for none."""
+"""Computes either engine's COCO metrics through pycocotools, in one schema: Detectron2's names, 0 to 100 or null."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from tabulate import tabulate
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
@@ -105,12 +105,9 @@ def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
 
 
 def _table(metrics: Metrics) -> str:
-    show = ("AP", "AP50", "AP75", "APs", "APm", "APl")
-    lines = ["task       " + "".join(f"{name:>8}" for name in show)]
-    for task, row in metrics.items():
-        cells = ("" if name not in row else "-" if row[name] is None else f"{row[name]:.2f}" for name in show)
-        lines.append(f"{task:<11}" + "".join(f"{cell:>8}" for cell in cells))
-    return "\n".join(lines)
+    shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    rows = [[task, *(row.get(name) for name in shown)] for task, row in metrics.items()]
+    return tabulate(rows, ["task", *shown], floatfmt=".2f", missingval="-")
 
 
 def write_results(
@@ -157,7 +154,7 @@ def write_results(
             "name": _schedule_name(cfg),
         },
         "weights": dict(weights),
-        "config": dump(cfg),
+        "config": cfg.dump(),
     }
     write_json(path, content)
     return content
@@ -170,7 +167,7 @@ def _schedule_name(cfg: CfgNode) -> str:
 
 
 def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
-    """Ground truth (no task) or predictions for COCOeval; ids count from 1, as it takes id 0 for none."""
+    """Ground truth (no task) or predictions for COCOeval, with ids from 1, as COCOeval takes id 0 for no match."""
     coco = COCO()
     kept: list[dict[str, Any]] = []
     for number, record in enumerate(records, start=1):
@@ -189,7 +186,7 @@ def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tas
 
 
 def _complete(prediction: dict[str, Any], task: str) -> None:
-    """The area that sorts a prediction into small, medium, large: its mask's for masks, its box's otherwise."""
+    """Sets the area by which a prediction is small, medium or large: its mask's for masks, its box's otherwise."""
     if task == "segm":
         prediction["area"] = float(coco_mask.area(prediction["segmentation"]))
     else:
@@ -207,5 +204,5 @@ def _sigmas(content: Mapping[str, Any], given: Sequence[float], default: np.ndar
 
 
 def _percent(value: float) -> float | None:
-    """From 0 to 1, -1 for none -> from 0 to 100, None for none."""
+    """Converts a value from 0 to 1 (-1: none) to one from 0 to 100 (None: none)."""
     return float(value) * 100 if value > -1 else None

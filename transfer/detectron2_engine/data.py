@@ -29,7 +29,7 @@ log = logging.getLogger("detectron2.transfer")
 
 
 def register(name: str) -> None:
-    """Makes a data set named by two paths known to Detectron2, which knows the standard names already."""
+    """Registers a data set named by two paths with Detectron2, which already knows the standard names."""
     annotations, images = resolve(name)
     content = read(annotations)  # a standard one, too: pycocotools does not check what it is given
     if name in DatasetCatalog:
@@ -55,9 +55,9 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 
 class Mapper(DatasetMapper):
-    """Detectron2's mapper with this project's `read_image`; a record that cannot be made is returned as a UserError.
+    """Detectron2's mapper with this project's `read_image`; returns a UserError for a bad record.
 
-    Raised in a worker process, the error would lose its one line.
+    If it were raised in a worker process, it would arrive as a traceback instead of one line.
     """
 
     def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any] | UserError:
@@ -83,11 +83,11 @@ class Mapper(DatasetMapper):
 
 
 class TrainingBatches:
-    """This rank's endless batches, those of Detectron2 for the same seed, from batch ``start`` on.
+    """Endless batches for this rank, from batch ``start`` on: Detectron2's own for the same seed.
 
     The images of a batch and their random choices are functions of (seed, position in the stream). Detectron2's loader
-    restarts its stream when a run resumes, and draws resize and flip from a history. ``seed`` and ``start`` may be
-    set until iteration begins.
+    restarts its stream when a run resumes, and its resizes and flips depend on all earlier ones. ``seed`` and ``start``
+    may be set until iteration begins.
     """
 
     def __init__(self, cfg: CfgNode, seed: int, workers: int) -> None:
@@ -158,7 +158,7 @@ class _Mapped(Dataset):
 
 
 def _load(dataset: _Mapped, batches: Iterable[list[tuple[int, int]]], workers: int) -> Iterator[list[dict[str, Any]]]:
-    """The batches; raises the UserError of a record that cannot be made."""
+    """Yields the batches; raises the UserError of a bad record."""
     loader = ShieldedDataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=list)
     for batch in loader:
         for record in batch:

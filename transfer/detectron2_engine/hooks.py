@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
@@ -16,14 +16,11 @@ from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
+from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
 from ..distributed import pool_batch_norm, until_stopped
-from ..skipped_steps import SkippedSteps
 from ..stream import mix
-
-if TYPE_CHECKING:
-    from .train import Trainer
 
 log = logging.getLogger("detectron2.transfer")
 
@@ -31,17 +28,17 @@ log = logging.getLogger("detectron2.transfer")
 class CountSkippedSteps(HookBase):
     """Counts the steps that fp16 skips, for metrics.json and the log, and ends a run that skips all of them."""
 
-    trainer: Trainer  # type: ignore[assignment]
+    trainer: Any  # this engine's Trainer, which registers these hooks: importing it would be a cycle
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler, self._skipped = scaler, SkippedSteps()
+        self._scaler, self._skipped = scaler, SkippedSteps("set SOLVER.AMP.ENABLED False")
 
     def before_step(self) -> None:
         device = next(self.trainer._trainer.model.parameters()).device
         self._scale = AsyncHostCopy(self._scaler.scale(torch.ones((), device=device)))
 
     def after_step(self) -> None:
-        # The copy has arrived: the losses, which were read after it, had to wait for it.
+        # The copy is complete: the losses, which were read after it was queued, had to wait for it.
         self._skipped.see(self._scale.read().item(), self.trainer.iter)
         self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
 
@@ -49,7 +46,7 @@ class CountSkippedSteps(HookBase):
         if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
             return
         if skipped := self._skipped.up_to(self._scaler.get_scale()):
-            log.info(f"fp16: {skipped} of {self.trainer.iter} steps were skipped, as their gradients overflowed")
+            log.info(summary(skipped, self.trainer.iter))
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}
@@ -64,7 +61,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
     Detectron2 leaves each rank with the statistics of its own images.
     """
 
-    trainer: Trainer  # type: ignore[assignment]
+    trainer: Any
 
     def update_stats(self) -> None:
         seed = self.trainer.seed
@@ -79,7 +76,7 @@ class PreciseBatchNorm(hooks.PreciseBN):
 class SaveBeforeEvaluation(HookBase):
     """Keeps the finished iterations in a checkpoint during precise BN and evaluation, which may be stopped."""
 
-    trainer: Trainer  # type: ignore[assignment]
+    trainer: Any
 
     def after_step(self) -> None:
         if _evaluation_is_due(self.trainer) and comm.is_main_process():
@@ -87,16 +84,16 @@ class SaveBeforeEvaluation(HookBase):
 
 
 class Evaluation(hooks.EvalHook):
-    """Detectron2's hook, which also begins with what a stop left undone, and evaluates no run that has failed.
+    """Detectron2's hook, which also first completes what a stop interrupted, and does not evaluate a failed run.
 
-    Detectron2's evaluates after a failure in the last iteration, too.
+    Detectron2's own evaluates even after a failure in the last iteration.
     """
 
-    trainer: Trainer  # type: ignore[assignment]
+    trainer: Any
 
     def before_train(self) -> None:
         trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
-        if trainer.pending or complete:  # the metrics belong to the iteration before
+        if trainer.pending or complete:  # the metrics belong to the previous iteration
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
         if trainer.pending:
             if trainer.precise_bn:
@@ -122,7 +119,7 @@ class Evaluation(hooks.EvalHook):
             (Path(self.trainer.cfg.OUTPUT_DIR) / checkpoints.EVALUATING).unlink(missing_ok=True)
 
 
-def _evaluation_is_due(trainer: Trainer) -> bool:
+def _evaluation_is_due(trainer: Any) -> bool:
     period, done = trainer.cfg.TEST.EVAL_PERIOD, trainer.iter + 1
     return done == trainer.max_iter or (period > 0 and done % period == 0)
 
@@ -130,7 +127,7 @@ def _evaluation_is_due(trainer: Trainer) -> bool:
 class StopOnRequest(HookBase):
     """Ends the run after the current step, with a checkpoint, when a stop was requested on any rank."""
 
-    trainer: Trainer  # type: ignore[assignment]
+    trainer: Any
 
     def __init__(self, device: torch.device) -> None:
         self._stop = AgreedStop(device)
@@ -146,7 +143,7 @@ class StopOnRequest(HookBase):
 
 
 class Checkpointer(DetectionCheckpointer):
-    """Detectron2's, but a file is complete, with weights that are finite, or it is not written."""
+    """Detectron2's checkpointer, except that a file is complete and its weights are finite, or it is not written."""
 
     def save(self, name: str, **kwargs: Any) -> None:
         if not self.save_dir or not self.save_to_disk:
@@ -155,7 +152,7 @@ class Checkpointer(DetectionCheckpointer):
         path = Path(self.save_dir) / f"{name}.pth"
         checkpoints.save(path, {"model": self.model.state_dict(), **parts, **kwargs})
         self.logger.info(f"saved {path}")
-        if path.name != checkpoints.EVALUATING:  # which does not stay
+        if path.name != checkpoints.EVALUATING:  # it is temporary
             self.tag_last_checkpoint(path.name)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,8 +49,8 @@ _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 
 def run(
     cfg: CfgNode, *, weights: Weights | None, resume: bool = False, eval_only: bool = False, visualize: int = 0
-) -> dict[str, Any]:
-    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
+) -> dict[str, Metrics]:
+    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
 
     Args:
         cfg: of transfer.config.load_config; its SEED is set to the one that is used.
@@ -59,8 +59,7 @@ def run(
         visualize: draw the predictions on that many test images, into OUTPUT_DIR/visualizations.
 
     Returns:
-        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0 (under the data set's name if there are
-        several); {} elsewhere or without DATASETS.TEST.
+        The last evaluation's metrics, ``{data set: {"bbox": {"AP": ...}}}``, on rank 0; {} on other ranks.
 
     Raises:
         UserError: weights, data or keys that do not fit, a loss or weights that are not finite, ranks that do not see
@@ -93,19 +92,21 @@ def run(
     if eval_only:
         model = build_model(own)
         load_weights(model.state_dict, weights, require_heads=True, log=log.info)
-        return _named(evaluate(own, model, visualize))
+        return evaluate(own, model, visualize)
     if comm.is_main_process():  # before the trainer opens the file; Detectron2 writes these lines twice
         drop_metrics(out, state["iteration"] + 1 if state else 0)
     trainer = Trainer(own, visualize)
-    trainer.begin(weights, state, pending=path.name == checkpoints.EVALUATING)
-    del found, state, weights  # the model and the optimizer hold them now
-    try:
-        trainer.train()
-    except FloatingPointError as error:
-        raise UserError(
-            f"training diverged: {' '.join(str(error).split())}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
-        ) from error
-    return _named(trainer.results)
+    with contextlib.closing(trainer):
+        trainer.begin(weights, state, pending=path.name == checkpoints.EVALUATING)
+        del found, state, weights  # the model and the optimizer hold them now
+        try:
+            trainer.train()
+        except FloatingPointError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"training diverged: {reason}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
+            ) from error
+    return trainer.results
 
 
 def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
@@ -167,7 +168,13 @@ class Trainer(DefaultTrainer):
             self.precise_bn = PreciseBatchNorm(
                 cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
+        self._writers = self.build_writers() if comm.is_main_process() else []
         self.register_hooks(self.build_hooks())
+
+    def close(self) -> None:
+        """Closes metrics.json and the TensorBoard events; Detectron2 leaves them open if the last evaluation fails."""
+        for writer in self._writers:
+            writer.close()
 
     def build_hooks(self) -> list[Any]:
         """Detectron2's default hooks in their order, in this engine's form where it differs."""
@@ -180,12 +187,12 @@ class Trainer(DefaultTrainer):
             self.precise_bn,
             hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,
             Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate),
-            hooks.PeriodicWriter(self.build_writers(), period=20) if is_main else None,
+            hooks.PeriodicWriter(self._writers, period=20) if is_main else None,
             StopOnRequest(self._device),
         ]
 
     def begin(self, weights: Weights, state: Mapping[str, Any] | None, *, pending: bool = False) -> None:
-        """Takes ``weights``; with the ``state`` of a checkpoint, whose weights they are, continues from there."""
+        """Loads ``weights``; with the ``state`` of the checkpoint they are from, continues from its iteration."""
         model = self.checkpointer.model
         load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
         if state:
@@ -210,7 +217,9 @@ class Trainer(DefaultTrainer):
 
     def _evaluate(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._trainer.model, self._visualize)
-        self._last_eval_results = _named(self.results)  # for TEST.EXPECTED_RESULTS
+        several = len(self.results) != 1
+        # TEST.EXPECTED_RESULTS, which Detectron2 compares with this, names no data set where there is only one.
+        self._last_eval_results = self.results if several else next(iter(self.results.values()))
         return flat_sets(self.results)
 
 
@@ -225,9 +234,7 @@ class CocoPredictions(DatasetEvaluator):
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "__array__", DeprecationWarning)  # pycocotools' use of NumPy
-                records = instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
+            records = instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
             self._found += [{**record, "category_id": self._category_ids[record["category_id"]]} for record in records]
 
     def evaluate(self) -> dict[str, Any]:
@@ -236,7 +243,7 @@ class CocoPredictions(DatasetEvaluator):
 
 
 def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
-    """Data set -> its metrics, on rank 0; {} elsewhere."""
+    """Data set -> its metrics, on rank 0; {} on other ranks."""
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
@@ -247,7 +254,3 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
             continue
         results[name] = score(cfg, name, found["predictions"], log.info, pictures)
     return results
-
-
-def _named(results: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(results) if len(results) != 1 else dict(next(iter(results.values())))

@@ -1,7 +1,7 @@
 """What region proposals and heads do with boxes: encode, match, sample, pool.
 
-Boxes are x0, y0, x1, y1 in pixels of the resized image. What needs an answer from the device is a host-device
-synchronization, which waits for all queued work; there are as few as possible.
+Boxes are x0, y0, x1, y1 in pixels of the resized image. Reading a value from the device is a host-device
+synchronization, which waits for all queued work, so there are as few as possible.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RoIPooler:
         rois = torch.cat([F.pad(b, (1, 0), value=i) for i, b in enumerate(boxes)])
         side = ((rois[:, 3] - rois[:, 1]) * (rois[:, 4] - rois[:, 2])).sqrt()
         level = torch.floor(4 + torch.log2(side / 224 + 1e-8)).clamp(2, 5).long()
-        # Sorted by level, the RoIs are divided by one reading of the counts; a search for each level would synchronize.
+        # Sorting the RoIs by level needs one host-device synchronization, for the counts; a search per level, one each.
         order = torch.argsort(level, stable=True)
         counts = (level[:, None] == torch.arange(2, 6, device=level.device)).sum(0).tolist()
         out = features[0].new_empty(len(rois), features[0].shape[1], self.resolution, self.resolution)

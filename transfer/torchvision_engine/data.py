@@ -70,7 +70,7 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
 
 
 def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
-    x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then goes on in float64
+    x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
     kept: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),
         "label": labels[annotation["category_id"]],

@@ -1,4 +1,4 @@
-"""Detections to COCO's result format, and to metrics."""
+"""Runs a detector on the test images and turns its detections into COCO's result format and metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("transfer")
 
 
 def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
-    """Metrics of every data set in DATASETS.TEST; all ranks take part, rank 0 returns them (others: {}).
+    """Metrics of every data set in DATASETS.TEST; all ranks take part; rank 0 returns them, the other ranks {}.
 
     Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
     and ground truth to OUTPUT_DIR/visualizations.
@@ -48,10 +48,10 @@ def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int
 def predict(
     cfg: CfgNode, model: Detector, records: list[dict[str, Any]], category_ids: list[int], rank: int, world: int
 ) -> list[dict[str, Any]]:
-    """The model's detections on ``records`` in COCO's result format, gathered by rank 0 (others: []).
+    """The model's detections on ``records`` in COCO's result format, gathered on rank 0 (other ranks: []).
 
     Raises:
-        Stopped: a stop was requested on one of the processes; each ends its share early when it learns of it.
+        Stopped: a stop was requested on one of the ranks.
     """
     was_training = model.training
     model.eval()
@@ -77,7 +77,7 @@ def predict(
 
 
 def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids: list[int]) -> list[dict[str, Any]]:
-    """One image's detections, moved from the resized image to the original one, as COCO results.
+    """Converts one image's detections to COCO results in the pixels of the original image.
 
     Boxes are x, y, w, h; masks RLE; keypoints pixel indices (- 0.5) with their scores.
     """

@@ -52,7 +52,7 @@ class BoxPredictor(nn.Module):
 
     Args:
         box_weights: factors of the deltas x, y, w, h in the regression.
-        beta: smooth L1 turns from quadratic to linear here.
+        beta: where smooth L1 turns from quadratic to linear.
         score_threshold, nms_threshold: detections have a higher score, and a lower IoU with better ones of their class.
         detections_per_image: the largest number; negative: no limit.
     """

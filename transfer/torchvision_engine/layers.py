@@ -1,4 +1,4 @@
-"""Convolutions and norms that are named, and compute, as Detectron2's do."""
+"""Convolutions and norms with the names and the arithmetic of Detectron2's."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """PyTorch's; a rank without RoIs takes part in float32, as the other ranks' statistics are."""
+    """PyTorch's, except that a rank without RoIs takes part in float32, the type of the other ranks' statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input if input.numel() else input.float())
 
 
 class FrozenBatchNorm(FrozenBatchNorm2d):
-    """torchvision's, but its result has the input's type: theirs is float32 from there on under mixed precision."""
+    """torchvision's, but the result keeps the input's type: torchvision's is float32 even under mixed precision."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -90,9 +90,9 @@ def norm_layer(name: str, device: torch.device) -> Norm | None:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """The module with parameters that have no gradient and batch norms that are constants.
+    """Returns the module with parameters that have no gradient and new, constant batch norms.
 
-    The constants are fresh ones: weights are loaded later.
+    Weights are loaded later, so the constants have their initial values.
     """
     if isinstance(module, (nn.BatchNorm2d, nn.SyncBatchNorm)):
         return FrozenBatchNorm(module.num_features)

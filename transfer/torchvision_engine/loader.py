@@ -1,4 +1,4 @@
-"""The torchvision engine's loaders of training and evaluation.
+"""The torchvision engine's loaders for training and evaluation.
 
 A record's random choices are a function of (seed, position), the position being its place in the infinite training
 stream: the same whatever the number of ranks and workers, and where a resumed run begins.
@@ -25,7 +25,7 @@ from .mapper import Mapper, build_mapper
 class Records(Dataset):
     """Records as one block of bytes, so that forked workers share it; indexed by (position, index) in training.
 
-    An item that cannot be made comes back as its `UserError`: a worker's exception would lose its one line.
+    A bad item is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
     """
 
     def __init__(self, records: list[dict[str, Any]], mapper: Mapper, seed: int | None) -> None:
@@ -64,7 +64,7 @@ def training_batches(
         flip: the index of every keypoint's mirror image.
 
     Raises:
-        UserError: the batch cannot be divided among the ranks, or a record cannot be made.
+        UserError: the batch cannot be divided among the ranks, or a record is bad.
     """
     if cfg.SOLVER.IMS_PER_BATCH % world:
         raise UserError(
@@ -88,7 +88,7 @@ def evaluation_batches(cfg: CfgNode, records: list[dict[str, Any]]) -> Iterator[
     """The test images, one at a time.
 
     Raises:
-        UserError: a record cannot be made.
+        UserError: a record is bad.
     """
     if not records:
         return iter(())
@@ -97,7 +97,7 @@ def evaluation_batches(cfg: CfgNode, records: list[dict[str, Any]]) -> Iterator[
 
 
 def _loader(cfg: CfgNode, dataset: Dataset, batches: Any, workers: int) -> DataLoader:
-    pin = cfg.MODEL.DEVICE.startswith("cuda") and torch.cuda.is_available()  # else copies to the device would wait
+    pin = cfg.MODEL.DEVICE.startswith("cuda") and torch.cuda.is_available()  # copies from other memory would block
     return ShieldedDataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=list, pin_memory=pin)
 
 

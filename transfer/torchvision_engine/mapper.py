@@ -1,4 +1,4 @@
-"""A record of `data` to what the detector reads, with the same arithmetic as Detectron2's DatasetMapper.
+"""Maps a record of `data` to what the detector reads, with the same arithmetic as Detectron2's DatasetMapper.
 
 Boxes, masks, keypoints and the image are moved by one object, a list of fvcore's transforms. A target holds, of G
 instances, ``boxes`` (G, 4), ``labels`` (G,) in [0, K), ``masks`` (a list of G lists of polygons, or a bool tensor

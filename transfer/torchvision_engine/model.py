@@ -61,7 +61,7 @@ class RoIHeads(nn.Module):
     def detect(
         self, features: list[Tensor], proposals: list[Tensor], image_sizes: list[tuple[int, int]]
     ) -> list[dict[str, Tensor]]:
-        """Detections per image: ``boxes``, ``scores``, ``labels`` and, by the heads that are there, more."""
+        """Detections per image: ``boxes``, ``scores``, ``labels`` and, by other heads, ``masks`` and ``keypoints``."""
         detections = self.box_predictor.detect(self.box_head(features, proposals), proposals, image_sizes)
         for head in filter(None, (self.mask_head, self.keypoint_head)):
             head.detect(features, detections)
@@ -110,7 +110,7 @@ class Detector(nn.Module):
         return batch, sizes
 
     def _to_device(self, value: Any) -> Any:
-        """A tensor on the model's device; polygons stay where they are."""
+        """Moves a tensor to the model's device; returns anything else (polygons) as it is."""
         return value.to(self.pixel_mean.device, non_blocking=True) if isinstance(value, Tensor) else value
 
 

@@ -85,7 +85,7 @@ class RPN(nn.Module):
         box_weights: factors of the deltas x, y, w, h in the regression.
         iou_thresholds: an anchor is background below the first, foreground from the second on.
         positive_fraction: the largest share of foreground among the sampled anchors.
-        beta: smooth L1 turns from quadratic to linear here.
+        beta: where smooth L1 turns from quadratic to linear.
         pre_nms_top_n, post_nms_top_n: in training and in evaluation.
     """
 

@@ -1,4 +1,4 @@
-"""SGD, learning rate and gradient clipping as Detectron2's SOLVER keys mean them."""
+"""SGD, learning rate and gradient clipping with the meaning that Detectron2 gives its SOLVER keys."""
 
 from __future__ import annotations
 

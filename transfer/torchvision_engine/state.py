@@ -18,15 +18,14 @@ from fvcore.common.config import CfgNode
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import atomic_write
+from pretrain.common.skipped_steps import SkippedSteps
 
 from .. import checkpoints
 from ..distributed import check_not_beyond
-from ..skipped_steps import SkippedSteps
 from .data import training_records
 from .loader import training_batches
 from .model import Detector
@@ -37,7 +36,7 @@ _TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # 
 
 
 class State(contextlib.ExitStack):
-    """A training, to be left when it ends: the writer of metrics.json and the progress bar are then closed.
+    """A training; leaving the context closes its writer of metrics.json and its progress bar.
 
     Attributes:
         rate: iteration -> learning rate.
@@ -53,7 +52,7 @@ class State(contextlib.ExitStack):
         self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
         self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
-        self.skipped = SkippedSteps()
+        self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
 
@@ -73,14 +72,14 @@ class State(contextlib.ExitStack):
         return self.enter_context(tqdm(total=solver.MAX_ITER, initial=start, unit="it", disable=not shown))
 
     def write(self, iteration: int, values: dict[str, float]) -> None:
-        """Writes a line of metrics.json, if there are any values."""
+        """Writes a line of metrics.json if there are any values."""
         if self.writer and values:
             self.writer.write(iteration, values | (self.skipped.values() if self.scaler.is_enabled() else {}))
 
     def summary(self, iteration: int) -> dict[str, float]:
-        """Medians of the window, for metrics.json; logs them, the time left and the share spent waiting for data.
+        """Returns medians of the window for metrics.json; logs them, the ETA and the share of time waiting for data.
 
-        All ranks take part: a step waits for the rank whose data come last.
+        All ranks take part: a step waits for the rank whose data arrive last.
         """
         line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
         waited = [step["data_time"] for step in self.window]
@@ -102,7 +101,7 @@ class State(contextlib.ExitStack):
         return line
 
     def save(self, name: str, iteration: int) -> None:
-        """Rank 0 writes the checkpoint; the others wait until it is written, and learn of an error."""
+        """Writes a checkpoint on rank 0; the other ranks wait for it, and fail with it."""
         out = Path(self.cfg.OUTPUT_DIR)
 
         def write() -> None:
@@ -115,17 +114,17 @@ class State(contextlib.ExitStack):
                 "window": list(self.window),
                 "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
                 "engine": "torchvision",
-                "config": dump(self.cfg),
+                "config": self.cfg.dump(),
             }
             checkpoints.save(out / name, content)
-            if name != checkpoints.EVALUATING:  # which does not stay
+            if name != checkpoints.EVALUATING:  # it is temporary
                 atomic_write(out / "last_checkpoint", name)
             self.log.info(f"saved {out / name}")
 
         on_first_rank(write)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Takes everything but the weights from a checkpoint's content, which is emptied."""
+        """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
         self.optimizer.load_state_dict(content["optimizer"])
         self.scaler.load_state_dict(content["scaler"])
         self.window.extend(content["window"])
@@ -145,7 +144,9 @@ def find_checkpoint(cfg: CfgNode, log: Logger) -> tuple[Path, dict[str, Any]] | 
         if content.get("engine") != "torchvision":
             raise UserError(f"{path} was not written by the torchvision engine; resume with the engine that wrote it")
         if missing := [key for key in _TO_RESUME if key not in content]:
-            raise UserError(f"{path} lacks {', '.join(missing)}: it cannot be resumed, only be MODEL.WEIGHTS")
+            raise UserError(
+                f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"
+            )
         check_not_beyond(cfg, content["iteration"] + 1)
         log.info(f"resuming from {path}")
     return found

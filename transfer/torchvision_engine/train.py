@@ -13,18 +13,18 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 
-from pretrain.common.config_io import dump
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
+from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints
 from ..coco import results as coco_results
 from ..config import check_supported
 from ..distributed import check_same_start, join, pool_batch_norm, settle_seed, until_stopped
 from ..stream import mix
-from ..weights import Weights, check_config, load_weights, read_weights
+from ..weights import Weights, check_config, load_weights
 from .evaluation import evaluate
 from .model import build_model
 from .solver import clip_gradients, set_learning_rate
@@ -32,19 +32,18 @@ from .state import LOG_PERIOD, State, find_checkpoint
 
 
 def run(
-    cfg: CfgNode, *, weights: Weights | None = None, resume: bool = False, eval_only: bool = False, visualize: int = 0
-) -> dict[str, Any]:
-    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (none: a single process).
+    cfg: CfgNode, *, weights: Weights | None, resume: bool = False, eval_only: bool = False, visualize: int = 0
+) -> dict[str, coco_results.Metrics]:
+    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
 
     Args:
         cfg: of config.load_config, written for this number of processes; its SEED is set to the one that is used.
-        weights: what MODEL.WEIGHTS holds, where it has been read already.
-        resume: continue from OUTPUT_DIR's newest good checkpoint (none: start from MODEL.WEIGHTS).
+        weights: what the run begins with; not needed where it resumes from a checkpoint.
+        resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
         visualize: draw the predictions on that many test images.
 
     Returns:
-        The last evaluation's metrics, ``{"bbox": {"AP": ...}}``, on rank 0 (under the data set's name if there are
-        several); {} elsewhere or without DATASETS.TEST.
+        The last evaluation's metrics, ``{data set: {"bbox": {"AP": ...}}}``, on rank 0; {} on other ranks.
 
     Raises:
         UserError: a key that cannot be honored, weights or data that do not fit, a loss or weights that are not
@@ -61,7 +60,7 @@ def run(
     start = content["iteration"] + 1 if found else 0
     settle_seed(cfg, content.get("seed"), log.info)
     if rank == 0:
-        atomic_write(out / "config.yaml", dump(cfg))
+        atomic_write(out / "config.yaml", cfg.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
@@ -73,32 +72,30 @@ def run(
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg, device)
     if found:
-        source = Weights(str(path), "", content.pop("model"), {})
+        weights = Weights(str(path), "", content.pop("model"), {})
     else:
-        source = weights or read_weights(cfg.MODEL.WEIGHTS)
-        check_config(source, cfg, log.info)
-    load_weights(model.state_dict, source, require_heads=eval_only or start > 0, log=log.info)
-    del source, weights  # the model has them now
+        assert weights
+        check_config(weights, cfg, log.info)
+    load_weights(model.state_dict, weights, require_heads=eval_only or start > 0, log=log.info)
+    del weights  # the model has them now
     check_same_start(start, model.state_dict())
     if eval_only:
-        metrics = evaluate(cfg, model, rank, world, visualize)
-    else:
-        evaluating = path is not None and path.name == checkpoints.EVALUATING
-        with State(cfg, model, device, rank, world, log) as state:
-            if found:
-                state.restore(content)
-            metrics = train(state, start, visualize, evaluating=evaluating)
-    return next(iter(metrics.values())) if len(metrics) == 1 else metrics
+        return evaluate(cfg, model, rank, world, visualize)
+    evaluating = path is not None and path.name == checkpoints.EVALUATING
+    with State(cfg, model, device, rank, world, log) as state:
+        if found:
+            state.restore(content)
+        return train(state, start, visualize, evaluating=evaluating)
 
 
-def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict[str, Any]:
+def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict[str, coco_results.Metrics]:
     """Iterations from ``start`` to the last; returns the last evaluation.
 
     Args:
         evaluating: the run stopped after iteration ``start - 1``, in precise BN or the evaluation.
     """
     cfg, solver, model, device, log = state.cfg, state.cfg.SOLVER, state.model, state.device, state.log
-    results: dict[str, Any] = {}
+    results: dict[str, coco_results.Metrics] = {}
     repeats = evaluating or start >= solver.MAX_ITER  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
     parallel, stop = data_parallel(model, device), AgreedStop(device)
@@ -120,7 +117,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         state.optimizer.zero_grad()
         state.scaler.scale(total).backward()
         scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
-        *values, scale = _mean_over_ranks([*losses.values(), scale])  # the only reading of the losses
+        *values, scale = _mean_over_ranks([*losses.values(), scale])  # the losses are read only here
         losses = dict(zip(losses, values, strict=True))
         _check_finite(losses, iteration, state.rate(iteration), batch)
         state.skipped.see(scale, iteration)
@@ -144,18 +141,20 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         if reason:
             raise Stopped(reason)
     if skipped := state.skipped.up_to(state.scaler.get_scale()):
-        log.info(f"fp16: {skipped} of {solver.MAX_ITER} steps were skipped, as their gradients overflowed")
+        log.info(summary(skipped, solver.MAX_ITER))
     return results
 
 
-def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, saved: bool = False) -> dict[str, Any]:
-    """Precise BN, the checkpoints that are due, and the evaluation after ``iteration``.
+def _finish(
+    state: State, iteration: int, visualize: int, reason: str = "", *, saved: bool = False
+) -> dict[str, coco_results.Metrics]:
+    """Runs precise BN, saves the checkpoints that are due, and evaluates after ``iteration``.
 
-    The checkpoint that is saved first makes a resumed run begin with what was not finished.
+    A checkpoint is saved first, so that a resumed run begins with whatever was not finished.
 
     Args:
-        reason: to stop, once that checkpoint is saved; empty: go on.
-        saved: precise BN and the checkpoints are done already.
+        reason: to stop, once that first checkpoint is saved; empty: continue.
+        saved: precise BN and the checkpoints are already complete.
     """
     cfg, done = state.cfg, iteration + 1
     final, pending = done >= cfg.SOLVER.MAX_ITER, Path(cfg.OUTPUT_DIR) / checkpoints.EVALUATING

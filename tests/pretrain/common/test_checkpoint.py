@@ -19,7 +19,7 @@ def test_round_trip_with_weights_only(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.pth"]
 
 
-def test_missing_file_names_its_neighbour(tmp_path):
+def test_missing_file_names_its_neighbor(tmp_path):
     checkpoint.save(tmp_path / "checkpoint_final.pth", _state(1))
     with pytest.raises(UserError, match=r"no checkpoint at .*did you mean 'checkpoint_final.pth'"):
         checkpoint.read(tmp_path / "checkpoint_fnal.pth")
@@ -122,7 +122,7 @@ def test_prune_drops_what_is_newer_than_the_checkpoint_just_saved(tmp_path):
     checkpoint.path_of_step(tmp_path, 12).write_bytes(b"PK\3\4 cut off")
     found = checkpoint.newest(tmp_path, lambda _: None)
     assert found is not None and found[1]["step"] == 8
-    saved = checkpoint.path_of_step(tmp_path, 10)  # the run fell back to 8 and went on
+    saved = checkpoint.path_of_step(tmp_path, 10)  # the run fell back to 8 and continued
     checkpoint.save(saved, _state(10))
     checkpoint.prune(tmp_path, 2, saved)
     assert [p.name for p in checkpoint.all_in(tmp_path)] == ["checkpoint_00000010.pth", "checkpoint_00000008.pth"]

@@ -110,7 +110,7 @@ def test_joined_sources_follow_each_other(tmp_path):
 
 
 def flat_png(width: int, height: int) -> bytes:
-    """A valid PNG of one colour, one bit per pixel."""
+    """A valid PNG of one color, one bit per pixel."""
     row = zlib.compressobj()
     rows = b"".join(row.compress(bytes(1 + (width + 7) // 8)) for _ in range(height)) + row.flush()
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]

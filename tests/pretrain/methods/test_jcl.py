@@ -43,8 +43,8 @@ def test_loss_is_equation_8_with_the_explicit_covariance(seed: int, temperature:
 def test_gradient_is_that_of_the_explicit_covariance(seed: int, temperature: float, lambda_: float):
     q, keys, queue = queue_case(seed, keys=5)
     mean = keys.mean(dim=0)
-    centred = keys - mean
-    covariance = torch.einsum("mni,mnj->nij", centred, centred) / 5
+    centered = keys - mean
+    covariance = torch.einsum("mni,mnj->nij", centered, centered) / 5
     logit = (q * mean).sum(dim=1) / temperature
     positive = logit + lambda_ / (2 * temperature**2) * torch.einsum("ni,nij,nj->n", q, covariance, q)
     expected = (torch.logaddexp(positive, (q @ queue / temperature).logsumexp(dim=1)) - logit).mean()
@@ -94,7 +94,7 @@ def test_equation_8_bounds_equation_4_for_gaussian_keys(seed: int, temperature: 
     covariance = explicit_covariance(case.keys_MND[:, 0])[1]
     torch.testing.assert_close(covariance, draws.T.cov(), rtol=0.05, atol=0.05 * spread**2)  # the construction holds
     logits = draws @ q / temperature
-    losses = torch.logaddexp(logits, (q @ case.queue_DK / temperature).logsumexp(dim=0)) - logits  # one Eq. (2) a draw
+    losses = torch.logaddexp(logits, (q @ case.queue_DK / temperature).logsumexp(dim=0)) - logits  # Eq. (2) per draw
     error = 4 * float(losses.std()) / math.sqrt(len(losses))
     assert float(jcl(*case, temperature=temperature, lambda_=1.0).loss) >= float(losses.mean()) - error
 
@@ -144,7 +144,7 @@ def test_metrics_and_what_is_enqueued():
     result = jcl(q, keys, queue, temperature=0.2, lambda_=4.0)
     both = [explicit_covariance(keys[:, i]) for i in range(3)]
     means = torch.stack([mean for mean, _ in both])
-    torch.testing.assert_close(result.enqueue_ND, means)  # not re-normalised
+    torch.testing.assert_close(result.enqueue_ND, means)  # not renormalized
     diagonal = torch.stack([covariance.diagonal() for _, covariance in both]).mean()
     torch.testing.assert_close(result.metrics["positive_variance"], diagonal)
     along = sum(v @ covariance @ v for v, (_, covariance) in zip(q.detach(), both, strict=True)) / 3

@@ -51,6 +51,7 @@ def test_probes_run_in_the_precision_of_the_run(stl10, amp, dtype, monkeypatch):
     seen = []
     for module in (features, linear):
         monkeypatch.setattr(module, "pooled_features", lambda *a: seen.append(pooled_features(*a)) or seen[-1])
-    cfg = _config(stl10, "SOLVER.AMP", amp, "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1")
+    words = ("MODEL.STEM", "imagenet", "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1")  # the fast stem
+    cfg = _config(stl10, "SOLVER.AMP", amp, *words)
     linear.main(cfg, "random")
     assert [len(x) for x in seen] == [8, 8, 8, 8] and {x.dtype for x in seen} == {dtype}

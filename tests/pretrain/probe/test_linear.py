@@ -11,6 +11,7 @@ from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import features, linear
+from pretrain.probe.protocol import protocol
 from tests.pretrain.ranks import run_ranks
 
 STEPS_PER_EPOCH = 3
@@ -105,7 +106,7 @@ def _no_stop_is_left():
     interrupt.clear()
 
 
-def test_a_killed_probe_goes_on_to_the_same_end(images, tmp_path, monkeypatch):
+def test_a_killed_probe_resumes_to_the_same_end(images, tmp_path, monkeypatch):
     linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
     real = linear.Heads.set_rates
 
@@ -175,7 +176,7 @@ def test_kept_features_of_another_protocol_are_not_taken(images, tmp_path):
     warned = []
 
     def kept(cfg):
-        return features.FeatureFile(tmp_path / "kept.pth", {**source, **features.protocol(cfg)}, warned.append)
+        return features.FeatureFile(tmp_path / "kept.pth", {**source, **protocol(cfg)}, warned.append)
 
     first = features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF
     backbone.conv1.weight.data.zero_()  # a second extraction would show
@@ -202,20 +203,20 @@ def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
         run("none", "[1e38]")
 
 
-def test_a_complete_folder_is_left_as_it_is(images, tmp_path):
-    first = linear.main(_config(images, tmp_path, "LINEAR.AUGMENT", "none"), "random")
-    before = (tmp_path / "results.json").stat().st_mtime_ns
-    free = ("DATALOADER.NUM_WORKERS", "1", "SOLVER.LOG_PERIOD", "3", "PROBE.KNN_K", "7")
-    assert linear.main(_config(images, tmp_path, "LINEAR.AUGMENT", "none", *free), "random") == first
-    assert (tmp_path / "results.json").stat().st_mtime_ns == before
-
-
 @pytest.fixture(scope="module")
 def complete(images, tmp_path_factory):
     """The run folder of a probe."""
     folder = tmp_path_factory.mktemp("runs") / "complete"
     linear.main(_config(images, folder, "LINEAR.AUGMENT", "none"), "random")
     return folder
+
+
+def test_a_complete_folder_is_left_as_it_is(images, complete):
+    before = (complete / "results.json").stat().st_mtime_ns
+    free = ("DATALOADER.NUM_WORKERS", "1", "SOLVER.LOG_PERIOD", "3", "PROBE.KNN_K", "7")
+    results = linear.main(_config(images, complete, "LINEAR.AUGMENT", "none", *free), "random")
+    assert results == json.loads((complete / "results.json").read_text())
+    assert (complete / "results.json").stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,9 @@ def _rank_by_rank(images, root) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
             _stop_after_steps(patch, 4)
-        with pytest.raises(interrupt.Stopped, match="asked" if distributed.rank() == 1 else "another rank"):
+        with pytest.raises(
+            interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
+        ):
             run(mine)
     interrupt.clear()
     for _ in ("resumed", "complete"):
@@ -289,9 +292,3 @@ def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_pa
     _assert_same_end(tmp_path / "whole", tmp_path / "rank0")
     assert "resumed at step 5 of 12" in (tmp_path / "rank0/log.txt").read_text()  # all ranks know one step later
     assert not list((tmp_path / "rank1").glob("*.pth")) and not (tmp_path / "rank1/results.json").exists()
-
-
-def test_unlabelled_data_are_refused_by_name(images, tmp_path):
-    flat = images / "train" / "class0"
-    with pytest.raises(UserError, match="labels"):
-        linear.main(_config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{flat}"), "random")

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from pretrain import views
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
@@ -32,17 +33,16 @@ def stopped_soon(monkeypatch):
     """A stop is requested while the second batch of features is computed; yields the sizes of all batches."""
     seen = []
 
-    def counted(backbone, pixels):
-        seen.append(len(pixels))
+    def counted(pixels, *statistics):
+        seen.append(pixels.shape[:-3].numel())
         if len(seen) == 2:
             interrupt.request_stop("asked")
-        return real(backbone, pixels)
+        return real(pixels, *statistics)
 
-    real = features.pooled_features
+    real = views.normalize
     interrupt.clear()
     monkeypatch.setattr(features, "_BATCH", 4)
-    for module in (features, distributions):
-        monkeypatch.setattr(module, "pooled_features", counted)
+    monkeypatch.setattr(views, "normalize", counted)
     yield seen
     interrupt.clear()
 

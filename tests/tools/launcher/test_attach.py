@@ -123,7 +123,7 @@ def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
     wait_for((tmp_path / "count.0").exists)
     started.interrupt()
     shown = started.end()
-    assert "to continue: the same command again" in shown
+    assert "run the same command again to continue" in shown
     assert "Ctrl-C: counted to" in shown and "SIGTERM" not in shown
     assert control.job_state(job_of(tmp_path)) == "ENDED"
     done = int((tmp_path / "count.0").read_text())
@@ -136,7 +136,7 @@ def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     started = Attached(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
     started.interrupt()
-    assert "was at its end and is complete" in started.end()
+    assert "completed before it could be stopped" in started.end()
     assert steps(tmp_path) == list(range(20))
 
 
@@ -146,7 +146,7 @@ def test_a_second_ctrl_c_kills_the_job_and_releases_its_folder(tmp_path: Path, c
     assert list(tmp_path.glob(".owner.*"))
     started.interrupt_twice()
     shown = started.end()
-    assert "ended at once by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
+    assert "stopped immediately by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
     assert not list(tmp_path.glob(".owner.*"))
     shown = status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "it was ended by a second Ctrl-C" in shown
@@ -194,7 +194,7 @@ def test_an_attached_command_says_that_its_job_was_cancelled(
     control.cancel(tmp_path, now)
     shown = started.end()
     assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
-    assert "to continue: the same command again" in shown
+    assert "run the same command again to continue" in shown
     shown = status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "failed" not in shown and "without reporting an error" not in shown
     control.cancel(tmp_path)

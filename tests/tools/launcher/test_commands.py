@@ -30,18 +30,8 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.graph.submit_all", lambda graph, options: graph.remember(options) or 0)
-    words = [
-        "--cluster",
-        "slurm",
-        "--partition",
-        "long",
-        "--time",
-        "5:00:00",
-        "--gpus",
-        "8",
-        "--setup",
-        "module load x",
-    ]
+    words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
+    words += ["--setup", "module load x"]
     assert launch.main([kind, file, "--output", "out", *words]) == 0
     record = read_json(Path("out") / "launch" / f"{kind}.json")
     found = []
@@ -69,7 +59,7 @@ def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch
 def test_only_a_stages_own_entry_is_called(entry: str, capfd: pytest.CaptureFixture):
     spec = {"stage": "knn", "folder": str(Path("x").absolute()), "entry": entry, "args": ["echo CALLED"]}
     write_record("x", {"spec": spec, "options": asdict(Options(cluster="debug", gpus=0)), "jobs": []})
-    with pytest.raises(UserError, match=f"names '{entry}', which is no stage of this launcher"):
+    with pytest.raises(UserError, match=f"names '{entry}', which is not a stage of this launcher"):
         launch.main(["resume", "x"])
     assert "CALLED" not in capfd.readouterr().out
 

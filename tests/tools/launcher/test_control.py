@@ -127,7 +127,7 @@ def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture)
     record = RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1)
     control.print_status(folder)
     shown = capsys.readouterr().out
-    assert re.search("knn +unknown", shown) and "ask on another-machine" in shown and "killed" not in shown
+    assert re.search("knn +unknown", shown) and "run status on another-machine" in shown and "killed" not in shown
     record.end("stopped", "SIGUSR2")
     control.print_status(folder)
     assert re.search("knn +stopped", capsys.readouterr().out)
@@ -135,7 +135,7 @@ def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture)
 
 def test_cancel_says_where_a_job_of_another_machine_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", LOCAL, ELSEWHERE)
-    with pytest.raises(UserError, match=rf"runs on another-machine.*there: python tools/launch.py cancel {folder}"):
+    with pytest.raises(UserError, match=rf"runs on another-machine.* run: python tools/launch.py cancel {folder}"):
         control.cancel(folder)
     assert "nothing runs" not in capsys.readouterr().out
     RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1).end("done")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,24 +23,10 @@ def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFi
     assert "KEY VALUE ..." not in capsys.readouterr().out
 
 
-def test_help_imports_neither_torch_nor_submitit():
-    code = (
-        "import sys; sys.argv = ['launch.py', '--help']\n"
-        "from tools import launch\n"
-        "try: launch.main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'submitit', 'fvcore'} & set(sys.modules), sorted(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "python tools/launch.py pretrain --method jcl" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain", "--method", "foo"], "no default recipe for --method foo .*by --config-file FILE"),
         (["pretrain"], r"no recipe; give --method NAME \(jcl, .*mocov2.*\) or --config-file FILE"),
         (["pretrain", "--method", "jcl", "--config-file", "x.yaml"], "--method jcl and --config-file x.yaml each name"),
         (
@@ -61,7 +45,6 @@ def test_help_imports_neither_torch_nor_submitit():
             ["transfer", "--config-file", f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml", "--engine", "detectron"],
             "engine 'detectron' is not one of auto, detectron2, torchvision; did you mean 'detectron2'",
         ),
-        (["transfer", "--config-file", "none.yaml"], "no config file at none.yaml"),
         (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
     ],
 )
@@ -87,7 +70,7 @@ def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ("configs", "no weights at .*configs: it is no file and no folder with a checkpoint"),
+        ("configs", "no weights at .*configs: neither a file nor a folder with a checkpoint"),
         ("notes.pth", "notes.pth holds no weights: it holds text, 'version https://git-lfs"),
         ("empty.pth", "empty.pth holds no weights: it is empty"),
     ],

@@ -19,7 +19,7 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     config.write_text("VERSION: 2\n")
     file = tmp_path / "p.yaml"
     file.write_text(
-        "OUTPUT_DIR: out\nDATA: digits data\nKNN: ['']\nTRANSFER: {mask: mask.yaml}\nBRANCHES:\n"
+        "OUTPUT_DIR: out\nDATA: digits data\nKNN: [own]\nTRANSFER: {mask: mask.yaml}\nBRANCHES:\n"
         f"  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, OVERRIDES: [SEED, 3]}}\n"
     )
     graph = pipeline.load(str(file))
@@ -35,11 +35,11 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parents[2])
     graph = pipeline.load(str(path))
-    assert path.name in path.read_text() or "make demo" in path.read_text()
-    assert {node.spec.stage for node in graph.nodes} >= {"pretrain", "knn" if path.stem != "jcl_table2" else "transfer"}
+    used = {node.spec.stage for node in graph.nodes}
+    assert "pretrain" in used and used & {"knn", "linear", "transfer"}
     assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
 
 
@@ -56,7 +56,7 @@ def test_every_pipeline_file_loads_and_says_how_to_run_it(path: Path, monkeypatc
         ("BRANCHES: \xff", "is not YAML"),
         ("BRANCHES: {a: []}", "branch a must hold"),
         ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: []}", "no config file"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is no list of words"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
         ('BRANCHES: {"a\\nscancel": {WEIGHTS: random}}', r"branch in .* is named 'a\\nscancel'; use letters"),
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
         ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),

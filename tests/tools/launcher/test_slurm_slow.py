@@ -85,29 +85,17 @@ def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCl
     assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
 
+@pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2"), (True, "not stopped in time")])
 def test_a_run_longer_than_its_time_limit_comes_back(
-    slurm_options: Options,
-    slurm_cluster: SlurmCluster,
-    tmp_path: Path,
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str
 ):
-    (job,) = submit([fake(tmp_path, "count", 200, 0.25)], replace(slurm_options, time="1", signal_delay=45))
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=300)
-    ended = reasons(tmp_path, job.job_id)
-    assert ended[0] == ("requeued", "SIGUSR2") and ended[-1] == ("done", "") and len(ended) > 1
-    assert steps(tmp_path) == list(range(200))
-
-
-def test_a_stage_that_does_not_stop_comes_back_all_the_same(
-    slurm_options: Options,
-    slurm_cluster: SlurmCluster,
-    tmp_path: Path,
-):
-    spec = fake(tmp_path, "count", 240, 0.25, "", True)
+    spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
     (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=45))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "TIMEOUT", "FAILED", seconds=300)
     ended = reasons(tmp_path, job.job_id)
-    assert ended[0] == ("requeued", "not stopped in time") and ended[-1] == ("done", "")
-    assert sorted(set(steps(tmp_path))) == list(range(240))
+    assert ended[0] == ("requeued", reason) and ended[-1] == ("done", "") and len(ended) > 1
+    counted = steps(tmp_path)
+    assert (sorted(set(counted)) if is_deaf else counted) == list(range(240))
 
 
 def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
@@ -118,19 +106,6 @@ def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluste
     assert last["state"] == "failed" and "timed-out too many times" in last["failure"]["error"]
 
 
-def test_an_operators_requeue_goes_on_from_the_disk(
-    slurm_options: Options,
-    slurm_cluster: SlurmCluster,
-    tmp_path: Path,
-):
-    (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
-    wait_for(lambda: is_counting(tmp_path, job.job_id))
-    subprocess.run(["scontrol", "requeue", job.job_id], check=True)
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
-    assert len(attempts(tmp_path, job.job_id)) == 2
-    assert steps(tmp_path) == list(range(60))
-
-
 def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit([fake(tmp_path, "hang")], replace(slurm_options, nodes=2, tasks=2))
     wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 4)
@@ -139,21 +114,26 @@ def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: Sl
     assert control.summary(tmp_path / "launch" / "launch.json")["state"] in ("failed", "killed")
 
 
-def test_a_lost_node_costs_no_more_than_the_step(
-    slurm_options: Options,
-    slurm_cluster: SlurmCluster,
-    tmp_path: Path,
+@pytest.mark.parametrize("is_lost", [False, True], ids=["requeue", "lost node"])
+def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_lost: bool
 ):
     (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
     wait_for(lambda: is_counting(tmp_path, job.job_id))
-    node = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True).stdout.strip()
+    shown = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True)
+    node = shown.stdout.strip()
     assert node in NODES
-    slurm_cluster.kill_node(node)
+    if is_lost:
+        slurm_cluster.kill_node(node)
+    else:
+        subprocess.run(["scontrol", "requeue", job.job_id], check=True)
     try:
         slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=180)
     finally:
-        slurm_cluster.start_node(node)
-    assert sorted(set(steps(tmp_path))) == list(range(60))
+        if is_lost:
+            slurm_cluster.start_node(node)
+    counted = steps(tmp_path)
+    assert (sorted(set(counted)) if is_lost else counted) == list(range(60))
     assert len(attempts(tmp_path, job.job_id)) == 2
     assert read_json(tmp_path / "results.json")["metrics"] == {"count": 60}
 

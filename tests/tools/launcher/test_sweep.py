@@ -17,10 +17,9 @@ SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_every_sweep_file_loads_and_says_how_to_run_it(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(path.parents[3])
     graph = sweep.load(str(path))
-    assert f"python tools/launch.py sweep configs/pretrain/sweeps/{path.name}" in path.read_text()
     assert graph.output == str(Path("runs/sweeps", path.stem).absolute())
     assert len({node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}) > 1
 

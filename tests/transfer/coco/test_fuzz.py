@@ -32,7 +32,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 
 
 def spoil(value: Any, rng: random.Random) -> Any:
-    """``value`` with one part of it, at any depth, replaced, repeated or gone."""
+    """``value`` with one part of it, at any depth, replaced, repeated or removed."""
     parts = list(value if isinstance(value, dict) else range(len(value))) if isinstance(value, (dict, list)) else []
     if not parts or rng.random() < 0.1:
         return rng.choice(LEAVES)

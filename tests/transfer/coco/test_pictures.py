@@ -37,7 +37,7 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     assert np.abs(canvas[28 + strip :, : half - 4] - plain[strip:]).mean() > 3, "something is drawn"
 
 
-def test_weak_predictions_are_left_out_but_the_best_one(tmp_path):
+def test_weak_predictions_are_skipped_except_the_best_one(tmp_path):
     tiny_coco.write(tmp_path)
     best, *rest = predictions_of(tmp_path)
     weak = [best | {"score": 0.3}] + [p | {"score": 0.1} for p in rest]

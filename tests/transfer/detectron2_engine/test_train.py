@@ -44,7 +44,11 @@ def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
     return work(argument_parser().parse_args(command(tmp_path, name, *flags, **keys)))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("faster", marks=pytest.mark.slow), "mask", "keypoint"])
+# The recipes' smoke forms train a Mask R-CNN in the ordinary suite.
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("faster", marks=pytest.mark.slow), pytest.param("mask", marks=pytest.mark.slow), "keypoint"],
+)
 def test_trains_and_evaluates(tmp_path: Path, weights: Path, kind: str) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     results = go(tmp_path, name, "--visualize", "2", MODEL__WEIGHTS=str(weights), **KINDS[kind])
@@ -140,5 +144,5 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
-    with pytest.raises(UserError, match="holds an earlier run"):  # a rank's mistake is one line here, too
+    with pytest.raises(UserError, match="holds an earlier run"):  # raised by a rank, and again by its parent
         launch(argument_parser().parse_args(words))

@@ -28,7 +28,7 @@ def test_keypoints_move_to_pixel_centers_and_mirror_by_name(tmp_path):
     assert info.flip == data.COCO_FLIP
 
 
-def test_images_without_objects_or_keypoints_are_left_out_of_training(tmp_path):
+def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     name = tiny_coco.write(tmp_path, keypoints=True)
     content = json.loads((tmp_path / "annotations.json").read_text())
     for annotation in content["annotations"]:
@@ -45,7 +45,7 @@ def test_images_without_objects_or_keypoints_are_left_out_of_training(tmp_path):
     assert len(data.training_records(off)[0]) == 6
 
 
-def test_what_was_left_out_is_in_the_runs_log(tmp_path, caplog):
+def test_skipped_records_are_in_the_runs_log(tmp_path, caplog):
     name = tiny_coco.write(tmp_path)
     content = json.loads((tmp_path / "annotations.json").read_text())
     content["annotations"][0]["bbox"] = [0, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Norms."""
+"""The engine's own batch norms."""
 
 from __future__ import annotations
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
+from tests.transfer.torchvision_engine.test_mapper import mapper
 from transfer.torchvision_engine import data, loader
-from transfer.torchvision_engine.mapper import Mapper
-
-
-def mapper(**keys) -> Mapper:
-    given = {"sizes": [64], "sampling": "choice", "max_size": 128, "flip": False, "image_format": "RGB", "masks": ""}
-    return Mapper(**{**given, **keys})
 
 
 def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
@@ -42,3 +39,17 @@ def test_shares_of_the_test_images_are_disjoint_and_complete(tmp_path):
     for world in (1, 4, 8):
         shares = [loader.evaluation_batches(cfg, loader.share_of(records, r, world)) for r in range(world)]
         assert [batch[0]["image_id"] for share in shares for batch in share] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named_in_one_line(tmp_path, workers):
+    name = tiny_coco.write(tmp_path)
+    path = tmp_path / "2.png"
+    path.write_bytes(path.read_bytes()[:300])
+    cfg = tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=workers)
+    records, info = data.training_records(cfg)
+    training = loader.training_batches(cfg, records, info.flip, 0, 1, seed=0, start=0, workers=workers)
+    for batches in (itertools.islice(training, 9), loader.evaluation_batches(cfg, records)):
+        with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
+            list(batches)
+        assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import torch
 from transfer.torchvision_engine.rpn import Anchors
 
 
-def test_anchors_are_not_rounded_and_stand_at_fixed_strides():
+def test_anchors_are_not_rounded_and_lie_at_fixed_strides():
     anchors = Anchors([[32], [64]], [[0.5, 2.0]], (4, 8), 0.5)([torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 1, 1)])
     assert [a.shape for a in anchors] == [(12, 4), (2, 4)]
     w, h = 32 * math.sqrt(2), 32 / math.sqrt(2)

@@ -1,0 +1,78 @@
+"""Named data sets and image folders -> decodable images, with labels where they exist.
+
+Every set has a fixed order (sorted names), so an index means the same image in every process and every run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .. import distributed
+from ..common.errors import UserError, nearest
+from . import archives, folders
+from .image_data import ImageData, MissingSplit
+
+__all__ = ["NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
+
+_FOLDERS = {  # where a named data set may lie in DATA.ROOT
+    "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
+    "cifar100": ("cifar-100-python",), "fashion_mnist": ("FashionMNIST",), "stl10": ("stl10_binary",),
+    "tiny_imagenet": ("tiny-imagenet-200",),
+}  # fmt: skip
+NAMES = tuple(_FOLDERS)
+SPLITS = ("train", "val", "unlabelled")
+
+
+def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:
+    """Opens a split of a data set.
+
+    Args:
+        name: one of NAMES, or ``folder:/path``, which holds images (no labels) or one folder per class. Folders in it
+            that are named like splits (train, training, val, valid, validation, test) are splits, never classes; test
+            is the val split where there is no other.
+        split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
+            ``train`` split of stl10 is its labeled images followed by its unlabeled ones (label -1).
+        root: the folder of the named data sets.
+        download: fetch the data set if it is missing and may be fetched.
+
+    Raises:
+        UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected).
+    """
+    if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
+        raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
+    if download:  # one process at a time: those after the first find the data
+        with distributed.in_turns():
+            return _load(name, split, Path(root), True)
+    return _load(name, split, Path(root), False)
+
+
+def refuse_missing(name: str, root: str | Path = "datasets", download: bool = False) -> None:
+    """Checks that a data set can be loaded, by its folder alone: listing the images of a large one takes long.
+
+    Raises:
+        UserError: unknown name, or no such folder.
+    """
+    places = [Path(root) / folder for folder in _FOLDERS.get(name, ())]
+    if name.startswith("folder:"):
+        places, download = [_path_in(name)], False
+    if not any(map(os.path.isdir, places)) and not (places and download):
+        load(name, "train", root)  # raises the error that shows the layout expected
+
+
+def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
+    if name.startswith("folder:"):
+        return folders.load_folder(_path_in(name), split)
+    if name in ("imagenet", "imagenet100"):
+        return folders.load_imagenet(name, split, root)
+    if name in ("cifar10", "cifar100", "fashion_mnist"):
+        return archives.load_with_torchvision(name, split, root, download)
+    if name == "stl10":
+        return archives.load_stl10(split, root, download)
+    if name == "tiny_imagenet":
+        return archives.load_tiny_imagenet(split, root, download)
+    raise UserError(f"unknown data set {name!r}; choose {', '.join(NAMES)} or folder:/path{nearest(name, NAMES)}")
+
+
+def _path_in(name: str) -> Path:
+    return Path(os.path.expanduser(name.removeprefix("folder:")))

@@ -1,0 +1,151 @@
+"""Images in folders: ImageNet, and any folder with images or with one folder per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..common.errors import UserError
+from ..common.image_io import Files
+from .image_data import ImageData, MissingSplit
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+_SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
+
+
+def load_folder(folder: Path, split: str) -> ImageData:
+    """A split of ``folder``; a folder without split folders is every split.
+
+    Raises:
+        UserError: no image is found, or it is not clear which folders are splits and which are classes.
+    """
+    name = f"folder:{folder}"
+    folders = _folder_names(folder)
+    of_split = {key: [f for f in folders if f.lower() in names] for key, names in _SPLIT_FOLDERS.items()}
+    found = [*of_split["train"], *of_split["val"]]
+    if not found:
+        return load_classes(folder, None, name, may_be_flat=True)
+    others = [f for f in folders if f not in found]
+    if others and not (of_split["train"] and of_split["val"]):
+        raise UserError(
+            f"{folder} holds {found[0]}/ beside {others[0]}/: a split or a class? If a split, name folder:{folder}/"
+            f"{found[0]}; if a class, move all class folders into {folder}/train/"
+        )
+    chosen = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
+    if not chosen:
+        raise MissingSplit(
+            f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
+            f"folder of images itself, such as folder:{folder}/{found[0]}"
+        )
+    if len(chosen) > 1:
+        raise UserError(f"{folder} holds {chosen[0]}/ and {chosen[1]}/, both of the {split} split; keep one of them")
+    classes = _folder_names(folder / of_split["train"][0]) if of_split["train"] else []
+    return load_classes(folder / chosen[0], classes or None, name, may_be_flat=True)
+
+
+def load_imagenet(name: str, split: str, root: Path) -> ImageData:
+    """ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a folder of their own.
+
+    Raises:
+        UserError: the split or one of its classes is missing.
+    """
+    top = root / (name if os.path.isdir(root / name) else "imagenet")
+    if not os.path.isdir(top / split):
+        raise (MissingSplit if os.path.isdir(top) else UserError)(
+            f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
+            "(download it from image-net.org, or set DATA.ROOT to its folder)"
+        )
+    if name == "imagenet100":
+        classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
+    else:  # val's labels are train's
+        classes = _folder_names(top / "train") if os.path.isdir(top / "train") else None
+    return load_classes(top / split, classes or None, name)
+
+
+def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat: bool = False) -> ImageData:
+    """Images below one folder per class.
+
+    Args:
+        classes: class folders to read, in the order of their labels; None: those found.
+        name: the data set, for messages.
+        may_be_flat: images directly in ``folder`` are taken, without labels, and a class may be absent.
+
+    Raises:
+        UserError: no image is found, or the class folders are not those expected.
+    """
+    entries = _entries(folder)
+    flat = any(_is_image(entry.name) and not _is_folder(entry) for entry in entries)
+    if flat and not may_be_flat:
+        raise UserError(
+            f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG"
+        )
+    if flat:
+        return ImageData(Files(folder, list(_images_below(folder))), None, [])
+    found = [entry.name for entry in entries if _is_folder(entry)]
+    if classes is None:
+        classes = found
+    elif (missing := sorted(set(classes) - set(found))) and not may_be_flat:
+        raise UserError(
+            f"{name}: {len(missing)} of {len(classes)} class folders are missing in {folder}: {missing[0]}, ..."
+        )
+    if may_be_flat and (unknown := sorted(set(found) - set(classes))):
+        raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
+    names: list[str] = []
+    labels: list[np.ndarray] = []
+    for label, class_name in enumerate(classes):
+        if class_name in found:
+            images = [f"{class_name}/{image}" for image in _images_below(folder / class_name)]
+            names += images
+            labels.append(np.full(len(images), label, np.int64))
+    if not names:
+        raise UserError(
+            f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or in one folder per "
+            "class"
+        )
+    return ImageData(Files(folder, names), np.concatenate(labels), list(classes))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"no image folder at {folder}; expected images in it, or one folder of images per class"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link to itself
+        raise UserError(f"cannot read {entry.path}: {error.strerror}; remove it") from error
+
+
+def _folder_names(folder: Path) -> list[str]:
+    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES)
+
+
+def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Names relative to ``folder``, sorted. A name with an image's suffix is not stat'ed: network disks are slow at it.
+
+    Args:
+        above: the real paths of the folders above this one, so that a link back to one of them is found.
+    """
+    real_path = os.path.realpath(folder)
+    if real_path in above:
+        raise UserError(f"{folder} links to a folder that contains it; remove the link")
+    for entry in _entries(folder):
+        if _is_image(entry.name):
+            yield prefix + entry.name
+        elif _is_folder(entry):
+            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real_path))

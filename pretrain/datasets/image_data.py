@@ -1,0 +1,55 @@
+"""A data set as the rest of the pipeline sees it: images by number, and their labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..common.errors import UserError
+from ..common.image_io import Chosen, Source
+
+
+class MissingSplit(UserError):
+    """The data set is there, but not this split of it."""
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A data set split.
+
+    Attributes:
+        source: where the pixels come from.
+        labels: (len,) int64 class of each image, -1 where it has none; None where no image has one.
+        classes: class names, in the order of the labels.
+    """
+
+    source: Source
+    labels: np.ndarray | None
+    classes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, index: int) -> np.ndarray:
+        """The image as (H, W, 3) uint8 RGB, upright.
+
+        Raises:
+            CorruptImage: it cannot be decoded; the message names the file.
+        """
+        return self.source.read(index)
+
+    def image_name(self, index: int) -> str:
+        """The file of the image, or its position in a file of many images."""
+        return self.source.name(index)
+
+    def labeled(self) -> ImageData:
+        """Only the images that have a label; ``self`` if all have one."""
+        if self.labels is None or (self.labels >= 0).all():
+            return self
+        return self.chosen(np.flatnonzero(self.labels >= 0))
+
+    def chosen(self, positions: np.ndarray) -> ImageData:
+        """The images at ``positions``, in that order."""
+        labels = None if self.labels is None else self.labels[positions]
+        return ImageData(Chosen(self.source, positions), labels, self.classes)

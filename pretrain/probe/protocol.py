@@ -1,0 +1,62 @@
+"""How a probe scores a backbone, from its config alone, without torch; and whether two linear probes are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fvcore.common.config import CfgNode
+
+from ..common.config_io import flatten
+from ..common.errors import UserError
+from ..config import default_config
+
+if TYPE_CHECKING:
+    from .features import ProbeData
+
+
+def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:
+    """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
+
+    Args:
+        probe: linear | knn; empty: only what decides how features are computed.
+        data: adds the numbers of labeled images.
+    """
+    own = {}
+    if probe == "linear":
+        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+        if len(cfg.LINEAR.LRS) > 1:
+            own["chosen_on"] = "a tenth of the training images"
+    elif probe == "knn":
+        own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
+    (size, resize), (train, val) = evaluation_size(cfg), data_names(cfg)
+    counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
+    usual = default_config().VIEWS  # results of versions without these keys have the usual values
+    statistics = {key.lower(): cfg.VIEWS[key] for key in ("MEAN", "STD") if cfg.VIEWS[key] != usual[key]}
+    return {**own, "image_size": size, "resize": resize, **statistics, "amp": cfg.SOLVER.AMP,
+            "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
+
+
+def data_names(cfg: CfgNode) -> tuple[str, str]:
+    train = cfg.DATA.PROBE_TRAIN or cfg.DATA.TRAIN
+    return train, cfg.DATA.VAL or train
+
+
+def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
+    """(crop, shorter side before it) in pixels; 0 for the second: the image is resized straight to the crop."""
+    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    is_cropped = cfg.PROBE.CROP == "center" or (cfg.PROBE.CROP == "auto" and cfg.MODEL.STEM == "imagenet")
+    return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
+
+
+def linear_settings(cfg: CfgNode) -> dict[str, Any]:
+    """What the result of a linear probe depends on, apart from the backbone: protocol, data and seed."""
+    settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
+    return {**settings, **protocol(cfg)}
+
+
+def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises UserError if the linear probe in ``folder`` was made by other settings, each of which is named."""
+    changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in now.items() if before.get(key) != value]
+    if changed:
+        raise UserError(f"{folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")

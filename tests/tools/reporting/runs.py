@@ -1,0 +1,128 @@
+"""Run folders as the stages leave them, and the cells of a report, for the tests of tools/report.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.config_io import merge_file
+from pretrain.config import from_yaml_text, load_config
+from pretrain.probe.protocol import protocol as probe_protocol
+from tools import report
+from transfer import config as transfer_config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+JCL = "coco_mask_R50_FPN_1x_jcl"
+DIGITS = ("DATA.TRAIN", "digits", "MODEL.ARCH", "resnet18", "VIEWS.IMAGE_SIZE", "32", "SOLVER.EPOCHS", "15")
+
+
+def write(folder: Path, data: dict[str, Any], config: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(data))
+    if config:
+        (folder / "config.yaml").write_text(config)
+
+
+def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", knn: float | None = 50.0) -> str:
+    """Writes a finished pretraining to ``folder``; returns its config."""
+    cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
+    content = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": cfg.SOLVER.EPOCHS,
+               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {}}  # fmt: skip
+    if knn is not None:
+        content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
+    write(folder, content, cfg.dump())
+    return cfg.dump()
+
+
+def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
+    """What a probe under ``cfg`` records of how it scores, as versions did that recorded less than today's."""
+    recorded = probe_protocol(cfg, stage)
+    return {**{key: recorded[key] for key in recorded if key not in ("max_images", "on_corrupt")},
+            "train_images": 300, "val_images": 100}  # fmt: skip
+
+
+def provenance(config: str, **change: Any) -> dict[str, Any]:
+    """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``."""
+    cfg = from_yaml_text(config)
+    return {
+        "source": "checkpoint_final.pth", "source_sha256": "0123456789abcdef", "encoder": "query", "stem": "imagenet",
+        "arch": cfg.MODEL.ARCH, "config": config, "method": cfg.METHOD.NAME, "epoch": cfg.SOLVER.EPOCHS,
+        "step": 10 * cfg.SOLVER.EPOCHS, **change,
+    }  # fmt: skip
+
+
+def probe(
+    folder: Path, config: str, top1: float, *overrides: Any, recipe: str = "", source: dict[str, Any] | None = None
+) -> None:
+    """Writes a kNN, or by a ``recipe`` (own: the pretraining's) a linear probe, over the pretraining's ``config``."""
+    cfg = from_yaml_text(config).clone()
+    cfg.defrost()
+    if recipe not in ("", "own"):
+        merge_file(cfg, CONFIGS / "linear" / f"{recipe}.yaml")
+    cfg.merge_from_list(list(overrides))
+    stage = "linear" if recipe else "knn"
+    write(folder, {"stage": stage, "source": source or provenance(config), "protocol": protocol(cfg, stage),
+                   "metrics": {"top1": top1, "top5": 88.0}}, cfg.dump())  # fmt: skip
+
+
+def detector(
+    *overrides: str, leaf: str = "coco_mask_R50_FPN_1x_random", weights: dict[str, Any] | None = None,
+    engine: str = "detectron2", **change: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
+    cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
+    return {
+        "stage": "transfer",
+        "engine": {"name": engine, "version": "0.6"},
+        "metrics": {
+            "bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None},
+            "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0},
+        },
+        "iteration": cfg.SOLVER.MAX_ITER,
+        "protocol": {
+            "detector": "mask", "backbone": "R50-FPN", "norm": "SyncBN", "heads": "0conv2fc",
+            "train": list(cfg.DATASETS.TRAIN), "test": list(cfg.DATASETS.TEST),
+        },
+        "schedule": {
+            "iterations": cfg.SOLVER.MAX_ITER, "steps": list(cfg.SOLVER.STEPS), "name": "1x",
+            "images_per_batch": cfg.SOLVER.IMS_PER_BATCH, "base_lr": cfg.SOLVER.BASE_LR,
+        },
+        "weights": {"path": "w.pth" if weights else "", "sha256": "fedcba98" * 8, "provenance": weights or {}},
+        "config": cfg.dump(), **change,
+    }  # fmt: skip
+
+
+def pipeline(folder: Path, *keys: str, parents: dict[str, list[str]] | None = None) -> None:
+    """Writes what the launcher keeps of a pipeline whose stages are ``keys``; all but those of moco are complete."""
+    listed = [
+        {"key": key, "stage": "any", "folder": str(folder / key), "parents": (parents or {}).get(key, []),
+         "produces": "results.json", "fingerprint": key}
+        for key in keys
+    ]  # fmt: skip
+    (folder / "launch").mkdir(parents=True)
+    (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed}))
+    for key in keys:
+        if not key.startswith("moco"):
+            (folder / key / "launch").mkdir(parents=True)
+            (folder / key / "launch/complete.json").write_text(json.dumps({"fingerprint": key}))
+
+
+def render(folders: list[Path]) -> str:
+    return report.render(folders)[0]
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells of the one row that begins with ``first``."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {first} ")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def column(text: str, first: str, heading: str) -> str:
+    """The cell of a row under ``heading``; the report may hold several tables."""
+    lines = text.splitlines()
+    (place,) = [i for i, line in enumerate(lines) if line.startswith(f"| {first} ")]
+    head = next(line for line in reversed(lines[:place]) if line.startswith("| run "))
+    return cells(text, first)[[cell.strip() for cell in head.strip("|").split("|")].index(heading)]

@@ -1,0 +1,160 @@
+"""What two ranks do together: they train, stop, resume and refuse together, and agree with one process.
+
+One pair of processes runs all parts, because starting a pair takes longer than most of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.common.interrupt import Stopped
+from tests.pretrain.ranks import run_ranks
+from tests.transfer import tiny_coco
+from tests.transfer.test_checkpoints import write
+from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
+from transfer import checkpoints, distributed, train_net
+from transfer.torchvision_engine import train as engine
+from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
+from transfer.torchvision_engine.state import State
+
+KEYS = {"MODEL__MASK_ON": True, **PRECISE}
+
+
+def _all_parts(folder: Path, name: str) -> None:
+    rank = dist.get_rank()
+    _train(rank, folder, name)
+    _resume_from_other_weights(rank, folder, name)
+    _summarize(rank, folder, name)
+    _batch_norm(rank)
+    _stop_between_batches(rank)
+    _agree_on_a_checkpoint(rank, folder / f"rank{rank}")
+    _refuse_data_of_one_rank(rank, folder)  # the last, as it changes the working directory
+
+
+def _train(rank: int, folder: Path, name: str) -> None:
+    """An uninterrupted run, and one that stops twice because one rank is asked to: in a step and in an evaluation."""
+    whole, halves = (tiny_coco.config(folder / out, name, **KEYS) for out in ("whole", "halves"))
+    metrics = run(whole)
+    assert bool(metrics) == (rank == 0)
+    if rank == 0:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            stop_after(patch, 2)  # agreed one iteration later
+        with pytest.raises(Stopped, match="SIGTERM" if rank == 1 else "a signal to another process"):
+            run(halves)
+    assert [path.name for path in checkpoints.all_in(folder / "halves")] == ["model_0000002.pth"]
+
+    evaluate = engine.evaluate
+
+    def stopped(*args):
+        if rank == 1:
+            interrupt.request_stop("SIGUSR1")
+        return evaluate(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "evaluate", stopped)  # the resumed run evaluates once, after its last iteration
+        with pytest.raises(Stopped, match="SIGUSR1"):
+            run(halves, resume=True)
+    interrupt.clear()
+    assert saved(folder / "halves")["iteration"] == 3 and not (folder / "halves" / "evaluating.pth").exists()
+    assert run(halves, resume=True) == metrics
+
+
+def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
+    """Each rank sees a checkpoint of the same iteration, but not the same one."""
+    state = saved(folder / "whole")
+    state["model"]["backbone.fpn_output2.weight"] *= 1 + 0.001 * rank
+    own = folder / f"own{rank}"
+    own.mkdir()
+    torch.save(state, own / "model_final.pth")
+    with pytest.raises(UserError, match=r"the start \(iteration, digest of the weights\) differs between ranks: \(4, "):
+        run(tiny_coco.config(own, name, **KEYS), resume=True)
+
+
+def _summarize(rank: int, folder: Path, name: str) -> None:
+    """The share of time spent waiting for data is that of the rank that waits longest."""
+    messages: list[str] = []
+    window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
+    training = SimpleNamespace(cfg=tiny_coco.config(folder, name), window=window, rate=lambda i: 0.1, world=2,
+                               device=torch.device("cpu"), log=SimpleNamespace(info=messages.append))  # fmt: skip
+    line = State.summary(training, 1)  # type: ignore[arg-type]
+    assert line["data_time"] == 0.75 and "75% waiting for data (loader-bound" in messages[0]
+
+
+def _batch_norm(rank: int) -> None:
+    """Batch norm over two ranks equals that over one batch: outputs, gradients, running statistics."""
+    images = torch.randn(3, 5, 4, 6, generator=torch.Generator().manual_seed(0)) * 3 + 50
+    mine = slice(0, 1) if rank == 0 else slice(1, 3)
+    whole, part = images.clone().requires_grad_(), images[mine].clone().requires_grad_()
+    norm, own = nn.BatchNorm2d(5), ProcessSyncBatchNorm(5)
+    expected, got = norm(whole), own(part)
+    (expected**3).sum().backward()
+    (got**3).sum().backward()
+    assert torch.allclose(got, expected[mine], rtol=1e-4, atol=1e-4)
+    assert torch.allclose(part.grad, whole.grad[mine], rtol=1e-4, atol=1e-4)
+    dist.all_reduce(own.weight.grad)
+    assert torch.allclose(own.weight.grad, norm.weight.grad, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(own.running_mean, norm.running_mean, rtol=1e-5)
+    assert torch.allclose(own.running_var, norm.running_var, rtol=1e-5)
+
+
+def _stop_between_batches(rank: int) -> None:
+    seen: list[int] = []
+    with pytest.raises(Stopped, match="SIGUSR1"):
+        for number in distributed.until_stopped(range(9)):
+            seen.append(number)
+            if number == 2 and rank == 1:
+                interrupt.request_stop("SIGUSR1")
+    interrupt.clear()
+    assert seen == [0, 1, 2]
+
+
+def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
+    """Rank 0 decides; a file that rank 1 does not see ends both."""
+    if rank == 0:
+        write(out, "model_0000005.pth", 5)
+    with pytest.raises(UserError, match=r"rank 1 of 2: no checkpoint at .*model_0000005\.pth"):
+        checkpoints.agreed(out)
+    write(out, "model_0000005.pth", 5)
+    if rank == 1:
+        write(out, "model_0000009.pth", 9)
+    found = checkpoints.agreed(out)
+    assert found is not None and found[1]["iteration"] == 5
+
+
+def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
+    """Data that one rank cannot use end both."""
+    args = train_net.argument_parser().parse_args(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
+    tiny_coco.write(folder / f"rank{rank}")
+    os.chdir(folder / f"rank{rank}")  # each rank has its own disk
+    annotations = Path("annotations.json")
+    good = annotations.read_text()
+    annotations.write_text("{" if rank == 0 else good)
+    with pytest.raises(UserError, match=r"^annotations\.json is not JSON"):
+        train_net.work(args)
+    annotations.write_text(good)
+    if rank == 1:
+        annotations.unlink()
+    with pytest.raises(UserError, match=r"^rank 1 of 2: no annotation file at annotations\.json; do all machines see"):
+        train_net.work(args)
+
+
+def test_two_ranks_act_as_one(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    run_ranks(_all_parts, 2, tmp_path, name)
+    assert_equal_states(saved(tmp_path / "whole"), saved(tmp_path / "halves"))
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    weights = str(tmp_path / "whole" / "model_final.pth")
+    alone = tiny_coco.config(tmp_path / "alone", name, MODEL__MASK_ON=True, MODEL__WEIGHTS=weights)
+    assert metrics["bbox"]["AP"] >= 0 and run(alone, eval_only=True) == metrics

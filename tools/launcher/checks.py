@@ -1,0 +1,86 @@
+"""What a stage would refuse at its start, refused before a job is submitted and without importing torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from pretrain.common.files import existing_file
+from pretrain.common.run_folder import refuse_other_stage
+
+from .options import Options
+from .spec import StageSpec
+from .stages import config_file, pretrain_config
+
+
+def refuse_missing_data(spec: StageSpec) -> None:
+    """Checks that the images that a stage reads and the weights that it starts from exist.
+
+    Raises:
+        UserError: one of them does not.
+    """
+    from pretrain import datasets
+    from pretrain.common.config_io import flatten
+    from pretrain.config import from_yaml_text
+    from transfer.coco import data as coco_data
+
+    if spec.stage == "transfer":
+        changed = dict(flatten(yaml.safe_load(spec.config) or {}))
+        train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
+        for name in (*train, *changed.get("DATASETS.TEST", ())):
+            coco_data.find(name)
+        weights = changed.get("MODEL.WEIGHTS", "")
+    elif spec.config:
+        cfg = from_yaml_text(spec.config)
+        data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
+        train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
+        for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
+            if name:
+                datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
+    else:
+        return
+    if weights and "://" not in weights:
+        existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
+
+
+def refuse_other_run(spec: StageSpec, options: Options) -> None:
+    """Checks that the run folder is new, or holds a part of the same run.
+
+    Raises:
+        UserError: it belongs to another stage, or to a run of another config.
+    """
+    folder = Path(spec.folder)
+    refuse_other_stage(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
+    if spec.stage == "transfer":
+        if not _is_evaluation(spec):
+            _refuse_other_training(spec, options)
+        return
+    earlier, kept = pretrain_config(spec.folder), str(folder / "config.yaml")
+    has_checkpoint = any(folder.glob("checkpoint_*.pth"))
+    if earlier and spec.stage == "pretrain" and has_checkpoint:
+        from pretrain.config import check_same_run, from_yaml_text
+
+        check_same_run(from_yaml_text(spec.config), earlier, kept, folder)
+    if earlier and spec.stage == "linear" and (has_checkpoint or (folder / "results.json").exists()):
+        from pretrain.config import from_yaml_text
+        from pretrain.probe.protocol import check_same_probe, linear_settings
+
+        before, now = from_yaml_text(earlier, kept), from_yaml_text(spec.config)
+        check_same_probe(folder, linear_settings(before), linear_settings(now))
+
+
+def _refuse_other_training(spec: StageSpec, options: Options) -> None:
+    from transfer.config import check_same_training, load_config, scale_to_world
+
+    with config_file(spec.config) as file:
+        cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
+    if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
+        return  # the run may have trained on a cleaned copy under another name
+    options = options.fitting(spec)
+    world_size = 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
+    check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
+
+
+def _is_evaluation(spec: StageSpec) -> bool:
+    return spec.stage == "transfer" and "--eval-only" in spec.args[0]

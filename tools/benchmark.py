@@ -1,6 +1,7 @@
 """Measures each fast form against the naive form of the same computation, in the same process.
 
 python tools/benchmark.py objectives --queries 64 --negatives 65536
+python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
 python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits.yaml
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     for name, value in vars(args).items():
-        if isinstance(value, int) and value < 1:
+        if any(isinstance(number, int) and number < 1 for number in (value if isinstance(value, list) else [value])):
             raise UserError(f"--{name} is {value}; it must be at least 1")
     module, function = args.benchmark
     getattr(importlib.import_module(f"tools.benchmarks.{module}"), function)(args)
@@ -47,6 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
     sub.add_argument("--queries", type=int, default=64, help="N, on one device")
     sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")
+    sub.add_argument("--dims", type=int, default=128, help="D")
+    sub.add_argument("--negatives", type=int, default=65536, help="K")
+    sub.add_argument("--device", default="", help="default: cuda if available")
+    sub = commands.add_parser("memory", help="peak memory of the losses of many keys, over M' and N")
+    sub.set_defaults(benchmark=("objectives", "memory"))
+    sub.add_argument("--keys", type=int, nargs="+", default=[1, 2, 5, 9], metavar="M", help="M' (1 2 5 9)")
+    sub.add_argument("--queries", type=int, nargs="+", default=[64, 256], metavar="N", help="N, on one device (64 256)")
     sub.add_argument("--dims", type=int, default=128, help="D")
     sub.add_argument("--negatives", type=int, default=65536, help="K")
     sub.add_argument("--device", default="", help="default: cuda if available")

@@ -92,7 +92,8 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 def test_batch_norm_of_one_image_is_refused():
     with pytest.raises(UserError, match=r"no statistics of a single image \(1 in this rank's batch\); raise SOLVER"):
-        embed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12)), torch.ones(1, 3, 2, 2))
+        norm = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(12))
+        embed(norm, torch.ones(1, 3, 2, 2), mean=[0.5] * 3, std=[0.2] * 3)
 
 
 def test_keys_follow_the_queries_by_the_moving_average():

@@ -150,7 +150,9 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
         return result
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
-    monkeypatch.setattr(objectives, "embed", lambda encoder, x, **_: real_embed(encoder, x))
+    monkeypatch.setattr(
+        objectives, "embed", lambda encoder, x, mean, std, **_: real_embed(encoder, x, mean=mean, std=std)
+    )
     monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
     monkeypatch.setattr(QueueObjective, "loss", loss)
     with monkeypatch.context() as patch:

@@ -6,6 +6,7 @@ The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretr
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import torch
 from tabulate import tabulate
@@ -70,11 +71,8 @@ def objectives(args: argparse.Namespace) -> None:
     Raises:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
-    torch.manual_seed(0)
-    device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    q_ND = normalize(torch.randn(args.queries, args.dims, device=device), dim=1).requires_grad_()
-    keys_MND = normalize(q_ND.detach() + 0.5 * torch.randn(args.keys, args.queries, args.dims, device=device), dim=2)
-    queue_DK = normalize(torch.randn(args.dims, args.negatives, device=device), dim=0)
+    device = _device(args)
+    q_ND, keys_MND, queue_DK = _vectors(args.queries, args.keys, args.dims, args.negatives, device)
     sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}"
     print(f"{sizes}, {device}, {torch.get_num_threads()} CPU thread(s)")
     rows = []
@@ -101,3 +99,40 @@ def objectives(args: argparse.Namespace) -> None:
         rows.append([name, *times.values(), times["naive"] / times["fast"], *memory.values(), smaller])
     head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]
     print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f"), missingval="-"))
+
+
+def memory(args: argparse.Namespace) -> None:
+    """Prints the peak memory of a loss and its gradient over M' and N, without the encoders.
+
+    JCL's supplement, Sec. 2: the vanilla form of many keys (Fig. 1(b)) holds M' rows of logits per query, JCL one.
+    ``vanilla`` is that form, ``multikey`` this project's, which compares each query with the queue once; ``JCL, rows``
+    is Eq. (8) with its row of logits and its covariance, ``JCL`` this project's.
+    """
+    device = _device(args)
+    print(f"D {args.dims}, K {args.negatives}, {device}; peak memory in MiB")
+    forms = {
+        "vanilla": naive_multikey,
+        "multikey": lambda *tensors: METHODS["multikey"].objective(*tensors, temperature=_VALUES["temperature"]).loss,
+        "JCL, rows": naive_jcl,
+        "JCL": lambda *tensors: (
+            METHODS["jcl"].objective(*tensors, temperature=_VALUES["temperature"], lambda_=_VALUES["lambda_"]).loss
+        ),
+    }
+    rows = []
+    for keys, queries in itertools.product(args.keys, args.queries):
+        tensors = _vectors(queries, keys, args.dims, args.negatives, device)
+        runs = [lambda form=form, t=tensors: torch.autograd.grad(form(*t), t[0])[0] for form in forms.values()]
+        rows.append([keys, queries, *(peak_mib(run, device) for run in runs)])
+    print(tabulate(rows, ["M'", "N", *forms], floatfmt=".1f"))
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    return torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _vectors(queries: int, keys: int, dims: int, negatives: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit-norm queries (N, D) with gradient, keys (M', N, D) near them, and a queue (D, K)."""
+    torch.manual_seed(0)
+    q_ND = normalize(torch.randn(queries, dims, device=device), dim=1).requires_grad_()
+    keys_MND = normalize(q_ND.detach() + 0.5 * torch.randn(keys, queries, dims, device=device), dim=2)
+    return q_ND, keys_MND, normalize(torch.randn(dims, negatives, device=device), dim=0)

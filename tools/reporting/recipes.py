@@ -13,6 +13,7 @@ _GROUPS = {
     "Pipelines": "configs/pipeline/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
 }
+_HEAD = ["recipe", "what it is", "hardware", "time", "published"]
 _INTRODUCTION = """\
 # Recipes
 
@@ -25,11 +26,8 @@ def markdown() -> str:
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
         rows = [_row(path) for path in sorted(ROOT.glob(pattern)) if "Not run by itself" not in _header(path)]
-        lines = [["recipe", "what it is", "hardware", "time", "published"], ["---"] * 5, *rows]
-        parts.append(f"## {title}
-
-" + "
-".join(f"| {' | '.join(line)} |" for line in lines))
+        lines = [f"| {' | '.join(row)} |" for row in (_HEAD, ["---"] * len(_HEAD), *rows)]
+        parts.append("\n".join([f"## {title}", "", *lines]))
     return "\n\n".join(parts) + "\n"
 
 

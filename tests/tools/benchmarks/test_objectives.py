@@ -23,3 +23,12 @@ def test_forms_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(objectives.NAIVE, "mocov2", lambda *a, **k: 2 * doubled(*a, **k))
     with pytest.raises(RuntimeError, match="mocov2: the fast and the naive form differ"):
         benchmark.main(["objectives", *SIZES])
+
+
+def test_memory_grows_with_the_keys_in_the_vanilla_form_only(capsys: pytest.CaptureFixture[str]):
+    sizes = ["--keys", "1", "6", "--queries", "32", "--dims", "8", "--negatives", "20000", "--device", "cpu"]
+    assert benchmark.main(["memory", *sizes]) == 0
+    one, six = ([float(cell) for cell in line.split()] for line in capsys.readouterr().out.splitlines()[3:])
+    assert (one[:2], six[:2]) == ([1, 32], [6, 32])
+    assert six[2] > 4 * one[2] and all(six[column] < 2 * one[column] for column in (3, 4, 5))
+    assert six[2] > 5 * six[3] and six[4] > 2 * six[5]

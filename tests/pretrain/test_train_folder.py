@@ -70,7 +70,7 @@ def test_what_only_probes_read_may_change_on_resume(images, stopped, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"config": None}, r"00000002.pth holds no config, so it is no checkpoint of pretraining"),
+        ({"config": None}, r"00000002.pth holds no config, so no run of pretraining wrote it"),
         (
             {"config": "SOLVER: {GONE: 1}"},
             r"the config in .*00000002.pth cannot be read by this version \(Non-existent.*GONE",
@@ -123,7 +123,9 @@ def test_checkpoints_and_knn_count_in_no_rate(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "finish", taking(2.0, train.finish))
     monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda *_: None))
-    monkeypatch.setattr(train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1}))
+    monkeypatch.setattr(
+        train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1, "val_images": 1})
+    )
     run(images, tmp_path, "PROBE.KNN_PERIOD", "1", "SOLVER.CHECKPOINT_PERIOD", "1", "SOLVER.MAX_STEPS", "7")
     rates = [(line["images_per_second"], line["eta_seconds"]) for line in lines(tmp_path, "loss")]
     assert rates == [(4.0, 2.0 * (6 - step)) for step in range(7)]  # kNN comes after the sixth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -272,13 +273,14 @@ def test_detectors_stand_beside_table_2_in_the_papers_task_only(tmp_path: Path):
 
 
 def test_supervised_weights_are_known_by_their_hash(tmp_path: Path):
-    leaf = "coco_mask_R50_FPN_1x_supervised"
-    for name, sha in (("torchvisions", "0676ba61" * 8), ("other", "1676ba61" * 8)):
-        source = {"source": "resnet50.pth", "source_sha256": sha, "arch": "resnet50"}
-        write(tmp_path / name, detector(leaf, weights=source))
+    table = (CONFIGS / "papers/jcl_table2_coco_1x.csv").read_text()
+    (digits,) = re.findall(r"^supervised,segm,.*,sha256:(\w+),", table, re.MULTILINE)
+    for name, sha in (("msra", digits), ("other", f"1{digits}")):
+        source = {"source": "R-50.pkl", "source_sha256": sha, "arch": "resnet50"}
+        write(tmp_path / name, detector("coco_mask_R50_FPN_1x_supervised_msra", weights=source))
     text = render([tmp_path])
-    assert cells(text, "torchvisions")[-3:] == ["35.4 (+0.6)", "56.5 (-0.5)", "38.1 (-0.1)"]
-    assert cells(text, "other")[5] == "resnet50.pth (1676ba61)" and cells(text, "other")[-3:] == ["-", "-", "-"]
+    assert cells(text, "msra")[-3:] == ["35.4 (+0.6)", "56.5 (-0.5)", "38.1 (-0.1)"]
+    assert cells(text, "other")[5] == f"R-50.pkl (1{digits[:7]})" and cells(text, "other")[-3:] == ["-", "-", "-"]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -27,6 +29,26 @@ def _resnet_state(arch: str, seed: int) -> dict[str, Tensor]:
             module.running_var.uniform_(0.5, 2.0)
             module.num_batches_tracked.fill_(7)
     return model.state_dict()
+
+
+def caffe2(folded: bool = False) -> dict[str, np.ndarray]:
+    """A random ResNet-50 in Caffe2's names, with a bias in its first convolution and a classifier, as MSRA's has.
+
+    Args:
+        folded: a batch norm has a scale and a bias only, as in Detectron's file; Detectron2's has statistics, too.
+    """
+    norm = {"weight": "s", "bias": "b"} if folded else {"weight": "gamma", "bias": "beta"}
+    arrays = {"conv1_b": np.ones(64, np.float32)}
+    for name, tensor in resnet_state("resnet50").items():
+        block = re.sub(r"layer(\d)\.(\d+)\.", lambda m: f"res{int(m[1]) + 1}_{m[2]}_", name)
+        block = block.replace("downsample.0", "branch1").replace("downsample.1", "branch1_bn")
+        block = re.sub(r"_conv(\d)", lambda m: f"_branch2{'abc'[int(m[1]) - 1]}", block)
+        block = re.sub(r"_bn(\d)", lambda m: f"_branch2{'abc'[int(m[1]) - 1]}_bn", block)
+        layer, _, part = block.replace("bn1.", "res_conv1_bn.").replace("fc.", "fc1000.").rpartition(".")
+        if part != "num_batches_tracked" and not (folded and part.startswith("running_")):
+            suffix = norm.get(part, part) if layer.endswith("_bn") else part[0]
+            arrays[f"{layer}_{suffix}"] = tensor.numpy()
+    return arrays
 
 
 def moco(query: dict[str, Tensor], key: dict[str, Tensor], wrapper: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 python tools/convert_to_d2.py runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
 python tools/convert_to_d2.py moco_v2_200ep_pretrain.pth.tar weights/mocov2_R50_IN1k_200ep.pth
+python tools/convert_to_d2.py R-50.pkl weights/supervised_msra_R50_IN1k.pth
 python tools/convert_to_d2.py runs/coco_R50_FPN_1x_jcl/model_final.pth resnet50_coco.pth --to-torchvision
 """
 

@@ -89,9 +89,10 @@ def convert(
 def _convert(
     source: str | Path, output: Path, encoder: str, unsafe_pickle: bool, overwrite: bool, back: bool
 ) -> Conversion:
-    from pretrain.common.backbone_file import load_backbone
+    from pretrain.common.backbone_file import extract_backbone
     from pretrain.common.weights_file import read_weights_file
 
+    from .caffe2 import from_caffe2
     from .proof import prove
     from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
     from .weights import detector_provenance
@@ -99,14 +100,19 @@ def _convert(
     path = find_source(source, unsafe_pickle)
     if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
-    backbone = load_backbone(path, encoder, unsafe_pickle, rename=to_torchvision)
+    file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
+    backbone = extract_backbone(file, encoder, rename=to_torchvision)
     if backbone.stem == "cifar" and not back:
         raise UserError(
             f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
         )
-    provenance = _provenance(backbone, detector_provenance(path))
-    if is_bottleneck(backbone.arch) and provenance["MODEL.RESNETS.STRIDE_IN_1X1"]:
-        raise UserError(f"{path} was trained with STRIDE_IN_1X1 True, which torchvision's ResNet cannot compute")
+    provenance = _provenance(backbone, needs or detector_provenance(path))
+    stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
+    if stride_in_1x1 and back:
+        raise UserError(
+            f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, where these "
+            "weights compute other features; convert it to Detectron2's names, without --to-torchvision"
+        )
     names = backbone.state_dict
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
     data = _encode(tensors, provenance, output.suffix, back)
@@ -115,11 +121,11 @@ def _convert(
         try:
             if os.path.exists(output) and not overwrite and output.read_bytes() != data:
                 raise UserError(f"{output} exists and differs; add --overwrite or name another file")
-            with replacing(output) as file:
-                file.write(data)
-                file.flush()
-                written = read_weights_file(file.name)
-                errors = prove(written.tensors, backbone, back)
+            with replacing(output) as stream:
+                stream.write(data)
+                stream.flush()
+                written = read_weights_file(stream.name)
+                errors = prove(written.tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
                 record.unlink(missing_ok=True)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
@@ -153,11 +159,11 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     return checkpoint.resolve(source, warn)
 
 
-def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str, Any]:
+def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, Any]:
     """The source's provenance and what a detector's config must agree with, under Detectron2's keys.
 
     Args:
-        detector: what a run folder of fine-tuning records about the source.
+        known: what a run folder of fine-tuning records about the source, or what files of its kind need.
     """
     from .resnet_names import is_bottleneck
 
@@ -171,10 +177,10 @@ def _provenance(backbone: BackboneFile, detector: Mapping[str, Any]) -> dict[str
         **_statistics(backbone.provenance.get("config")),
     }
     own = backbone.provenance
-    if "fine_tuned_on" in detector:  # method, epoch and config are those of the pretraining, not of the fine-tuning
+    if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
         own = {key: own[key] for key in ("source", "source_sha256", "arch", "stem")}
-        own["earlier_source"] = detector.get("source")
-    return {**fits, **detector, **own}
+        own["earlier_source"] = known.get("source")
+    return {**fits, **known, **own}
 
 
 def _statistics(config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import Bottleneck
 
 from pretrain.common.backbone_file import DEPTHS, BackboneFile
 from pretrain.common.errors import UserError
@@ -21,21 +22,25 @@ STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
-def prove(written: Mapping[str, Tensor], backbone: BackboneFile, back: bool) -> dict[str, float]:
+def prove(
+    written: Mapping[str, Tensor], backbone: BackboneFile, *, back: bool, stride_in_1x1: bool
+) -> dict[str, float]:
     """The largest relative difference per stage between ``backbone`` and the tensors of the file it was written to.
 
     Args:
         back: the file has torchvision's names.
+        stride_in_1x1: bottlenecks downsample in their first convolution rather than in the 3x3.
 
     Raises:
         UserError: a stage differs.
     """
     image, arch = sample_image(), backbone.arch
     if back:
-        source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image)
-        return compare(source, torchvision_stages(written, arch, image))
-    target = plain_stages({name.removeprefix(PREFIX): tensor for name, tensor in written.items()}, arch, image)
-    return compare(torchvision_stages(backbone.state_dict, arch, image), target)
+        source = plain_stages(to_detectron2(backbone.state_dict, arch), arch, image, stride_in_1x1)
+        return compare(source, torchvision_stages(written, arch, image, stride_in_1x1))
+    plain = {name.removeprefix(PREFIX): tensor for name, tensor in written.items()}
+    target = plain_stages(plain, arch, image, stride_in_1x1)
+    return compare(torchvision_stages(backbone.state_dict, arch, image, stride_in_1x1), target)
 
 
 def sample_image() -> Tensor:
@@ -47,12 +52,17 @@ def sample_image() -> Tensor:
 
 
 @torch.no_grad()
-def torchvision_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[str, Tensor]:
+def torchvision_stages(
+    state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
+) -> dict[str, Tensor]:
     """res2..res5 of torchvision's ResNet with the weights ``state`` (torchvision's names)."""
     resnet = getattr(torchvision.models, arch)(weights=None)
     resnet.fc = nn.Identity()
     kernel = state["conv1.weight"].shape[-1]  # 3 in the CIFAR stem
     resnet.conv1 = nn.Conv2d(3, 64, kernel, 2, kernel // 2, bias=False)
+    for block in resnet.modules():
+        if isinstance(block, Bottleneck) and stride_in_1x1:
+            block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
     resnet.load_state_dict(dict(state))
     resnet.eval()
     x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(image))))
@@ -63,8 +73,10 @@ def torchvision_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) ->
 
 
 @torch.no_grad()
-def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[str, Tensor]:
-    """res2..res5 computed from Detectron2's names (no prefix) with nothing but convolutions; stride in the 3x3."""
+def plain_stages(
+    state: Mapping[str, Tensor], arch: str, image: Tensor, stride_in_1x1: bool = False
+) -> dict[str, Tensor]:
+    """res2..res5 computed from Detectron2's names (no prefix) with nothing but convolutions."""
 
     def conv(x: Tensor, name: str, stride: int = 1) -> Tensor:
         weight = state[f"{name}.weight"]
@@ -80,8 +92,8 @@ def plain_stages(state: Mapping[str, Tensor], arch: str, image: Tensor) -> dict[
             stride = 2 if block == 0 and stage != "res2" else 1
             identity = conv(x, f"{name}.shortcut", stride) if f"{name}.shortcut.weight" in state else x
             if is_bottleneck(arch):
-                x = F.relu(conv(x, f"{name}.conv1"))
-                x = F.relu(conv(x, f"{name}.conv2", stride))
+                x = F.relu(conv(x, f"{name}.conv1", stride if stride_in_1x1 else 1))
+                x = F.relu(conv(x, f"{name}.conv2", 1 if stride_in_1x1 else stride))
                 x = conv(x, f"{name}.conv3")
             else:
                 x = F.relu(conv(x, f"{name}.conv1", stride))

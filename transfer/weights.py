@@ -29,7 +29,7 @@ from pretrain.common.weights_file import COUNTER, check_values, read_weights_fil
 from .resnet_names import PREFIX, to_torchvision
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
-_CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in the published MSRA files
+_CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
 _TO_EVALUATE = (
     "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
 )
@@ -70,9 +70,7 @@ def read_weights(path: str | Path) -> Weights:
         raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {_CONVERT}")
     file = read_weights_file(path)
     if path.endswith(".pkl") and "__author__" not in file.content:
-        raise UserError(
-            f"{path} is a bare pickle, which Detectron2 reads as Caffe2's, without BN statistics; {_CONVERT}"
-        )
+        raise UserError(f"{path} is a bare pickle, which Detectron2 reads as Caffe2's; {_CONVERT}")
     state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
     if file.content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}

@@ -52,24 +52,29 @@ class BackboneFile:
     provenance: dict[str, Any]
 
 
-def load_backbone(
-    path: str | Path,
+def load_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
+    """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file); see `extract_backbone`.
+
+    Raises:
+        UserError: a file that is missing, damaged or changed since its conversion, or what `extract_backbone` refuses.
+    """
+    return extract_backbone(read_weights_file(checkpoint.resolve(path)), encoder)
+
+
+def extract_backbone(
+    file: WeightsFile,
     encoder: str = "query",
-    unsafe_pickle: bool = False,
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> BackboneFile:
-    """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file).
+    """The backbone in ``file``.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.
-        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
         rename: maps a backbone's tensors in other names to torchvision's.
 
     Raises:
-        UserError: a file that is missing, damaged or changed since its conversion; a missing, unknown,
-            wrong-shaped or non-finite tensor, by its name.
+        UserError: a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
-    file = read_weights_file(checkpoint.resolve(path), unsafe_pickle)
     path = file.path
     picked, head, chosen = _pick_backbone(file, encoder)
     if rename is not None:

@@ -126,10 +126,9 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
 
 
 def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """The tensors under ``state_dict`` or ``model``, or the content itself."""
-    state: Any = next(
-        (content[key] for key in ("state_dict", "model") if isinstance(content.get(key), Mapping)), content
-    )
+    """The tensors under ``state_dict``, ``model`` or ``blobs`` (Caffe2's), or the content itself."""
+    wrappers = ("state_dict", "model", "blobs")
+    state: Any = next((content[key] for key in wrappers if isinstance(content.get(key), Mapping)), content)
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         if isinstance(value, np.ndarray):

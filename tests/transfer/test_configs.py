@@ -22,6 +22,9 @@ SMOKE = {  # a recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations
     for key, value in tiny_coco.MODEL_KEYS.items()
     if not key.startswith(("MODEL.PIXEL", "MODEL.ROI_BOX_HEAD.NUM_FC", "MODEL.BACKBONE", "INPUT.FORMAT"))
 } | {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.NUM_ITER": 1, "MODEL.WEIGHTS": ""}
+# FORMAT, PIXEL_MEAN, PIXEL_STD and STRIDE_IN_1X1 of the networks that the weights belong to.
+TORCHVISIONS = ("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375], False)
+MSRAS = ("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0], True)
 
 
 def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
@@ -32,7 +35,7 @@ def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
 
 
 def test_there_is_a_leaf_for_every_row_of_table_2_and_a_base_for_every_schedule() -> None:
-    inits = ("random", "supervised", "mocov1", "mocov2", "jcl")
+    inits = ("random", "supervised", "supervised_msra", "mocov1", "mocov2", "jcl")
     assert {f"coco_{d}R50_FPN_1x_{init}.yaml" for d in ("", "mask_", "keypoint_") for init in inits} == set(LEAVES)
     schedules = {f"Base-{d}RCNN-FPN-{n}x.yaml" for d in ("", "Mask-", "Keypoint-") for n in (1, 2, 3)}
     assert schedules | {"Base-Mask-RCNN-FPN-1x-4conv1fc.yaml"} == set(BASES)
@@ -48,7 +51,8 @@ def test_protocol(recipe: str) -> None:
     assert tuple(cfg.SOLVER.STEPS) == steps
     assert (cfg.MODEL.RESNETS.NORM, cfg.MODEL.FPN.NORM) == ("SyncBN", "SyncBN")
     assert cfg.MODEL.BACKBONE.FREEZE_AT == 0 and cfg.TEST.PRECISE_BN.ENABLED
-    assert cfg.INPUT.FORMAT == "RGB" and cfg.MODEL.RESNETS.STRIDE_IN_1X1 is False
+    images = (cfg.INPUT.FORMAT, list(cfg.MODEL.PIXEL_MEAN), list(cfg.MODEL.PIXEL_STD), cfg.MODEL.RESNETS.STRIDE_IN_1X1)
+    assert images == (MSRAS if recipe.endswith("_msra.yaml") else TORCHVISIONS)
     assert (min(cfg.INPUT.MIN_SIZE_TRAIN), max(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MIN_SIZE_TEST) == (640, 800, 800)
     assert ("mask" in recipe.lower(), "keypoint" in recipe.lower()) == (cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON)
     heads = (cfg.MODEL.ROI_BOX_HEAD.NUM_CONV, cfg.MODEL.ROI_BOX_HEAD.NUM_FC, cfg.MODEL.ROI_BOX_HEAD.NORM)

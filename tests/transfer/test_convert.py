@@ -146,6 +146,7 @@ def test_detector_trained_with_stride_in_1x1_does_not_become_torchvisions(tmp_pa
     (tmp_path / "last_checkpoint").write_text("model_final.pth")
     with pytest.raises(UserError, match="STRIDE_IN_1X1 True"):
         convert(tmp_path, tmp_path / "plain.pth", back=True)
+    assert convert(tmp_path, tmp_path / "w.pth").provenance["MODEL.RESNETS.STRIDE_IN_1X1"] is True
     (tmp_path / "config.yaml").write_text(text.replace("true", "false"))
     assert convert(tmp_path, tmp_path / "plain.pth", back=True).provenance["INPUT.FORMAT"] == "BGR"
 

@@ -26,6 +26,16 @@ def test_proof_refuses_other_features() -> None:
         proof.compare(source, target)
 
 
+def test_proof_refuses_another_stride() -> None:
+    """The weights are equal; a bottleneck that strides in its first convolution computes other features."""
+    image, plain = proof.sample_image()[..., :64, :64], resnet_state("resnet50", head=False)
+    source = proof.torchvision_stages(plain, "resnet50", image, stride_in_1x1=True)
+    names = to_detectron2(plain, "resnet50")
+    assert proof.compare(source, proof.plain_stages(names, "resnet50", image, stride_in_1x1=True))
+    with pytest.raises(UserError, match="res3 of the converted weights differs"):
+        proof.compare(source, proof.plain_stages(names, "resnet50", image))
+
+
 @pytest.mark.detectron2
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
 def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:

@@ -90,10 +90,8 @@ def _verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: 
 
 
 def _starts_from(origin: Origin, pretrain: str) -> bool:
-    if pretrain.startswith("sha256:"):
-        return origin.sha256.startswith(pretrain.removeprefix("sha256:"))
-    if pretrain == "random":
-        return origin.method == "random"
+    if not pretrain.endswith(".yaml"):
+        return origin.method == pretrain
     return origin.config.get("METHOD.NAME") == _pretrain_recipe(pretrain)["METHOD.NAME"]
 
 

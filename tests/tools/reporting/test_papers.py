@@ -114,14 +114,14 @@ def test_detectors_stand_beside_table_2_in_the_papers_task_only(tmp_path: Path):
     assert cells(text, "coco_mask_random")[-3:] == ["28.5 (+7.5)", "46.8 (+9.2)", "30.4 (+7.6)"]
 
 
-def test_supervised_weights_are_known_by_their_hash(tmp_path: Path):
-    leaf = "coco_mask_R50_FPN_1x_supervised"
-    for name, sha in (("torchvisions", "0676ba61" * 8), ("other", "1676ba61" * 8)):
-        source = {"source": "resnet50.pth", "source_sha256": sha, "arch": "resnet50"}
+def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
+    leaf = "coco_mask_R50_FPN_1x_supervised_msra"
+    for name, method in (("msra", {"method": "supervised_msra"}), ("torchvisions", {})):
+        source = {"source": "r50.pkl", "source_sha256": "1676ba61" * 8, "arch": "resnet50", **method}
         write(tmp_path / name, detector(leaf=leaf, weights=source))
     text = render([tmp_path])
-    assert cells(text, "torchvisions")[-3:] == ["35.4 (+0.6)", "56.5 (-0.5)", "38.1 (-0.1)"]
-    assert cells(text, "other")[5] == "resnet50.pth (1676ba61)" and cells(text, "other")[-3:] == ["-", "-", "-"]
+    assert cells(text, "msra")[-3:] == ["35.4 (+0.6)", "56.5 (-0.5)", "38.1 (-0.1)"]
+    assert cells(text, "torchvisions")[5] == "r50.pkl (1676ba61)" and cells(text, "torchvisions")[-3:] == ["-"] * 3
 
 
 @pytest.mark.parametrize(

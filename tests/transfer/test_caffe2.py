@@ -1,0 +1,138 @@
+"""MSRA's files in Caffe2's names: what they become is what Detectron2 loads from them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pretrain.common.backbone_file import extract_backbone
+from pretrain.common.errors import UserError
+from pretrain.common.weights_file import WeightsFile
+from tests.resnets import caffe2, resnet_state
+from tests.transfer import tiny_coco
+from transfer.caffe2 import from_caffe2
+from transfer.convert import convert
+from transfer.proof import STAGES, sample_image, torchvision_stages
+from transfer.resnet_names import PREFIX, to_torchvision
+from transfer.torchvision_engine.backbone import BottomUp
+from transfer.weights import Weights, check_config, load_weights, read_weights
+
+MSRA = {
+    "MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256, "MODEL__RESNETS__STRIDE_IN_1X1": True,
+    "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675], "MODEL__PIXEL_STD": [1.0, 1.0, 1.0], "INPUT__FORMAT": "BGR",
+}  # fmt: skip
+
+
+class Case:
+    """One of the two kinds of files, and its conversion."""
+
+    def __init__(self, folder: Path, folded: bool) -> None:
+        self.folded, self.source, arrays = folded, folder / "R-50.pkl", caffe2(folded)
+        arrays["conv1_w_momentum"] = np.zeros_like(arrays["conv1_w"])
+        # As Python 2 wrote them: Detectron's wrapper, or none.
+        self.source.write_bytes(pickle.dumps({"blobs": arrays} if folded else arrays, protocol=2))
+        self.errors = convert(self.source, folder / "w.pth").errors
+        self.weights: Weights = read_weights(folder / "w.pth")
+
+
+@pytest.fixture(scope="module", params=["with statistics", "folded"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("msra"), request.param == "folded")
+
+
+def expected(folded: bool) -> dict[str, Tensor]:
+    """The state in torchvision's names: what the file lacks is what Detectron2 loads for it."""
+    state = resnet_state("resnet50", head=False)
+    for name, tensor in state.items():
+        if name.endswith("num_batches_tracked") or (folded and name.endswith("running_mean")):
+            tensor.zero_()
+        elif folded and name.endswith("running_var"):
+            tensor.fill_(1)
+    return state
+
+
+def in_torchvision(weights: Weights) -> list[Tensor]:
+    """res2-res5 of the torchvision engine's backbone, in evaluation."""
+    model = BottomUp("resnet50", nn.BatchNorm2d, groups=1, width_per_group=64, stride_in_1x1=True, freeze_at=0)
+    holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": model})})
+    load_weights(holder.state_dict, weights, log=lambda _: None)
+    with torch.no_grad():
+        return model.eval()(sample_image()[..., :64, :64])
+
+
+def test_every_tensor_arrives_and_the_features_are_proven(case: Case) -> None:
+    assert list(case.errors) == list(STAGES) and max(case.errors.values()) <= 1e-4
+    state = to_torchvision({name.removeprefix(PREFIX): tensor for name, tensor in case.weights.state.items()})
+    wanted = expected(case.folded)
+    assert set(state) == set(wanted)
+    assert [name for name in wanted if not torch.equal(state[name], wanted[name])] == []
+    stages = torchvision_stages(wanted, "resnet50", sample_image()[..., :64, :64], stride_in_1x1=True)
+    for ours, theirs in zip(in_torchvision(case.weights), stages.values(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+
+
+@pytest.mark.detectron2
+def test_features_are_those_that_detectron2_computes_from_the_source(case: Case) -> None:
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+
+    found = []
+    for path in (case.source, case.weights.path):
+        stages = ResNet.make_default_stages(50, norm="FrozenBN", stride_in_1x1=True)
+        resnet = ResNet(BasicStem(norm="FrozenBN"), stages, out_features=list(STAGES))
+        holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": resnet})})
+        DetectionCheckpointer(holder).load(str(path))
+        with torch.no_grad():
+            found.append(resnet.eval()(sample_image()[..., :64, :64]))
+    for stage, ours in zip(STAGES, in_torchvision(case.weights), strict=True):
+        assert torch.equal(found[0][stage], found[1][stage])
+        assert torch.allclose(ours, found[0][stage], rtol=1e-4, atol=1e-4 * ours.abs().max().item())
+
+
+def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
+    norm = "FrozenBN" if case.folded else "SyncBN"
+    check_config(case.weights, tiny_coco.config(tmp_path, "x", **MSRA, MODEL__RESNETS__NORM=norm))
+    wrong: list[tuple[str, Any]] = [
+        ("INPUT__FORMAT", "RGB"), ("MODEL__RESNETS__STRIDE_IN_1X1", False),
+        ("MODEL__PIXEL_MEAN", [123.675, 116.28, 103.53]), ("MODEL__PIXEL_STD", [57.375, 57.12, 58.395]),
+    ]  # fmt: skip
+    if case.folded:  # batch norm would divide by statistics that the scale already holds
+        wrong.append(("MODEL__RESNETS__NORM", "SyncBN"))
+    for key, value in wrong:
+        cfg = tiny_coco.config(tmp_path, "x", **{**MSRA, "MODEL__RESNETS__NORM": norm, key: value})
+        with pytest.raises(UserError, match=f"{key.replace('__', '.')} is .* but .*w.pth was pretrained with"):
+            check_config(case.weights, cfg)
+
+
+def test_it_does_not_become_torchvisions(case: Case, tmp_path: Path) -> None:
+    for source in (case.source, case.weights.path):
+        with pytest.raises(UserError, match=r"with STRIDE_IN_1X1 True, but .* without --to-torchvision"):
+            convert(source, tmp_path / "plain.pth", back=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str]] = {
+    "missing": (lambda a: a.pop("res4_5_branch2b_bn_gamma"), "lacks layer3.5.bn2.weight of a resnet50"),
+    "missing statistics": (lambda a: a.pop("res_conv1_bn_running_mean"), "lacks bn1.running_mean"),
+    "unknown": (lambda a: a.update(res6_0_branch2a_w=np.zeros(1)), "holds res6_0_branch2a_w, which is neither"),
+    "another family's classifier": (lambda a: a.update(pred_w=np.zeros(1)), "holds pred_w, which is neither"),
+    "shape": (lambda a: a.update(res2_0_branch1_bn_beta=np.zeros(9)), r"layer1.0.downsample.1.bias has shape \(9,\)"),
+    "not finite": (lambda a: a.update(res_conv1_bn_beta=np.full(64, np.nan)), "bn1.bias has 64 values that are not"),
+    "twice": (lambda a: a.update(res_conv1_bn_s=a["res_conv1_bn_gamma"]), "res_conv1_bn_s appears twice"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named(kind: str) -> None:
+    damage, message = DAMAGE[kind]
+    damage(arrays := caffe2())
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    with pytest.raises(UserError, match=message):
+        extract_backbone(from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))[0], rename=to_torchvision)

@@ -1,0 +1,90 @@
+"""Caffe2's names -> Detectron2's, for MSRA's ResNet-50 and ResNet-101 (`detectron2://ImageNetPretrained/MSRA/*.pkl`).
+
+Caffe2                         Detectron2
+conv1_w                        stem.conv1.weight
+res_conv1_bn_gamma (or _s)     stem.conv1.norm.weight
+res_conv1_bn_beta (or _b)      stem.conv1.norm.bias
+res2_0_branch2a_w              res2.0.conv1.weight
+res3_0_branch1_bn_running_var  res3.0.shortcut.norm.running_var
+
+Detectron2's files hold a batch norm's four tensors (gamma, beta, running_mean, running_var). Those of Detectron, its
+predecessor, hold two (s, b), into which the statistics are folded: such a network is the same with FrozenBN only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretrain.common.errors import UserError
+from pretrain.common.weights_file import COUNTER, WeightsFile
+
+from .resnet_names import names
+
+# What MSRA's networks were trained with, under Detectron2's keys.
+_TRAINED_WITH = {
+    "method": "supervised_msra",
+    "INPUT.FORMAT": "BGR",
+    "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
+    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
+    "MODEL.RESNETS.STRIDE_IN_1X1": True,
+}
+_BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
+_NORM = {
+    "weight": ("gamma", "s"),
+    "bias": ("beta", "b"),
+    "running_mean": ("running_mean",),
+    "running_var": ("running_var",),
+}
+
+
+def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
+    """``file`` in Detectron2's names, and its provenance, with the config keys that it needs; empty if not Caffe2's.
+
+    The classifier, the optimizer's momentum and the convolutions' biases are dropped, as Detectron2 drops them. Other
+    unknown names stay, for the reader to refuse.
+
+    Raises:
+        UserError: two names for one tensor.
+    """
+    table, dropped = _names()
+    if not any(name in table for name in file.tensors):
+        return file, {}
+    state: dict[str, Tensor] = {}
+    for name, tensor in file.tensors.items():
+        if name in dropped or name.endswith("_momentum"):
+            continue
+        renamed = table.get(name, name)
+        if renamed in state:
+            raise UserError(f"{file.path}: {name} appears twice, under both of its names")
+        state[renamed] = tensor
+    needs = dict(_TRAINED_WITH)
+    if not any(".norm.running_" in name for name in state):
+        needs["MODEL.RESNETS.NORM"] = "FrozenBN"
+        for name, scale in [item for item in state.items() if item[0].endswith(".norm.weight")]:
+            norm = name.removesuffix("weight")
+            # Detectron2 loads these, too, where a file lacks them; with eps, FrozenBN then divides by sqrt(1 + 1e-5).
+            state |= {f"{norm}running_mean": torch.zeros_like(scale), f"{norm}running_var": torch.ones_like(scale)}
+    return dataclasses.replace(file, tensors=state), needs
+
+
+@cache
+def _names() -> tuple[dict[str, str], set[str]]:
+    """Caffe2's names -> Detectron2's, and the names of what is dropped."""
+    table: dict[str, str] = {}
+    dropped = {"fc1000_w", "fc1000_b"}
+    for name in names("resnet101").values():  # a ResNet-50 has a part of them
+        layer, _, part = name.rpartition(".")
+        *block, conv = layer.removesuffix(".norm").split(".")
+        blob = conv if block == ["stem"] else "_".join([*block, _BRANCHES[conv]])
+        if not layer.endswith(".norm"):
+            table[f"{blob}_w"] = name
+            dropped.add(f"{blob}_b")
+        elif part != COUNTER:
+            norm = "res_conv1_bn" if block == ["stem"] else f"{blob}_bn"
+            table.update({f"{norm}_{alias}": name for alias in _NORM[part]})
+    return table, dropped

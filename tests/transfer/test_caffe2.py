@@ -99,6 +99,7 @@ def test_features_are_those_that_detectron2_computes_from_the_source(case: Case)
 def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:
     norm = "FrozenBN" if case.folded else "SyncBN"
     check_config(case.weights, tiny_coco.config(tmp_path, "x", **MSRA, MODEL__RESNETS__NORM=norm))
+    assert case.weights.provenance["method"] == "supervised_msra"  # by which the report knows the paper's start
     wrong: list[tuple[str, Any]] = [
         ("INPUT__FORMAT", "RGB"), ("MODEL__RESNETS__STRIDE_IN_1X1", False),
         ("MODEL__PIXEL_MEAN", [123.675, 116.28, 103.53]), ("MODEL__PIXEL_STD", [57.375, 57.12, 58.395]),

@@ -27,6 +27,7 @@ def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFi
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
+        (["pretrain", "--method", "tcl"], "no recipe for ImageNet-1K; choose by --config-file: .*tcl_R18_IN100_400ep"),
         (["pretrain"], r"no recipe; give --method NAME \(jcl, .*mocov2.*\) or --config-file FILE"),
         (["pretrain", "--method", "jcl", "--config-file", "x.yaml"], "--method jcl and --config-file x.yaml each name"),
         (

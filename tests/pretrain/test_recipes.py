@@ -41,7 +41,7 @@ def _steps(path: Path) -> int:
     """Fewer in the ordinary suite. A moving target makes the loss noisier; a rising lambda makes it fall later."""
     if path.stem.endswith("_released"):
         return 40
-    return 12 if path.stem in ORDINARY and not path.stem.startswith(("sce", "ressl")) else 20
+    return 12 if path.stem in ORDINARY and not path.stem.startswith(("sce", "ressl", "tcl")) else 20
 
 
 def _smoke(path: Path, images: Path, output: Path) -> list[str]:
@@ -53,13 +53,15 @@ def _smoke(path: Path, images: Path, output: Path) -> list[str]:
         "MODEL.ARCH": "resnet18",
         "MODEL.HEAD_HIDDEN_DIMS": [32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS),
         "MODEL.EMBEDDING_DIM": 16,
+        "MODEL.BN_GROUPS": min(cfg.MODEL.BN_GROUPS, BATCH // 2),
         "MODEL.QUEUE_SIZE": BATCH,  # filled after one step: the loss against random vectors is low, then rises
         "VIEWS.IMAGE_SIZE": 16 if stem == "cifar" else 32,
         "DATA.TRAIN": f"folder:{images}",
         "DATALOADER.NUM_WORKERS": 0,
         "SOLVER.IMS_PER_BATCH": BATCH,
         "SOLVER.OPTIMIZER": "lars" if cfg.SOLVER.OPTIMIZER == "lars" else "sgd",
-        "SOLVER.BASE_LR": 0.4 if cfg.SOLVER.OPTIMIZER == "lars" else 0.05,
+        "SOLVER.BASE_LR": 0.1 if cfg.SOLVER.OPTIMIZER == "lars" else 0.05,
+        "SOLVER.REFERENCE_BATCH": 0,
         "SOLVER.WARMUP_EPOCHS": 0.0,
         "SOLVER.EPOCHS": 100,  # of one step each
         "SOLVER.MAX_STEPS": _steps(path),

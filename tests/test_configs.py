@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pretrain.config import load_config
+from tools import make_data
 from tools.reporting import recipes
+from transfer.config import load_config as load_detector_config
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -89,3 +92,20 @@ def test_a_published_result_stands_in_the_header_or_in_the_table_of_its_paper() 
     for path in RECIPES:
         published = re.findall(r"^# Published: (.+)$", header(path), re.MULTILINE)[0]
         assert (path.stem not in tabled) or ("configs/papers/" in published and not re.search(r"\d\.\d", published))
+
+
+def test_the_demo_is_the_one_that_was_measured() -> None:
+    """A shorter fine-tuning, on more scenes, ends before it can tell pretrained weights from random ones."""
+    plan = yaml.safe_load((CONFIGS / "pipeline" / "demo.yaml").read_text())
+    data = make_data._parser().parse_args(plan["DATA"])
+    detector = load_detector_config(ROOT / plan["TRANSFER"]["mask"], [])
+    solver, runs = detector.SOLVER, [branch["PRETRAIN"] for branch in plan["BRANCHES"].values() if "PRETRAIN" in branch]
+    (epochs,) = {load_config(ROOT / run).SOLVER.EPOCHS for run in runs}
+    assert (data.scenes, solver.MAX_ITER, [*solver.STEPS], solver.IMS_PER_BATCH) == (100, 300, [240], 4)
+    assert data.output in detector.DATASETS.TRAIN[0] and data.output in detector.DATASETS.TEST[0]
+    measured = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"real digits at {data.size} pixels, {epochs} epochs, ResNet-18, seed {data.seed}; Mask R-CNN for " in measured
+    )
+    assert f" {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, {data.scenes} scenes, the " in measured
+    assert f"the {plan['ENGINE']} engine" in measured

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
+import sys
 import tomllib
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,26 @@ def test_every_package_is_installed() -> None:
     found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
     here = {path.parent for name in ("pretrain", "transfer", "tools") for path in (ROOT / name).rglob("*.py")}
     assert set(found) == {str(path.relative_to(ROOT)).replace("/", ".") for path in here}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The packages that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    """Another package may bring one in today and no longer do so tomorrow."""
+    own = {"pretrain", "transfer", "tools"}
+    names = {name for folder in own for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
+    names -= {*sys.stdlib_module_names, *own, "detectron2"}  # make detectron2 installs that one
+    declared = {re.split(r"[^\w-]", line)[0].lower() for line in PROJECT["project"]["dependencies"]}
+    providers = metadata.packages_distributions()
+    missing = {name for name in names if not declared & {one.lower() for one in providers.get(name, [])}}
+    assert len(names) > 10 and not missing
 
 
 def test_p2t_runs_the_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from .errors import UserError, escape_unprintable, first_line, one_line
 
+_GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch",
     "torchvision",
@@ -248,11 +249,12 @@ def git_state() -> str:
     root = Path(__file__).resolve().parents[2]
     if (root / "GIT_STATE").is_file():  # a queued job runs a copy of the code, made by the launcher
         return (root / "GIT_STATE").read_text().strip()
+    options: Any = {"cwd": root, "capture_output": True, "text": True, "timeout": _GIT_TIMEOUT_S}
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=60)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options)
         if commit.returncode:
             return "not a git checkout"
-        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=60)
+        changed = subprocess.run(["git", "status", "--porcelain"], **options)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")

@@ -1,4 +1,4 @@
-"""The DataLoader of every stage: it shields its workers from the job's signals, and ends a run whose loading hangs."""
+"""The DataLoader of every stage: it shields its workers from the job's signals, and reports loading that hangs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ShieldedDataLoader(DataLoader):
         batch_sampler: batches of items, perhaps without end.
 
     Raises:
-        UserError: by its iterator, when a batch has not come for GIVE_UP_AFTER_S.
+        UserError: by its iterator, when a worker has not delivered a batch for GIVE_UP_AFTER_S.
     """
 
     def __init__(self, dataset: Any, batch_sampler: Iterable[Any], num_workers: int, **kwargs: Any) -> None:
         # Without a generator each iterator would draw from torch's global stream, and resuming would shift it.
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
+        batch_sampler = self._pending = _Pending(batch_sampler)
         if num_workers:
-            batch_sampler = self._pending = _Pending(batch_sampler)
             defaults["multiprocessing_context"] = START_METHOD
         super().__init__(
             dataset,
@@ -55,16 +55,16 @@ class ShieldedDataLoader(DataLoader):
             resource_tracker.ensure_running()  # starting it unblocks signals
         with interrupt.held_back():  # until the new workers ignore them
             batches = super().__iter__()
-        return self._watched(batches) if self.num_workers else batches
+        return self._watched(batches)
 
     def _watched(self, batches: Any) -> Iterator[Any]:
-        pending, watch = self._pending.batches, _HangWatch(batches, getattr(self.dataset, "name", str))
+        watch = _HangWatch(batches, self._pending, getattr(self.dataset, "name", str))
         try:
             while True:
-                watch.awaited = pending[0] if pending else None
+                watch.is_waiting = True
                 batch = next(batches)
-                watch.awaited = None
-                pending.popleft()
+                watch.is_waiting = False
+                self._pending.batches.popleft()
                 yield batch
         except StopIteration:
             return
@@ -92,46 +92,56 @@ class _Pending:
     def __len__(self) -> int:
         return len(self._sampler)
 
+    def first(self) -> Any:
+        """The batch to be delivered next; None: none was drawn."""
+        try:
+            return self.batches[0]
+        except IndexError:
+            return None
+
 
 class _HangWatch:
     """A thread that reports a long wait for one batch and finally ends it by killing the workers.
 
     torch's own time-out does not help: a worker that is stopped while it hands over a batch blocks the receiver.
+    Without workers it only reports: nothing can end the process's own reading, and a debugger may be what holds it.
 
     Attributes:
-        awaited: the batch that the process is waiting for now, or None; set by the process.
+        is_waiting: the process is waiting for a batch now; set by the process.
         gave_up: why the workers were killed, or an empty string.
         end: ends the watch; set by the process.
     """
 
-    def __init__(self, batches: Any, name: Any) -> None:
-        self.awaited: Any = None
+    def __init__(self, batches: Any, pending: _Pending, name: Any) -> None:
+        self.is_waiting = False
         self.gave_up = ""
         self.end = threading.Event()
-        self._batches, self._name = weakref.ref(batches), name  # torch ends the workers of an iterator that is deleted
+        self._batches = weakref.ref(batches)  # torch ends the workers of an iterator that is deleted
+        self._pending, self._name, self._workers = pending, name, bool(getattr(batches, "_workers", ()))
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         periods, last, period_s = 0, None, REPORT_AFTER_S / 10
         while not self.end.wait(period_s):  # counted in periods: the time of a suspended job must not count
-            awaited = self.awaited
+            awaited = self._pending.first() if self.is_waiting else None
             periods = periods + 1 if awaited is not None and awaited is last else 0
             last = awaited
             if periods == 10:
-                log.warning(
-                    f"no batch for {REPORT_AFTER_S:g} s: {self._stuck(awaited)}; the run ends after "
-                    f"{GIVE_UP_AFTER_S:g} s; is the disk slow, or the process stopped?"
-                )
-            if periods * period_s >= GIVE_UP_AFTER_S:
+                end = f"the run ends after {GIVE_UP_AFTER_S:g} s; is the disk slow, or the process stopped?"
+                text = f"no batch for {REPORT_AFTER_S:g} s: {self._stuck(awaited)}"
+                log.warning(f"{text}; {end if self._workers else 'is the disk slow?'}")
+            if self._workers and periods * period_s >= GIVE_UP_AFTER_S:
                 reason = f"no batch for {GIVE_UP_AFTER_S:g} s: {self._stuck(awaited)}; check them and their disk"
                 self._kill_workers(reason)
                 return
 
     def _stuck(self, items: Any) -> str:
         names = [self._name(item) for item in items[:3]] + ["..."] * (len(items) > 3)
-        batches: Any = self._batches()
-        worker = batches._workers[batches._task_info[batches._rcvd_idx][0]]
-        return f"worker process {worker.pid} is reading {', '.join(names)}"
+        reader = "this process"
+        if self._workers:
+            batches: Any = self._batches()
+            reader = f"worker process {batches._workers[batches._task_info[batches._rcvd_idx][0]].pid}"
+        return f"{reader} is reading {', '.join(names)}"
 
     def _kill_workers(self, reason: str) -> None:
         batches: Any = self._batches()

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -265,6 +267,34 @@ def test_a_stopped_worker_is_reported_and_then_ends_the_run(data: ImageData, sto
     )
     worker.join(20)
     assert worker.exitcode == -signal.SIGKILL  # alive, it would keep this process from ending
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_hanging_read_is_reported_without_workers_too(
+    data: ImageData, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(workers, "REPORT_AFTER_S", 0.1)
+    monkeypatch.setattr(workers, "GIVE_UP_AFTER_S", 0.2)
+    plain, real, reported = list(epoch(make(data), 0)), image_io.read_file, threading.Event()
+    slow = data.image_name(int(plain[1].index_N[2]))
+
+    class Report(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reported.set()
+
+    def read(path: str) -> bytes:
+        if path == slow and reported.wait(60):
+            time.sleep(0.3)  # longer than a worker would be allowed to take
+        return real(path)
+
+    monkeypatch.setattr(image_io, "read_file", read)
+    workers.log.addHandler(handler := Report())
+    try:
+        assert all(same(a, b) for a, b in zip(epoch(make(data), 0), plain, strict=True))
+    finally:
+        workers.log.removeHandler(handler)
+    names = ", ".join(data.image_name(int(i)) for i in plain[1].index_N[:3])
+    assert f"no batch for 0.1 s: this process is reading {names}, ...; is the disk slow?" in caplog.messages
 
 
 def test_a_worker_that_continues_loses_nothing(data: ImageData, stopped, caplog: pytest.LogCaptureFixture):

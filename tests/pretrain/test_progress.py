@@ -37,6 +37,15 @@ def test_what_happens_in_a_pause_counts_in_no_rate(clock):
     assert rates["data_wait_share"] == pytest.approx(0.25)
 
 
+def test_the_eta_counts_days(clock, caplog):
+    progress = Progress(1001, 0, 8, logging.getLogger("test"), False, "test")
+    clock[0] += 108.0
+    progress.advance()
+    with caplog.at_level(logging.INFO):
+        progress.report("loss 1", progress.rates())
+    assert "  eta 1 day, 6:00:00  " in caplog.text
+
+
 def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
     for _ in progress.timed(slow_batches(clock, 1)):

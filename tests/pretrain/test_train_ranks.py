@@ -12,7 +12,7 @@ from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import gather_objects
 from tests.pretrain.ranks import run_ranks
-from tests.pretrain.runs import assert_same_end, run
+from tests.pretrain.runs import assert_same_end, lines, run
 
 
 def _refused(images: Path, output: Path, *more: str) -> str:
@@ -83,22 +83,34 @@ def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(ima
 
 
 def _one_rank_diverges(images: Path, output: Path) -> None:
-    real = train.Watch.step
+    real_step, real_loader, rank = train.Watch.step, train.build_loader, distributed.rank()
     seen: list[str] = []
+    losses: list[tuple[float, int]] = []
 
     def watch(self, loss, step, lr, index_N):
-        if distributed.rank() == 1 and step == 2:
+        losses.append((loss.item(), len(index_N)))
+        if rank == 1 and step == 2:
             loss = loss * torch.nan
             seen[:] = [self._image_name(i) for i in index_N.tolist()]
-        real(self, loss, step, lr, index_N)
+        real_step(self, loss, step, lr, index_N)
 
-    train.Watch.step = watch
-    text = _refused(images, output)
+    def loader_with_corrupt_images(*args, **keys):
+        loader = real_loader(*args, **keys)
+        loader.corrupt_count = 3 + rank
+        return loader
+
+    train.Watch.step, train.build_loader = watch, loader_with_corrupt_images
+    text = _refused(images, output, "SOLVER.IMS_PER_BATCH", "5")
     names = ", ".join(gather_objects(seen)[1])
-    assert f"not finite at step 2 on rank 1 (learning rate 0.02799; images: {names}); lower SOLVER.BASE_LR" in text
+    assert f"not finite at step 2 on rank 1 (learning rate 0.0291; images: {names}); lower SOLVER.BASE_LR" in text
+    (first, of_first), (second, of_second) = (seen[1] for seen in gather_objects(losses))
+    assert (of_first, of_second) == (2, 3) and abs(first - second) > 0.01
+    logged = lines(output, "loss")[1]
+    assert logged["loss"] == pytest.approx((2 * first + 3 * second) / 5, abs=1e-5)
+    assert logged["corrupt_images"] == 3 + 4
 
 
-def test_a_loss_that_is_not_finite_names_the_images_of_the_rank_it_is_on(images, tmp_path):
+def test_uneven_ranks_log_the_means_of_all_images_and_the_rank_that_diverged_names_its_own(images, tmp_path):
     run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
 
 

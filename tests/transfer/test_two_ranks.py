@@ -83,12 +83,14 @@ def _resume_from_other_weights(rank: int, folder: Path, name: str) -> None:
 
 
 def _summarize(rank: int, folder: Path, name: str) -> None:
-    """The share of time spent waiting for data is that of the rank that waits longest."""
+    """The share of time spent waiting for data is that of the rank that waits longest; the ETA counts days."""
     messages: list[str] = []
     window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
-    training = SimpleNamespace(cfg=tiny_coco.config(folder, name), window=window, rate=lambda i: 0.1, world=2,
+    cfg = tiny_coco.config(folder, name, SOLVER__MAX_ITER=100_000)
+    training = SimpleNamespace(cfg=cfg, window=window, rate=lambda i: 0.1, world=2,
                                device=torch.device("cpu"), log=SimpleNamespace(info=messages.append))  # fmt: skip
     line = State.summary(training, 1)  # type: ignore[arg-type]
+    assert "eta: 1 day, 3:46:38  iter: 1  " in messages[0]
     assert line["data_time"] == 0.75 and "75% waiting for data (loader-bound" in messages[0]
 
 

@@ -218,10 +218,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def content_of(weights: str) -> str:
-    """``sha256:...`` of a weights file, or of a run folder's newest checkpoint; empty: there is none."""
+    """``sha256:...`` of a weights file, or of the checkpoint that is read in a run folder; empty: there is none.
+
+    Raises:
+        UserError: all of several checkpoints are damaged.
+    """
     path = Path(weights)
-    if path.is_dir():  # by name, ..._final is after the numbers
-        path = max(path.glob("[!.]*.pth"), default=path)
+    if path.is_dir():
+        found = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
+        if len(found) > 1:  # which is the newest good one is in the files; reading them takes torch
+            from transfer.convert import find_source
+
+            found = [find_source(path, warn=lambda _: None)]
+        path = found[0] if found else path
     if not path.is_file():
         return ""
     stat = path.stat()

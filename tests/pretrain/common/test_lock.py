@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,18 @@ def test_another_machines_owner_lives_as_long_as_it_touches_its_file(tmp_path: P
     with pytest.raises(UserError, match="is in use: pretraining on node7, process 4711, since 2023-"):
         lock.claim(tmp_path, "pretraining").__enter__()
     assert _files(tmp_path) == [".owner.1.json"]
+
+
+def test_an_owner_touches_its_file_as_long_as_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_TOUCH_PERIOD_S", 0.02)
+    with lock.claim(tmp_path, "pretraining"):
+        path = tmp_path / ".owner.1.json"
+        for _ in range(2):
+            os.utime(path, (0, 0))  # silent for so long that another machine would take it for dead
+            deadline = time.monotonic() + 60
+            while (lock._seconds_since_touch(path) or 0.0) > 60 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert lock._seconds_since_touch(path) < 60
 
 
 def test_another_machines_silent_owner_is_dead(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from pretrain.common import checkpoint
+from pretrain.common import checkpoint, run_folder
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import (
     atomic_write,
     begin,
     cannot_write,
+    git_state,
     make_folder,
     read_json,
     replacing,
@@ -60,6 +61,15 @@ def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
         raise RuntimeError("in the middle")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_text() == "earlier"
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """They have the same process number, as two machines may; the last one wins."""
+    with replacing(tmp_path / "x") as last, replacing(tmp_path / "x") as first:
+        first.write(b"first")
+        last.write(b"last")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "last"
 
 
 def test_file_and_folder_are_synced_before_and_after_the_rename(
@@ -140,6 +150,18 @@ def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
         "command: train.py first",
         r"command: train.py '\udcff'",
     ]
+
+
+def test_a_git_that_hangs_delays_a_run_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = tmp_path / "git"
+    git.write_text('#!/bin/sh\n[ "$1" = rev-parse ] && echo abc || exec sleep $SECONDS_OF_STATUS\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SECONDS_OF_STATUS", "0")
+    assert git_state() == "abc"
+    monkeypatch.setenv("SECONDS_OF_STATUS", "30")
+    monkeypatch.setattr(run_folder, "_GIT_TIMEOUT_S", 0.5)
+    assert git_state() == "unknown"
 
 
 SURROGATES = """

@@ -1,6 +1,7 @@
 """The linear probe as a stage: learns, resumes, refuses what it must."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -13,6 +14,7 @@ from pretrain.config import load_config
 from pretrain.probe import features, linear
 from pretrain.probe.protocol import protocol
 from tests.pretrain.ranks import run_ranks
+from tests.resnets import resnet_state
 
 STEPS_PER_EPOCH = 3
 
@@ -285,6 +287,13 @@ def _rank_by_rank(images, root) -> None:
     interrupt.clear()
     for _ in ("resumed", "complete"):
         assert run(mine)["per_learning_rate"] == whole["per_learning_rate"]
+    mine.mkdir(exist_ok=True)
+    os.chdir(mine)  # where each rank finds another backbone under the same name
+    torch.save(resnet_state(seed=distributed.rank()), "r18.tar")
+    with pytest.raises(
+        UserError, match=r"^the content \(SHA-256\) of r18\.tar differs between ranks: '\w{64}' on rank 0"
+    ):
+        features.load_frozen("r18.tar", _config(images, mine), torch.device("cpu"))
 
 
 def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_path):

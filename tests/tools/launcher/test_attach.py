@@ -74,12 +74,6 @@ def test_every_rank_has_the_controllers_count_of_attempts(tmp_path: Path):
     assert [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])] == ["requeued", "done"]
 
 
-@pytest.mark.slow
-def test_a_job_is_requeued_more_often_than_submitit_would(tmp_path: Path):
-    assert run_stage(fake(tmp_path, "come_back", 7), here()) == 0
-    assert len((tmp_path / "starts.0").read_text().splitlines()) == 8
-
-
 class Attached:
     """A launcher in a session of its own: signals go to the whole foreground group, as a terminal sends them."""
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import TINY
 from tools.launcher import stages
 from tools.launcher.graph import Graph, Node
-from tools.launcher.spec import ENTRIES, StageSpec
+from tools.launcher.spec import ENTRIES, StageSpec, content_of
 
 
 def pretraining(*more: str) -> StageSpec:
@@ -77,17 +78,34 @@ def test_weights_count_by_content_and_not_by_path():
     assert probe("b.pth").fingerprint() == before
     Path("a.pth").write_bytes(b"Weights")
     assert probe("a.pth").fingerprint() != before
-    Path("run").mkdir()
-    Path("run/checkpoint_00000002.pth").write_bytes(b"2")
-    early = probe("run").fingerprint()
-    Path("run/checkpoint_final.pth").write_bytes(b"final")
-    assert probe("run").fingerprint() != early
-
     Path("d.pth").write_bytes(b"weights")
     first = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
     Path("d.pth").write_bytes(b"others")
     second = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
     assert second.changes({"fingerprint": first.fingerprint(), "work": first.work}).startswith("MODEL.WEIGHTS 'sha256:")
+
+
+def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
+    def save(path: str, iteration: int) -> str:
+        """A checkpoint of pretraining or of a detector; returns its content as a file of its own."""
+        Path(path).parent.mkdir(exist_ok=True)
+        torch.save({"model": {"w": torch.full((99,), float(iteration))}, "iteration": iteration}, path)
+        return content_of(path)
+
+    early = save("run/checkpoint_00000002.pth", 2)
+    assert content_of("run") == early
+    final = save("run/checkpoint_final.pth", 4)
+    assert content_of("run") == final != early
+
+    final = save("detector/model_final.pth", 899)
+    save("detector/evaluating.pth", 1200)  # an evaluation is not finished: no conversion reads this file
+    assert content_of("detector") == final
+    longer = save("detector/model_0001000.pth", 1000)  # MAX_ITER was raised
+    assert content_of("detector") == longer != final
+    newest = Path("detector/model_0001000.pth")
+    newest.write_bytes(newest.read_bytes()[:500])
+    assert content_of("detector") == final
+    assert content_of(".") == ""
 
 
 def test_what_only_probes_read_counts_for_probes():

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pretrain.common import interrupt
+from pretrain.common import interrupt, process_group
 from pretrain.common.errors import UserError
+from pretrain.common.weights_file import tensor_digest
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import convert
 from transfer.resnet_names import PREFIX
 from transfer.train_net import argument_parser, launch, main, work
+from transfer.weights import Weights
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -134,6 +138,37 @@ def test_weights_that_lack_a_tensor_end_the_run_before_it_starts(tmp_path: Path,
     with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res3.1.conv1.weight"):
         go(tmp_path, tiny_coco.write(tmp_path / "data"), MODEL__WEIGHTS=str(tmp_path / "bad.pth"))
     assert (tmp_path / "out" / "metrics.json").read_text() == ""  # Detectron2's writer opens it first
+
+
+def test_ranks_that_start_with_different_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 sees it; the other one has begun at the same iteration."""
+    from transfer.detectron2_engine import train
+
+    model, loaded = torch.nn.Linear(2, 1), torch.ones(1, 2)
+    fake: Any = SimpleNamespace(
+        checkpointer=SimpleNamespace(model=model),
+        load_state_dict=lambda _: None,
+        _trainer=SimpleNamespace(data_loader=SimpleNamespace()),
+    )
+
+    def load(state: Any, *_: Any, **__: Any) -> None:
+        state()["weight"].copy_(loaded)
+
+    def gather(mine: tuple[int, str]) -> list[tuple[int, str]]:
+        return [mine, (5, tensor_digest(*other.state_dict().values()))]
+
+    monkeypatch.setattr(train, "load_weights", load)
+    monkeypatch.setattr(process_group, "gather_objects", gather)
+    for name, value in (("is_initialized", True), ("get_world_size", 2)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    other = copy.deepcopy(model)
+    start: Any = (fake, Weights("model_0000004.pth", "", {}, {}), {"trainer": {}, "iteration": 4})
+    with pytest.raises(
+        UserError, match=r"the start \(iteration, digest of the weights\) differs between ranks: \(5, '"
+    ):
+        train.Trainer.begin(*start)
+    other.load_state_dict({**model.state_dict(), "weight": loaded})
+    train.Trainer.begin(*start)
 
 
 @pytest.mark.slow

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torchvision.models import ResNet
 
-from .. import datasets, distributed, recipes, schedule, views
+from .. import datasets, distributed, recipes, views
 from ..common import checkpoint, interrupt
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
@@ -24,6 +23,7 @@ from ..loader import build_loader
 from ..progress import Progress
 from ..siamese import autocast
 from .features import Features, ProbeData, extract, load_frozen, probe_data
+from .heads import Heads
 from .knn import warning_if_random
 from .protocol import check_same_probe, linear_settings, protocol
 from .run import ProbeRun, probe_run
@@ -146,99 +146,6 @@ def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
         checkpoint.save(path, state)
         checkpoint.prune(folder, 1, path)
     distributed.barrier()
-
-
-class Heads(nn.Module):
-    """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks."""
-
-    def __init__(self, features: int, classes: int, cfg: CfgNode) -> None:
-        super().__init__()
-        self.cfg = cfg.LINEAR
-        self.diverged: list[float] = []
-        self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
-        heads = [nn.Linear(features, classes) for _ in self.rates]
-        for head in heads:  # as in MoCo's protocol
-            nn.init.normal_(head.weight, std=0.01)
-            nn.init.zeros_(head.bias)
-        self.heads = nn.ModuleList(heads)
-        groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
-        self.optimizer = torch.optim.SGD(groups, momentum=cfg.LINEAR.MOMENTUM, weight_decay=cfg.LINEAR.WEIGHT_DECAY)
-
-    def set_rates(self, epoch: int) -> float:
-        factor = schedule.learning_rate(
-            epoch, 1, self.cfg.EPOCHS, base_lr=1.0, kind=self.cfg.LR_SCHEDULE, milestones=self.cfg.STEPS,
-            gamma=self.cfg.GAMMA,
-        )  # fmt: skip
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
-        return factor
-
-    def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
-        """One optimizer step on this rank's share; returns each head's mean loss over the global batch."""
-        ranks = distributed.world_size()
-        share = len(labels_n) * ranks / self.cfg.IMS_PER_BATCH  # a rank with more images weighs more
-        losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
-        self.optimizer.zero_grad(set_to_none=True)
-        (losses.sum() * share).backward()
-        means = losses.detach() * share
-        if ranks > 1:  # one collective carries losses and gradients
-            grads = [p.grad for p in self.heads.parameters() if p.grad is not None]
-            flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
-            means, *parts = flat.split([len(means), *(g.numel() for g in grads)])
-            torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
-        self.optimizer.step()
-        return means
-
-    def retire(self, losses_H: Tensor, epoch: int, log: Callable[[str], None]) -> None:
-        """Zeroes the heads whose loss or weights were not finite in this epoch, on every rank alike.
-
-        Raises:
-            UserError: no head is left.
-        """
-        norms = torch.stack([next(head.parameters()).detach().norm() for head in self.heads])
-        finite = distributed.mean_((losses_H.isfinite() & norms.isfinite()).float()) == 1
-        for head, rate, good in zip(self.heads, self.rates, finite.tolist(), strict=True):
-            if not good and rate not in self.diverged:
-                self.diverged.append(rate)
-                log(f"the head of learning rate {rate:g} diverged in epoch {epoch}; it scores 0")
-            if not good:
-                for parameter in head.parameters():
-                    nn.init.zeros_(parameter)
-                    self.optimizer.state.pop(parameter, None)
-        if len(self.diverged) == len(self.rates):
-            raise UserError(
-                f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR or LINEAR.LRS"
-            )
-
-    @torch.no_grad()
-    def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
-        """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``."""
-        scores: dict[str, dict[str, float]] = {}
-        for head, rate in zip(self.heads, self.rates, strict=True):
-            if rate in self.diverged:
-                scores[f"{rate:g}"] = {"top1": 0.0, "top5": 0.0, "diverged": True}
-                continue
-            top1, top5 = _accuracy(head, val)
-            unseen = {"held_out_top1": _accuracy(head, held_out)[0]} if held_out else {}
-            scores[f"{rate:g}"] = {"top1": top1, "top5": top5, **unseen}
-        return scores
-
-    def state(self) -> dict[str, Any]:
-        return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "diverged": self.diverged}  # fmt: skip
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.heads.load_state_dict(state["state_dict"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.diverged = list(state["diverged"])
-
-
-def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:
-    """Top-1 and top-5, 0 to 100."""
-    top = min(5, features.num_classes)
-    ranked = torch.cat([head(part).topk(top).indices for part in features.features_NF.split(4096)])
-    right = (ranked == features.labels_N[:, None]).float()
-    return 100 * float(right[:, 0].mean()), 100 * float(right.sum(1).mean())
 
 
 class _Augmented:

@@ -24,6 +24,7 @@ from pretrain.datasets import ImageData, load
 from pretrain.loader import Batch, Loader, eval_batches
 from pretrain.view_ops import finish
 from tests.pretrain.images import write_folder
+from tests.pretrain.ranks import START_METHOD
 
 IMAGES, BATCH = 23, 5
 RECIPES = [recipes.RECIPES["moco_v2"], recipes.RECIPES["crop_flip"]]
@@ -204,9 +205,7 @@ def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
     assert ended.stderr == f"error: cannot decode image {damaged.image_name(3)}: it is not in a known image format\n"
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
-)
+@pytest.mark.parametrize("method", ["fork", START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeypatch: pytest.MonkeyPatch, method: str):
     """Whatever the start method: from Python 3.14 on, the default is no longer fork."""
     monkeypatch.setattr(workers, "START_METHOD", method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +31,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 image = np.clip(rng.normal(color, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
                 cv2.imwrite(str(folder / f"{i:03d}.png"), image)
     return root
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_as_imported() -> None:
+    """A run in an earlier test of this process leaves its log file in them, and keeps their messages from pytest."""
+    for name in ("pretrain", "transfer"):
+        logger = logging.getLogger(name)
+        logger.propagate = True
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

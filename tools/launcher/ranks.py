@@ -106,14 +106,20 @@ def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_
 
 
 def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:
-    """Rank 0's records of a job, oldest first; ``failure`` is the first failing rank's error, where there is one."""
-    paths = list(_ranks(folder).glob(f"*.{job_id}.*.0.json"))
-    newest = max((path.name.split(".")[0] for path in paths), default="")  # names begin with the time of submission
+    """Rank 0's records of a job, oldest first; ``failure`` is the first failing rank's error, where there is one.
+
+    Where another rank failed before rank 0 could write its record, the failure stands for it.
+    """
+    files = [*_ranks(folder).glob(f"*.{job_id}.*.0.json"), *_ranks(folder).glob(f"*.{job_id}.*.failed")]
+    stems = {path.with_name(path.name.removesuffix(".failed").removesuffix(".0.json")) for path in files}
+    newest = max((stem.name.split(".")[0] for stem in stems), default="")  # names begin with the time of submission
     found = []
-    for path in sorted((path for path in paths if path.name.startswith(f"{newest}.")), key=_attempt):
-        record = read_json(path)
-        if failure := read_json(path.with_name(path.name.removesuffix(".0.json") + ".failed")):
-            record = {**record, "failure": failure, "state": record.get("state", "failed").replace("running", "failed")}
+    for stem in sorted((stem for stem in stems if stem.name.startswith(f"{newest}.")), key=_attempt):
+        record, failure = (read_json(Path(f"{stem}.{end}")) for end in ("0.json", "failed"))
+        if failure:
+            known = {"attempt": _attempt(stem), "started": failure.get("time", 0.0), "host": failure.get("host", "")}
+            state = record.get("state", "failed").replace("running", "failed")
+            record = {**known, **record, "failure": failure, "state": state}
         if record:
             found.append(record)
     return found
@@ -129,5 +135,5 @@ def _ranks(folder: str | Path) -> Path:
     return Path(folder) / "launch" / "ranks"
 
 
-def _attempt(path: Path) -> int:
-    return int(path.name.split(".")[-3])
+def _attempt(stem: Path) -> int:
+    return int(stem.name.rpartition(".")[2])

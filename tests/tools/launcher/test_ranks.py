@@ -28,6 +28,15 @@ def test_records_tell_attempts_and_the_first_failure(tmp_path: Path):
     assert second["failure"]["error"] == "the value is 3; it must be 2"
 
 
+def test_a_failure_is_told_where_rank_0_was_ended_before_its_record(tmp_path: Path):
+    """SLURM ends the other ranks as soon as one has failed; rank 0 may still have been importing."""
+    RankRecord(tmp_path, "s1", "7", 0, 0, 2).end("requeued", "SIGUSR2")
+    RankRecord(tmp_path, "s1", "7", 1, 1, 2).fail(RuntimeError("rank 1 cannot go on"))
+    first, second = attempts(tmp_path, "7")
+    assert (first["attempt"], first["state"], second["attempt"], second["state"]) == (0, "requeued", 1, "failed")
+    assert second["failure"]["error"] == "RuntimeError: rank 1 cannot go on" and second["host"] and second["started"]
+
+
 def test_an_earlier_jobs_failure_with_the_same_id_is_not_this_ones(tmp_path: Path):
     """Process ids come again in containers, SLURM's ids with a new cluster."""
     RankRecord(tmp_path, "20260101-100000-aaaaaa", "7", 0, 0, 1).fail(RuntimeError("earlier"))

@@ -74,7 +74,7 @@ def _settings(grid: dict[str, Any], points: Any, path: str) -> list[Setting]:
     if bool(grid) == bool(points):
         raise UserError(f"{path} needs GRID (every combination of values) or POINTS (a list of settings), and not both")
     if points:
-        if not isinstance(points, list) or not all(isinstance(point, dict) and point for point in points):
+        if not isinstance(points, list) or not all(_is_setting(point) for point in points):
             raise UserError(f"POINTS in {path} is {points!r}; write a list of settings, each KEY: value")
         return points
     if len(grid) > 2:
@@ -83,6 +83,10 @@ def _settings(grid: dict[str, Any], points: Any, path: str) -> list[Setting]:
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _is_setting(point: Any) -> bool:
+    return isinstance(point, dict) and bool(point) and all(isinstance(key, str) for key in point)
 
 
 def draw(folder: str) -> Path:
@@ -134,11 +138,14 @@ def draw(folder: str) -> Path:
 
 
 def _published(config_file: Path) -> float | None:
-    """The paper's number for the recipe and the probe that a linear probe's ``config_file`` holds."""
+    """The paper's number for the recipe and probe in a linear probe's ``config_file``; None if it cannot be read."""
     from pretrain.config import from_yaml_text
     from tools.reporting.papers import published_top1
 
-    return published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
+    try:
+        return published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
+    except (OSError, UnicodeDecodeError, UserError):  # the scores are shown all the same
+        return None
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:

@@ -34,6 +34,7 @@ def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         ("SEEDS: [0]", "needs GRID .* or POINTS .*, and not both"),
         ("GRID: {SEED: [1]}\nPOINTS: [{SEED: 1}]", "needs GRID .* or POINTS .*, and not both"),
         ("POINTS: [SEED]", "write a list of settings"),
+        ("POINTS: [{1: 2}]", "write a list of settings"),
     ],
 )
 def test_sweep_files_that_cannot_work(text: str, message: str, tmp_path: Path):
@@ -104,6 +105,9 @@ def test_published_numbers_stand_beside_equal_settings(tmp_path: Path, monkeypat
     )
     other.write_text(other.read_text().replace("EPOCHS: 200", "EPOCHS: 100"))
     assert "0.2 0.1 90.00 - 1 - -" in cells(sweep.draw(graph.output).read_text())
+    for damage in (other.unlink, lambda: other.write_text("SOLVER: 3")):
+        damage()
+        assert "0.2 0.1 90.00 - 1 - -" in cells(sweep.draw(graph.output).read_text())
 
 
 def test_a_sweep_over_lists_has_a_table(tmp_path: Path):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ class LocalExecutor(submitit.LocalExecutor):
     """Starts jobs under `Controller`.
 
     Args:
-        devices: CUDA_VISIBLE_DEVICES of the ranks; submitit itself can only count devices from 0.
+        variables: of the ranks' environment: CUDA_VISIBLE_DEVICES, as submitit itself can only count devices from 0.
         is_warm: start jobs of one process from a process that has imported what stages import (see `warm`).
     """
 
-    def __init__(self, folder: Path, max_num_timeout: int, devices: str, is_warm: bool) -> None:
+    def __init__(self, folder: Path, max_num_timeout: int, variables: Mapping[str, str], is_warm: bool) -> None:
         super().__init__(folder, max_num_timeout=max_num_timeout)
-        self._devices, self._is_warm = devices, is_warm
+        self._variables, self._is_warm = variables, is_warm
 
     def _submit_command(self, command: str) -> local.LocalJob[Any]:
         tasks = self.parameters["tasks_per_node"]
@@ -48,7 +49,7 @@ class LocalExecutor(submitit.LocalExecutor):
             "SUBMITIT_LOCAL_NTASKS": str(tasks), "SUBMITIT_LOCAL_NODEID": "0", "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
             "SUBMITIT_LOCAL_TIMEOUT_S": str(60 * self.parameters["timeout_min"]),
             "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(self.parameters["signal_delay_s"]),
-            "SUBMITIT_STDERR_TO_STDOUT": "", "SUBMITIT_LOCAL_WITH_SHELL": "", "CUDA_VISIBLE_DEVICES": self._devices,
+            "SUBMITIT_STDERR_TO_STDOUT": "", "SUBMITIT_LOCAL_WITH_SHELL": "", **self._variables,
         }  # fmt: skip
         process: Any
         if self._is_warm and tasks == 1:

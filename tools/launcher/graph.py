@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,8 +18,9 @@ from pretrain.common.lock import claim, start_of
 from pretrain.common.run_folder import write_json
 
 from . import attach, control
+from .local_graph import LocalGraph, short
 from .options import Options
-from .run import StageFailed, disk_gib, execute, time_and_disk
+from .run import disk_gib, time_and_disk
 from .spec import StageSpec
 from .submit import Refused, new_log_folder, refuse_if_running, snapshot, submit
 from .submit import preview as preview_script
@@ -105,15 +105,17 @@ def run(graph: Graph, options: Options) -> int:
 
 
 def run_locally(graph: Graph, options: Options) -> int:
-    """Runs what is missing, one stage at a time; returns the exit status.
+    """Runs what is missing on this machine; returns the exit status.
 
-    SIGTERM or Ctrl-C stops the running stage after a checkpoint, and no other stage is started.
+    SIGTERM or Ctrl-C stops the running stages after a checkpoint, and no other stage is started.
     """
     missing, _ = _check(graph, options)
     graph.remember(options, running=True)
     try:
         with attach.signals_as_requests():
-            return _run_in_turn(graph, options, missing)
+            status = LocalGraph(graph, options, missing).run()
+            graph.report.run()
+            return status
     except (attach.Interrupted, interrupt.Stopped) as stop:
         print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
         return 130
@@ -150,8 +152,8 @@ def submit_all(graph: Graph, options: Options) -> int:
             if len(batch) == 1:
                 print(f"{batch[0].key}: job {new[0].job_id} {dependency}".rstrip())
             else:
-                array = new[0].job_id.split("_")[0]
-                print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {options.parallel} at once")
+                array, most = new[0].job_id.split("_")[0], options.array_parallelism
+                print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
         if _active_job(graph.report):  # it would wait for the earlier jobs only
             control.cancel(Path(graph.report.folder))
         dependency = _dependency("afterany", list(jobs.values()))
@@ -180,8 +182,8 @@ def preview(graph: Graph, options: Options) -> None:
             except UserError as error:
                 state, refused = "refused", f"\n         {error}"
             missing.append(node)
-        print(f"{state:<8} {node.key}{after}  -> {_short(node.spec.folder)}{refused}")
-    print(f"missing  report  after everything  -> {_short(graph.report.produces)}\n")
+        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{refused}")
+    print(f"missing  report  after everything  -> {short(graph.report.produces)}\n")
     code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
     keys = {node.key for node in missing}
     for node in missing:
@@ -230,37 +232,6 @@ def _refuse(spec: StageSpec) -> None:
     spec.refuse_other_work()
 
 
-def _run_in_turn(graph: Graph, options: Options, missing: dict[str, Node]) -> int:
-    failed: dict[str, str] = {}
-    status = 0
-    for place, node in enumerate(graph.nodes, start=1):
-        head = f"[{place}/{len(graph.nodes)}] {node.key}"
-        if interrupt.stop_requested():
-            raise attach.Interrupted(f"{head} was not started: {interrupt.stop_requested()}")
-        broken = next((parent for parent in node.parents if parent in failed), None)
-        if broken:
-            failed[node.key] = failed[broken]
-            print(f"{head}: skipped, because {failed[broken]} failed", file=sys.stderr, flush=True)
-            continue
-        if node.key not in missing:
-            print(f"{head}: already complete", flush=True)
-            continue
-        print(f"{head} -> {_short(node.spec.folder)}", flush=True)
-        started = time.monotonic()
-        try:
-            node.spec.mark("begun")
-            execute(node.spec, options, is_warm=len(missing) > 1)
-        except (StageFailed, UserError) as failure:
-            failed[node.key] = node.key
-            status = status or getattr(failure, "status", 2)
-            text = str(failure) if isinstance(failure, StageFailed) else f"error: {failure}"
-            print(f"{text}\n{head}: failed; the other branches continue", file=sys.stderr, flush=True)
-            continue
-        print(f"{head}: {time.monotonic() - started:.0f} s", flush=True)
-    graph.report.run()
-    return status
-
-
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:
     """Yields what is submitted together: one stage, or an array of a sweep's stages that wait for no other job."""
     waiting = {*missing, *jobs}
@@ -286,7 +257,3 @@ def _active_job(spec: StageSpec) -> str:
 
 def _dependency(kind: str, job_ids: Sequence[str]) -> str:
     return f"{kind}:{':'.join(job_ids)}" if job_ids else ""
-
-
-def _short(path: str) -> str:
-    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

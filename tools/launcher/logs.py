@@ -48,10 +48,14 @@ def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
 
 
 class Tail:
-    """Copies what is new in a job's files to this process's output, without submitit's own lines."""
+    """Copies what is new in a job's files to this process's output, without submitit's own lines.
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._offsets = dict.fromkeys(paths, 0)
+    Args:
+        prefix: before every line.
+    """
+
+    def __init__(self, paths: list[Path], prefix: str = "") -> None:
+        self._offsets, self._prefix = dict.fromkeys(paths, 0), prefix
 
     def copy(self) -> None:
         """Copies the complete lines that came since the last call."""
@@ -64,4 +68,4 @@ class Tail:
                 stream = sys.stdout if path.suffix == ".out" else sys.stderr
                 for line in lines.decode(errors="replace").splitlines():
                     if not line.startswith("submitit "):
-                        print(line, file=stream, flush=True)
+                        print(f"{self._prefix}{line}", file=stream, flush=True)

@@ -55,7 +55,7 @@ class Options:
     nodes: int = _number(1, 1, sbatch=True)
     gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
-    cpus_per_task: int | None = _number(None, 1, sbatch=True)
+    cpus_per_task: int | None = _number(None, 1, "CPU cores, and threads, per process", sbatch=True)
     partition: str = _option("", sbatch=True)
     account: str = _option("", sbatch=True)
     qos: str = _option("", sbatch=True)
@@ -80,7 +80,9 @@ class Options:
             }
         },
     )  # fmt: skip
-    parallel: int = _number(8, 1, "jobs of an array that run at the same time (8)")
+    parallel: int | None = _number(
+        None, 1, "stages of a pipeline or sweep that run at the same time (1 on this machine; 8 of an array on SLURM)"
+    )
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -97,6 +99,17 @@ class Options:
         return parse_minutes(self.time) if self.time else (240 if self.cluster == "slurm" else 0)
 
     @property
+    def array_parallelism(self) -> int:
+        return self.parallel or 8
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of each process of a local job; None: as many as the libraries choose."""
+        if self.cpus_per_task or (self.parallel or 1) == 1:
+            return self.cpus_per_task
+        return max(1, len(os.sched_getaffinity(0)) // ((self.parallel or 1) * self.tasks_per_node))
+
+    @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("sbatch")}
@@ -104,7 +117,7 @@ class Options:
         return {
             **{name: value for name, value in given.items() if value},
             "time": self.minutes, "ntasks_per_node": self.tasks_per_node, "signal_delay_s": self.signal_delay,
-            "array_parallelism": self.parallel,
+            "array_parallelism": self.array_parallelism,
         }  # fmt: skip
 
     def fitting(self, spec: StageSpec) -> Options:

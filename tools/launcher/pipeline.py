@@ -1,7 +1,9 @@
 """A pipeline file: pretraining by several methods, probes, conversion, fine-tuning, one report.
 
 OUTPUT_DIR: runs/demo
-DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py; the last one is its folder
+DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py; for several sets a list of lists
+SEEDS: [1, 2, 3]                           # optional: every branch once per seed; the report has means and intervals
+BASELINE: random                           # optional: the branch that others are compared with, seed by seed
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
   supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
@@ -9,13 +11,17 @@ BRANCHES:                                  # what is compared, by name
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
-TRANSFER: {mask: configs/coco_mask_R50_FPN_1x_jcl.yaml}     # MODEL.WEIGHTS is set per branch
+DISTRIBUTIONS: [own]                       # JCL's Fig. 3, a run per branch
+TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is set per branch
+  mask: configs/coco_mask_R50_FPN_1x_jcl.yaml
+  short: {CONFIG: configs/coco_mask_R50_FPN_1x_jcl.yaml, OVERRIDES: [SOLVER.MAX_ITER, 9000], ENGINE: torchvision}
 TRANSFER_OVERRIDES: []
 ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -32,10 +38,11 @@ from .graph import Graph, Node
 from .spec import StageSpec
 
 DEFAULTS: dict[str, Any] = {
-    "OUTPUT_DIR": "", "DATA": [], "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [], "TRANSFER": {},
-    "TRANSFER_OVERRIDES": [], "ENGINE": "",
+    "OUTPUT_DIR": "", "DATA": [], "SEEDS": [], "BASELINE": "", "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [],
+    "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "",
 }  # fmt: skip
 _BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
+_DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
 
 
 def load(path: str, output: str = "") -> Graph:
@@ -48,23 +55,30 @@ def load(path: str, output: str = "") -> Graph:
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
     words = [str(folder), "--output", str(folder / "report.md")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
-    return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()))
+    if plan["BASELINE"] and plan["BASELINE"] not in plan["BRANCHES"]:
+        raise UserError(
+            f"BASELINE {plan['BASELINE']} in {path} is no branch{nearest(plan['BASELINE'], plan['BRANCHES'])}"
+        )
+    seeds = _seeds(plan["SEEDS"], path)
+    branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
+    facts = {"branches": branches, "baseline": plan["BASELINE"]} if seeds else {}
+    return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)
 
 
 def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
-    nodes: list[Node] = []
-    if plan["DATA"]:
-        nodes.append(Node("data", stages.make_data(split_words(plan["DATA"]), str(folder / "data"))))
+    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plan["DATA"]).items()]
     first = tuple(node.key for node in nodes)
     branches: dict[str, dict[str, Any]] = {}
     trained: dict[str, StageSpec] = {}
-    for name, given in plan["BRANCHES"].items():
-        name = single_word(name, f"branch in {path}")
-        branch = branches[name] = _checked(given, _BRANCH, f"{path}: branch {name}")
-        branch["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"])]
+    for (name, given), seed in itertools.product(plan["BRANCHES"].items(), _seeds(plan["SEEDS"], path) or [""]):
+        branch = _checked(given, _BRANCH, f"{path}: branch {single_word(name, f'branch in {path}')}")
+        branch["SEED"] = ["SEED", seed] if seed else []
+        branch["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
+        name = _branch_name(name, seed)
+        branches[name] = branch
         if branch["PRETRAIN"]:
             words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / name / "pretrain")]
             trained[name] = stages.pretrain(branch["PRETRAIN"], words)
@@ -76,8 +90,28 @@ def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
             nodes.append(Node(f"{name}/pretrain", trained[name], first))
             weights, ready = trained[name].folder, (nodes[-1].key,)
         nodes += _probes(name, weights, branch["OVERRIDES"], plan, folder, ready, base.config if base else "")
-        nodes += _detectors(name, weights, plan, folder, ready, first)
+        nodes += _detectors(name, weights, branch["SEED"], plan, folder, ready, first, path)
     return tuple(nodes)
+
+
+def _branch_name(name: Any, seed: str) -> str:
+    return f"{name}_seed={seed}" if seed else str(name)
+
+
+def _seeds(given: Any, path: str) -> list[str]:
+    seeds = split_words(given)
+    if wrong := next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), ""):
+        raise UserError(f"SEEDS in {path} are {', '.join(seeds)}; write whole numbers, each once (see {wrong})")
+    return seeds
+
+
+def _data_sets(given: Any) -> dict[str, list[str]]:
+    """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
+    if not given:
+        return {}
+    if isinstance(given, str) or not isinstance(given[0], list):
+        return {"data": split_words(given)}
+    return {f"data/{Path(str(words[1])).name}": split_words(words) for words in given}
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -111,18 +145,23 @@ def _probes(
     name: str, weights: str, overrides: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...], base: str
 ) -> list[Node]:
     nodes = []
-    for stage in ("knn", "linear"):
+    for stage in ("knn", "linear", "distributions"):
         files = [plan[stage.upper()]] if isinstance(plan[stage.upper()], str) else plan[stage.upper()]
         for file in ("" if file == "own" else str(file) for file in files):
             key = f"{name}/{stage}" if len(files) == 1 else f"{name}/{stage}_{Path(file).stem or 'own'}"
             words = [*overrides, "OUTPUT_DIR", str(folder / key)]
-            nodes.append(Node(key, stages.probe(stage, weights, file, words, base), ready))
+            if stage == "distributions":
+                spec = stages.distributions([weights], words, str(folder / key), file, base)
+            else:
+                spec = stages.probe(stage, weights, file, words, base)
+            nodes.append(Node(key, spec, ready))
     return nodes
 
 
 def _detectors(
-    name: str, weights: str, plan: dict[str, Any], folder: Path, ready: tuple[str, ...], first: tuple[str, ...]
-) -> list[Node]:
+    name: str, weights: str, seed: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...],
+    first: tuple[str, ...], path: str,
+) -> list[Node]:  # fmt: skip
     """Conversion and fine-tuning; random weights are not converted."""
     nodes: list[Node] = []
     backbone = "" if weights == "random" else str(folder / name / "backbone.pth")
@@ -130,10 +169,14 @@ def _detectors(
         spec = stages.convert(weights, backbone, folder=str(folder / name / "convert"))
         nodes.append(Node(f"{name}/convert", spec, ready))
         ready = (f"{name}/convert", *first)
-    for detector, file in plan["TRANSFER"].items():
+    for detector, given in plan["TRANSFER"].items():
         key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
-        words = [*split_words(plan["TRANSFER_OVERRIDES"]), "MODEL.WEIGHTS", backbone, "OUTPUT_DIR", str(folder / key)]
-        nodes.append(Node(key, stages.transfer(str(file), words, engine=plan["ENGINE"]), ready))
+        own = given if isinstance(given, dict) else {"CONFIG": str(given)}
+        own = _checked(own, _DETECTOR, f"{path}: detector {detector}")
+        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(own["OVERRIDES"]), *seed]
+        words += ["MODEL.WEIGHTS", backbone, "OUTPUT_DIR", str(folder / key)]
+        spec = stages.transfer(own["CONFIG"], words, engine=own["ENGINE"] or plan["ENGINE"])
+        nodes.append(Node(key, spec, ready))
     return nodes
 
 

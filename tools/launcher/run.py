@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import attach, control
 from .job import StageJob
@@ -42,8 +43,8 @@ def run_stage(spec: StageSpec, options: Options) -> int:
     return 0
 
 
-def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
-    """Starts a stage; on this machine waits for its end. ``is_warm``: see `submit`.
+def execute(spec: StageSpec, options: Options) -> None:
+    """Starts a stage; on this machine waits for its end.
 
     Raises:
         StageFailed: it ended with an error. attach.Interrupted: the user ended it.
@@ -53,17 +54,27 @@ def execute(spec: StageSpec, options: Options, is_warm: bool = False) -> None:
     if options.cluster == "debug":
         StageJob(spec).run()
         return
-    (job,) = submit([spec], options, is_warm=is_warm)
+    (job,) = submit([spec], options)
     if options.cluster == "slurm":
         print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
         print(f"to follow it: python tools/launch.py logs --follow {shlex.quote(str(folder))}")
         return
-    last = attach.follow(folder, job)
+    with attach.Terminal() as terminal:
+        terminal.add(spec.folder, folder, job)
+        _, last = terminal.wait()
+    if "interrupted" in last:
+        raise attach.Interrupted(last["interrupted"])
+    raise_if_not_done(spec, last)
+
+
+def raise_if_not_done(spec: StageSpec, last: dict[str, Any]) -> None:
+    """Raises StageFailed if rank 0's ``last`` record (see `attach.Terminal.wait`) is not that of a complete stage."""
+    folder = spec.folder
     if last["state"] == "done":
         return
     failure = last.get("failure", {})
     if not failure:
-        reason = last.get("reason") or control.silent_end(folder)
+        reason = last.get("reason") or control.silent_end(Path(folder))
         raise StageFailed(
             f"{spec.stage} in {folder} {last['state']}: {reason}; run the same command again to resume", 1
         )

@@ -68,13 +68,16 @@ def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[s
     return _spec(stage, cfg, output, (target,), inputs={target: content_of(target)})
 
 
-def distributions(runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "") -> StageSpec:
-    """Fig. 3 of JCL for several runs; data and views are the first one's."""
-    cfg = _load("", overrides, pretrain_config(runs[0]))
-    names = {_label(run): _absolute(run) for run in runs}
+def distributions(
+    runs: Sequence[str], overrides: Sequence[str] = (), folder: str = "", config_file: str = "", base: str = ""
+) -> StageSpec:
+    """Fig. 3 of JCL for several runs; data and views are the first one's. ``base``: see `probe`."""
+    cfg = _load(config_file, overrides, base or pretrain_config(runs[0]))
+    paths = [run if run == "random" else _absolute(run) for run in runs]
+    names = dict(zip(map(_label, runs), paths, strict=True))
     if len(names) < len(runs):
-        names = {str(run): _absolute(run) for run in runs}
-    inputs = {path: content_of(path) for path in names.values()}
+        names = dict(zip(map(str, runs), paths, strict=True))
+    inputs = {path: content_of(path) for path in paths if path != "random"}
     return _spec("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 

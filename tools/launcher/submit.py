@@ -46,6 +46,7 @@ def submit(
     dependency: str = "",
     code: Path | None = None,
     is_warm: bool = False,
+    gpus: Sequence[str] | None = None,
 ) -> list[Any]:
     """Submits one job, or an array where there are several specs (SLURM only); returns submitit's jobs.
 
@@ -53,6 +54,7 @@ def submit(
         dependency: as sbatch takes it, ``afterok:12:13``.
         code: the copy of the code that SLURM jobs import (`snapshot`); None: one of their own, beside their logs.
         is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
+        gpus: names of the GPUs of a local job; None: the first of all visible ones.
 
     Raises:
         UserError: the scheduler refuses or is not installed; a run folder is in use, or cannot be written.
@@ -79,7 +81,7 @@ def submit(
             parameters = slurm_parameters(specs[0], options, code or snapshot(log_folder), dependency)
             executor, environment = _slurm_executor(log_folder, options, parameters), _slurm_environment(parameters)
         else:
-            executor, environment = _local_executor(log_folder, options, is_warm), _local_environment()
+            executor, environment = _local_executor(log_folder, options, is_warm, gpus), _local_environment()
         with environment, contextlib.redirect_stderr(io.StringIO()):
             may_run = True  # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
@@ -221,11 +223,14 @@ def _slurm_executor(log_folder: Path, options: Options, parameters: dict[str, An
     return executor
 
 
-def _local_executor(log_folder: Path, options: Options, is_warm: bool) -> Any:
+def _local_executor(log_folder: Path, options: Options, is_warm: bool, gpus: Sequence[str] | None) -> Any:
     from .controller import LocalExecutor
 
-    devices = ",".join(visible_gpus()[: options.gpus_per_node])
-    executor = LocalExecutor(log_folder, options.max_timeouts, devices, is_warm)
+    devices = ",".join(visible_gpus()[: options.gpus_per_node] if gpus is None else gpus)
+    variables = {"CUDA_VISIBLE_DEVICES": devices}
+    if options.threads:
+        variables["OMP_NUM_THREADS"] = str(options.threads)
+    executor = LocalExecutor(log_folder, options.max_timeouts, variables, is_warm)
     executor.update_parameters(
         timeout_min=options.minutes or _NO_LIMIT_MINUTES,
         tasks_per_node=options.tasks_per_node,

@@ -67,6 +67,9 @@ def run_rank(command: list[str], out: int, err: int) -> None:
         os.dup2(source, target)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(write_through=True)  # python -u
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and "torch" in sys.modules:  # it read the launcher's value on import
+        sys.modules["torch"].set_num_threads(int(threads))
     sys.argv = command[command.index("-m") + 1 :]
     try:
         submitit_main()

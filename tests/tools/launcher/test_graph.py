@@ -19,6 +19,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import claim, start_of
 from tests.tools.launcher.helpers import DEBUG, ROOT, fake, wait_for
 from tools.launcher import graph as module
+from tools.launcher import local_graph
 from tools.launcher.graph import Graph, Node, preview, run, submit_all
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
@@ -212,11 +213,11 @@ def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
 
 
 def test_a_signal_between_two_stages_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def execute(spec: StageSpec, options: Options, is_warm: bool) -> None:
+    def execute(spec: StageSpec, options: Options) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(module, "execute", execute)
+    monkeypatch.setattr(local_graph, "execute", execute)
     assert run(chain(tmp_path), DEBUG) == 130
     assert "[2/3] b was not started: SIGTERM" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before

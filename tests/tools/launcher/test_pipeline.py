@@ -11,7 +11,7 @@ from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import CONFIGS
 from tools.launcher import pipeline, stages
 
-PIPELINES = sorted((CONFIGS / "pipeline").glob("*.yaml"))
+PIPELINES = sorted((CONFIGS / "pipeline").rglob("*.yaml"))
 
 
 def test_pipeline_file_becomes_a_graph(tmp_path: Path):
@@ -36,10 +36,10 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
 def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(path.parents[2])
+    monkeypatch.chdir(CONFIGS.parent)
     graph = pipeline.load(str(path))
     used = {node.spec.stage for node in graph.nodes}
-    assert "pretrain" in used and used & {"knn", "linear", "transfer"}
+    assert "pretrain" in used and used & {"knn", "linear", "transfer", "distributions"}
     assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
 
 

@@ -1,7 +1,7 @@
 """A pipeline file: pretraining by several methods, probes, conversion, fine-tuning, one report.
 
 OUTPUT_DIR: runs/demo
-DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py; for several sets a list of lists
+DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py, the folder last, or a list of them
 SEEDS: [1, 2, 3]                           # optional: every branch once per seed; the report has means and intervals
 BASELINE: random                           # optional: the branch that others are compared with, seed by seed
 BRANCHES:                                  # what is compared, by name
@@ -55,13 +55,15 @@ def load(path: str, output: str = "") -> Graph:
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
     words = [str(folder), "--output", str(folder / "report.md")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
-    if plan["BASELINE"] and plan["BASELINE"] not in plan["BRANCHES"]:
+    seeds, baseline = _seeds(plan["SEEDS"], path), plan["BASELINE"]
+    if baseline and baseline not in plan["BRANCHES"]:
         raise UserError(
-            f"BASELINE {plan['BASELINE']} in {path} is no branch{nearest(plan['BASELINE'], plan['BRANCHES'])}"
+            f"BASELINE in {path} is {baseline}, which is no branch; choose {', '.join(map(str, plan['BRANCHES']))}"
         )
-    seeds = _seeds(plan["SEEDS"], path)
+    if baseline and not seeds:
+        raise UserError(f"BASELINE in {path} needs SEEDS, over which branches are compared with it")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
-    facts = {"branches": branches, "baseline": plan["BASELINE"]} if seeds else {}
+    facts = {"branches": branches, "baseline": baseline} if seeds else {}
     return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)
 
 
@@ -69,7 +71,9 @@ def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
-    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plan["DATA"]).items()]
+    nodes = [
+        Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plan["DATA"], path).items()
+    ]
     first = tuple(node.key for node in nodes)
     branches: dict[str, dict[str, Any]] = {}
     trained: dict[str, StageSpec] = {}
@@ -100,18 +104,22 @@ def _branch_name(name: Any, seed: str) -> str:
 
 def _seeds(given: Any, path: str) -> list[str]:
     seeds = split_words(given)
-    if wrong := next((seed for seed in seeds if not seed.isdecimal() or seeds.count(seed) > 1), ""):
-        raise UserError(f"SEEDS in {path} are {', '.join(seeds)}; write whole numbers, each once (see {wrong})")
+    if not all(seed.isdecimal() and seeds.count(seed) == 1 for seed in seeds):
+        raise UserError(f"SEEDS in {path} are {', '.join(seeds)}; write whole numbers, each once")
     return seeds
 
 
-def _data_sets(given: Any) -> dict[str, list[str]]:
+def _data_sets(given: Any, path: str) -> dict[str, list[str]]:
     """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
     if not given:
         return {}
-    if isinstance(given, str) or not isinstance(given[0], list):
+    if isinstance(given, str) or not any(isinstance(words, list) for words in given):
         return {"data": split_words(given)}
-    return {f"data/{Path(str(words[1])).name}": split_words(words) for words in given}
+    if not all(isinstance(words, list) and words for words in given):
+        raise UserError(f"DATA in {path} is {given!r}; write the words of one data set, or a list of such lists")
+    return {
+        f"data/{single_word(Path(str(words[-1])).name, f'a data set in {path}')}": split_words(words) for words in given
+    }
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,18 @@ def die(_folder: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def meet(folder: str, other: str) -> None:
+    """Ends well if the stage in the folder ``other`` runs at the same time; records its GPUs."""
+    atomic_write(Path(folder) / "here", "")
+    deadline = time.monotonic() + 60
+    while not (Path(other) / "here").exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nothing runs in {other}")
+        time.sleep(0.02)
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    write_json(Path(folder) / "results.json", {name: os.environ.get(name) for name in names})
+
+
 def hang(folder: str) -> None:
     """Waits for an hour; its process ids are in the run folder."""
     atomic_write(Path(folder) / f"pid.{os.environ['RANK']}", str(os.getpid()))

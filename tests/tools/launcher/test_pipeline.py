@@ -34,6 +34,38 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     assert yaml.safe_load(by_key["random/mask"].config) == {}
 
 
+def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_own(tmp_path: Path):
+    (tmp_path / "mask.yaml").write_text("VERSION: 2\n")
+    (tmp_path / "p.yaml").write_text(
+        "OUTPUT_DIR: out\nDATA: [[digits, data/a], [digits, --scenes, 40, data/b]]\nSEEDS: [4, 7]\nBASELINE: random\n"
+        "KNN: own\nDISTRIBUTIONS: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
+        "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
+        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}}}\n"
+    )
+    graph = pipeline.load("p.yaml")
+    nodes = {node.key: node for node in graph.nodes}
+    of_branch = {"random": ("knn", "distributions", "long", "short")}
+    of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
+    assert set(nodes) == {"data/a", "data/b"} | {
+        f"{name}_seed={seed}/{stage}" for name, names in of_branch.items() for stage in names for seed in (4, 7)
+    }
+    data = ("data/a", "data/b")
+    assert nodes["moco_seed=7/pretrain"].parents == nodes["random_seed=4/long"].parents == data
+    assert nodes["moco_seed=7/short"].parents == ("moco_seed=7/convert", *data)
+    assert nodes["data/b"].spec.produces == str(tmp_path / "data/b")
+    for stage in ("pretrain", "knn", "distributions"):
+        assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
+    assert nodes["random_seed=4/distributions"].spec.args == ({"random": "random"},)
+    short, long = (nodes[f"moco_seed=4/{name}"].spec for name in ("short", "long"))
+    assert yaml.safe_load(short.config) == {
+        "SEED": 4, "SOLVER": {"MAX_ITER": 5}, "MODEL": {"WEIGHTS": str(tmp_path / "out/moco_seed=4/backbone.pth")},
+    }  # fmt: skip
+    assert yaml.safe_load(long.config)["SOLVER"] == {"MAX_ITER": 9}
+    assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
+    folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco")}
+    assert graph.facts == {"branches": folders, "baseline": "random"}
+
+
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
 def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
@@ -62,6 +94,13 @@ def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),
         ("BRANCHES: {..: {WEIGHTS: random}}", "is named '..'; use letters"),
         ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {a b: x.yaml}", "a detector of TRANSFER is named 'a b'"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nBASELINE: b", "BASELINE in .* is b, which is no branch; choose a"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nBASELINE: a", "BASELINE in .* needs SEEDS"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nSEEDS: [1, 1]", "SEEDS in .* are 1, 1; write whole numbers, each once"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nSEEDS: [-1]", "SEEDS in .* are -1; write whole numbers"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nDATA: [digits, [x]]", "DATA in .* write the words of one data set"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nDATA: [[digits, ..]]", "a data set in .* is named '..'"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {m: {CONFG: x}}", "unknown key CONFG in .* detector m"),
         ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['', '']", "a/knn_own and a/knn_own would share"),
     ],
 )

@@ -25,7 +25,8 @@ from tabulate import tabulate  # noqa: E402
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import papers  # noqa: E402
-from tools.reporting.files import find  # noqa: E402
+from tools.reporting import seeds as over_seeds  # noqa: E402
+from tools.reporting.files import Found, find  # noqa: E402
 from tools.reporting.runs import (  # noqa: E402
     Detection,
     Origin,
@@ -96,11 +97,22 @@ def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
     rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in good if isinstance(item, Detection)]
     names = _names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    parts = ["# Results\n", *_probe_tables(rows, names), *_detection_tables(detections, names)]
+    parts = ["# Results\n", *_seed_tables(found), *_probe_tables(rows, names), *_detection_tables(detections, names)]
     for title, lines in (("Not read", found.unread), ("Not done", found.not_done)):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines) + "\n")
     return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread
+
+
+def _seed_tables(found: Found) -> Iterable[str]:
+    for folder in found.graphs:
+        try:
+            study = over_seeds.read_study(folder)
+        except UserError as error:
+            found.unread.append(str(error))
+            continue
+        if study and study.scores:
+            yield f"## {study.name}\n\n{over_seeds.explanation(study)}\n{over_seeds.table(study)}\n"
 
 
 def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path]) -> list[Row]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tabulate import tabulate
 
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, read_json
+from tools.reporting.seeds import mean_and_interval
 
 from . import pipeline, stages
 from .graph import Graph
@@ -146,16 +146,6 @@ def _published(config_file: Path) -> float | None:
         return published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
     except (OSError, UnicodeDecodeError, UserError):  # the scores are shown all the same
         return None
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half the width of its 95% interval (Student's t); None for a single value."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, None
-    from scipy.stats import sem, t  # slow to import
-
-    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
 
 
 def _plot(grid: dict[str, list[str]], scores: dict[tuple[str, ...], list[float]], name: str, path: Path) -> None:

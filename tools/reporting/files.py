@@ -31,9 +31,10 @@ class Run:
 
 @dataclass
 class Found:
-    """Runs, a line per file that could not be read, and a line per stage that is not done."""
+    """Runs, folders of pipelines and sweeps, a line per unreadable file, and a line per stage that is not done."""
 
     runs: list[Run] = field(default_factory=list)
+    graphs: list[Path] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     not_done: list[str] = field(default_factory=list)
 
@@ -63,6 +64,7 @@ def find(folders: Sequence[Path]) -> Found:
             found.unread.append(str(error))
             continue
         order += stages
+        found.graphs.append(path.parents[1])
         prefix = f"{path.parents[1].name}/" if len(graphs) > 1 else ""
         found.not_done += [f"{prefix}{line}" for line in _not_done(stages)]
     position = {folder: place for place, folder in enumerate(order)}

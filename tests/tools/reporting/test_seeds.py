@@ -1,0 +1,110 @@
+"""Tables over seeds: means, intervals and paired differences, against scipy's own intervals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from pretrain.common.errors import UserError
+from tests.tools.reporting.runs import write
+from tools import report
+from tools.reporting.seeds import explanation, read_study, table
+
+AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
+SEEDS = ["1", "2", "3"]
+
+
+def detection(ap: float) -> dict[str, Any]:
+    return {"stage": "transfer", "metrics": {"bbox": {"AP": ap}, "segm": {"AP": None}}}
+
+
+def pipeline(folder: Path, stages: list[str], baseline: str = "random") -> None:
+    branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
+    keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
+    record = [
+        {"key": key, "folder": str(folder / key), "produces": "results.json", "fingerprint": "", "parents": []}
+        for key in keys
+    ]
+    write(folder / "launch", {})
+    data = {"branches": branches, "baseline": baseline, "stages": record}
+    (folder / "launch/pipeline.json").write_text(json.dumps(data))
+
+
+def study_in(folder: Path) -> Path:
+    pipeline(folder, ["mask_40", "knn", "mask_9", "distributions"])
+    for name, values in AP.items():
+        for seed, ap in zip(SEEDS, values, strict=True):
+            run = folder / f"{name}_seed={seed}"
+            write(run / "mask_40", detection(ap))
+            write(run / "mask_9", detection(ap / 2))
+            write(run / "knn", {"stage": "knn", "metrics": {"top1": 50 + ap}})
+            spread = {"similarity_mean": ap / 100, "variance_mean": ap / 1e5}
+            write(run / "distributions", {"stage": "distributions", "runs": {"x": spread}})
+    return folder
+
+
+def half_of_interval(values: list[float]) -> float:
+    interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    return (interval.high - interval.low) / 2
+
+
+def test_mean_interval_and_paired_difference(tmp_path: Path):
+    study = read_study(study_in(tmp_path / "study"))
+    assert study and (study.name, study.seeds, study.baseline) == ("study", SEEDS, "random")
+    random, jcl = AP.values()
+    differences = [a - b for a, b in zip(jcl, random, strict=True)]
+    shown = [line.split("|")[1:-1] for line in table(study, ["mask_40 box AP"]).splitlines()[2:]]
+    assert [[cell.strip() for cell in line] for line in shown] == [
+        ["random", f"{sum(random) / 3:.1f} ± {half_of_interval(random):.1f}"],
+        ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} "
+                f"({sum(differences) / 3:+.1f} ± {half_of_interval(differences):.1f})"],
+    ]  # fmt: skip
+    assert half_of_interval(differences) != pytest.approx(half_of_interval(jcl))  # paired, not of the means
+
+
+def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Path):
+    study = read_study(study_in(tmp_path))
+    assert study
+    columns = ["kNN top-1", "similarity of views", "variance of views", "mask_40 box AP", "mask_9 box AP"]
+    assert list(study.scores) == columns
+    text = table(study)
+    assert f"{sum(AP['jcl']) / 300:.4f} ± " in text and f"{sum(AP['jcl']) / 3e5:.7f} ± " in text
+    assert explanation(study).startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses the")
+    assert "(n)" not in explanation(study)
+
+
+def test_a_missing_seed_is_counted_and_not_paired(tmp_path: Path):
+    study_in(tmp_path)
+    (tmp_path / "random_seed=2/mask_40/results.json").unlink()
+    (tmp_path / "jcl_seed=1/mask_40/results.json").unlink()
+    study = read_study(tmp_path)
+    assert study and "says how many (n)" in explanation(study)
+    random, jcl = table(study, ["mask_40 box AP"]).splitlines()[2:]
+    assert "[n 2]" in random and "[n 2]" in jcl
+    assert f"({AP['jcl'][2] - AP['random'][2]:+.1f})" in jcl  # seed 3 alone: no interval
+
+
+def test_the_report_shows_it_and_survives_a_damaged_file(tmp_path: Path):
+    study_in(tmp_path / "study")
+    (tmp_path / "study/jcl_seed=1/knn/results.json").write_text(json.dumps({"stage": "knn", "metrics": {}}))
+    with pytest.raises(UserError, match=r"jcl_seed=1/knn/results.json is not what a knn stage writes"):
+        read_study(tmp_path / "study")
+    text, _ = report.render([tmp_path])
+    assert "is not what a knn stage writes" in text and "## study" not in text
+    (tmp_path / "study/jcl_seed=1/knn/results.json").unlink()
+    assert "## study\n" in report.render([tmp_path])[0]
+
+
+def test_other_folders_are_no_study(tmp_path: Path):
+    assert read_study(tmp_path) is None
+    pipeline(tmp_path, [])
+    record = tmp_path / "launch/pipeline.json"
+    record.write_text(json.dumps({"branches": 3, "stages": []}))
+    with pytest.raises(UserError, match="does not name its branches"):
+        read_study(tmp_path)
+    record.write_text(json.dumps({"stages": []}))
+    assert read_study(tmp_path) is None

@@ -1,0 +1,149 @@
+"""A pipeline's results over seeds: mean and 95% interval per branch, and its paired difference to the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+
+_TASKS = {"bbox": "box AP", "segm": "mask AP", "keypoints": "keypoint AP"}
+_PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
+_SPREAD = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Scores of a pipeline with SEEDS.
+
+    Attributes:
+        baseline: the branch that others are compared with; empty: none.
+        seeds: all that the file names, done or not.
+        scores: score's name -> branch -> seed -> value.
+        folders: the run folders that gave a score.
+    """
+
+    name: str
+    baseline: str
+    seeds: list[str]
+    scores: dict[str, dict[str, dict[str, float]]]
+    folders: list[Path] = field(default_factory=list)
+
+
+def read_study(folder: Path) -> Study | None:
+    """The scores of the pipeline in ``folder`` that are there; None if it is no pipeline with SEEDS.
+
+    Raises:
+        UserError: launch/pipeline.json or a results.json is damaged.
+    """
+    file = folder / "launch" / "pipeline.json"
+    if not file.is_file():
+        return None
+    data = read_json(file)
+    if "branches" not in data:
+        return None
+    try:
+        owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
+        keys = [stage["key"] for stage in data["stages"]]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{file} does not name its branches; start its pipeline again to rewrite it") from error
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    folders: list[Path] = []
+    for key in keys:
+        name, _, stage = key.partition("/")
+        results = folder / key / "results.json"
+        if name not in owners or not results.is_file():
+            continue
+        branch, seed = owners[name]
+        try:
+            found = dict(_scores(stage, read_json(results)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{results} is not what a {stage} stage writes ({error!r}); run it again") from error
+        folders += [results.parent] if found else []
+        for column, value in found.items():
+            scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
+    seeds = list(dict.fromkeys(seed for _, seed in owners.values()))
+    ordered = dict(sorted(scores.items(), key=lambda item: _position(item[0])))
+    return Study(folder.name, str(data.get("baseline", "")), seeds, ordered, folders)
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half the width of its 95% interval (Student's t); None for a single value."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    from scipy.stats import sem, t  # slow to import
+
+    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
+
+
+def paired_differences(ours: Mapping[str, float], base: Mapping[str, float]) -> list[float]:
+    """Ours minus the baseline's, for each seed that both have."""
+    return [ours[seed] - base[seed] for seed in ours if seed in base]
+
+
+def table(study: Study, columns: Iterable[str] = ()) -> str:
+    """A Markdown table with a row per branch and a column per score (``columns``, or all of them)."""
+    shown = list(columns) or list(study.scores)
+    names = dict.fromkeys(name for column in shown for name in study.scores[column])
+    rows = [[name, *(_cell(study, column, name) for column in shown)] for name in names]
+    align = ["left", *["right"] * len(shown)]
+    return tabulate(rows, ["", *shown], "pipe", disable_numparse=True, colalign=align)
+
+
+def explanation(study: Study) -> str:
+    """How to read `table`."""
+    text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
+    if study.baseline:
+        text += f"; in parentheses the difference to {study.baseline} with the same seed, and its interval"
+    counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
+    return text + (". A cell with fewer seeds says how many (n).\n" if counts - {len(study.seeds)} else ".\n")
+
+
+def _cell(study: Study, column: str, name: str) -> str:
+    branches, baseline = study.scores[column], study.baseline
+    if name not in branches:
+        return "-"
+    largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
+    digits = 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
+    text = _with_interval(list(branches[name].values()), digits, "")
+    if len(branches[name]) < len(study.seeds):
+        text += f" [n {len(branches[name])}]"
+    differences = paired_differences(branches[name], branches.get(baseline, {}))
+    if name != baseline and differences:
+        text += f" ({_with_interval(differences, digits, '+')})"
+    return text
+
+
+def _with_interval(values: Sequence[float], digits: int, sign: str) -> str:
+    mean, half = mean_and_interval(values)
+    return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def _scores(stage_folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    """The scores in a results.json, by the names that they have in a table."""
+    stage = results.get("stage")
+    metrics = results.get("metrics", {})
+    if stage in _PROBES:
+        which = stage_folder.removeprefix(str(stage)).removeprefix("_")
+        yield f"{_PROBES[stage]} {which}".strip(), float(metrics["top1"])
+    elif stage == "distributions":
+        (spread,) = results["runs"].values()
+        for key, name in _SPREAD.items():
+            yield name, float(spread[key])
+    elif stage == "transfer":
+        for task, name in _TASKS.items():
+            if isinstance(value := metrics.get(task, {}).get("AP"), (int, float)):
+                yield f"{stage_folder} {name}", float(value)
+
+
+def _position(column: str) -> int:
+    """Probes first, then box, mask and keypoint AP, each in the order of the detectors."""
+    kinds = [*_PROBES.values(), *_SPREAD.values(), *_TASKS.values()]
+    return next(place for place, kind in enumerate(kinds) if kind in column)

@@ -27,7 +27,7 @@ help:
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
-	@echo "make docs        docs/recipes.md, from the headers of the recipes"
+	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; a second run redoes nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
@@ -74,6 +74,7 @@ lint: setup
 
 docs: setup
 	@$(BIN)/python -m tools.reporting.recipes
+	@$(BIN)/python -m tools.reporting.evidence
 
 demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local

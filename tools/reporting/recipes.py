@@ -11,6 +11,7 @@ _GROUPS = {
     "Linear probe": "configs/linear/*.yaml",
     "Detection on COCO": "configs/*.yaml",
     "Pipelines": "configs/pipeline/*.yaml",
+    "Studies": "configs/pipeline/evidence/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
 }
 _HEAD = ["recipe", "what it is", "hardware", "time", "published"]

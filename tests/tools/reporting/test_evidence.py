@@ -1,0 +1,77 @@
+"""docs/evidence.md: every table in it is that of the recorded scores, and each recorded study is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.tools.reporting.test_seeds import study_in
+from tools.reporting import evidence
+from tools.reporting.seeds import read_study, table
+
+PAGE = evidence.ROOT / "docs" / "evidence.md"
+RECORDED = sorted((evidence.ROOT / "docs" / "evidence").glob("*.json"))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with a page that has one marked table, and a study that was recorded there."""
+    folder = study_in(tmp_path / "runs/small")
+    for place, results in enumerate(sorted(folder.glob("*/*/results.json"))):
+        text = f"started: today\ngit: {'ab'[place % 2] * 40}\ntorch: 2.15.0\n"
+        (results.parent / "environment.txt").write_text(text)
+    (tmp_path / "docs/evidence").mkdir(parents=True)
+    (tmp_path / "docs/evidence.md").write_text("# Evidence\n\n<!-- small: kNN top-1 -->\nold\n<!-- end -->\n\nMore.\n")
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "_FOLDER", tmp_path / "docs/evidence")
+    evidence.main([str(folder)])
+    return tmp_path
+
+
+def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(recorded: Path):
+    content = json.loads((recorded / "docs/evidence/small.json").read_text())
+    assert content["scores"]["mask_40 box AP"]["jcl"] == {"1": 39.3, "2": 41.4, "3": 43.2}
+    assert content["made_with"] == {"git": ["a" * 40, "b" * 40], "torch": ["2.15.0"]}
+    assert content["baseline"] == "random" and content["machine"]
+    study = read_study(recorded / "runs/small")
+    assert study
+    page = (recorded / "docs/evidence.md").read_text()
+    assert table(study, ["kNN top-1"]) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
+
+
+def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded: Path):
+    file = recorded / "docs/evidence/small.svg"
+    first = file.read_text()
+    for name in ("kNN top-1", "mask_9 box AP", "random", "jcl"):
+        assert f"<!-- {name} -->" in first  # matplotlib's comment beside the glyphs
+    evidence.main([str(recorded / "runs/small")])
+    assert file.read_text() == first
+
+
+def test_a_marker_without_its_scores_is_one_line(recorded: Path):
+    with pytest.raises(UserError, match=r"small.json has no mask AP; it has kNN top-1, "):
+        evidence.up_to_date("<!-- small: mask AP -->\n<!-- end -->")
+    with pytest.raises(UserError, match=r"other.json"):
+        evidence.up_to_date("<!-- other: mask AP -->\n<!-- end -->")
+    with pytest.raises(UserError, match="has no scores over seeds"):
+        evidence.main([str(recorded)])
+
+
+def test_the_page_is_up_to_date():
+    """`make docs` writes its tables."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert evidence.up_to_date(page) == page
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_every_recorded_study_has_its_picture_pipeline_and_place_on_the_page(path: Path):
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"<!-- {path.stem}: " in page and f"(evidence/{path.stem}.svg)" in page
+    assert path.with_suffix(".svg").is_file()
+    assert (evidence.ROOT / f"configs/pipeline/evidence/{path.stem}.yaml").is_file()
+    commits = json.loads(path.read_text())["made_with"]["git"]
+    assert all(re.fullmatch("[0-9a-f]{40}", commit) for commit in commits)  # nothing uncommitted

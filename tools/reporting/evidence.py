@@ -1,0 +1,130 @@
+"""Records the studies of configs/pipeline/evidence for docs/evidence.md.
+
+    python -m tools.reporting.evidence runs/evidence/table2    # docs/evidence/table2.json and .svg
+    python -m tools.reporting.evidence                         # the tables of docs/evidence.md, from the JSON files
+
+In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
+of these scores of the study.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.run_folder import atomic_write, read_json, write_json
+
+from .seeds import Study, explanation, mean_and_interval, read_study, table
+
+ROOT = Path(__file__).resolve().parents[2]
+_FOLDER = ROOT / "docs" / "evidence"
+_MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
+_COLUMNS = 4  # panels beside one another
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Records the given pipeline folders, and brings the page up to date.
+
+    Raises:
+        UserError: a folder without scores over seeds.
+    """
+    for folder in map(Path, sys.argv[1:] if argv is None else argv):
+        study = read_study(folder)
+        if study is None or not study.scores:
+            raise UserError(f"{folder} has no scores over seeds; run its pipeline, which needs SEEDS, first")
+        write_json(_FOLDER / f"{study.name}.json", record(study))
+        draw(study, _FOLDER / f"{study.name}.svg")
+        print(f"recorded {study.name}")
+    page = ROOT / "docs" / "evidence.md"
+    atomic_write(page, up_to_date(page.read_text(encoding="utf-8")))
+
+
+def record(study: Study) -> dict[str, Any]:
+    """The scores of every seed, and the commit, versions and machine that they were made with."""
+    content = {key: value for key, value in asdict(study).items() if key != "folders"}
+    made_with: dict[str, list[str]] = {}
+    for folder in study.folders:
+        text = (folder / "environment.txt").read_text(encoding="utf-8")
+        for key, value in re.findall(r"^([\w.-]+): (.+)$", text, re.MULTILINE):
+            if key in _LISTED and value not in made_with.setdefault(key, []):
+                made_with[key].append(value)
+    return {**content, "made_with": made_with, "machine": _machine()}
+
+
+def up_to_date(page: str) -> str:
+    """The page with its tables made anew from the JSON files.
+
+    Raises:
+        UserError: a marker names a study or a score that was not recorded.
+    """
+
+    def section(match: re.Match[str]) -> str:
+        study = load(match[2])
+        columns = [name.strip() for name in match[3].split(",")]
+        if missing := [name for name in columns if name not in study.scores]:
+            raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(study.scores)}")
+        return f"{match[1]}{explanation(study)}\n{table(study, columns)}\n{match[4]}"
+
+    return _MARKED.sub(section, page)
+
+
+def load(name: str) -> Study:
+    """A recorded study.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    content = read_json(_FOLDER / f"{name}.json")
+    return Study(content["name"], content["baseline"], content["seeds"], content["scores"])
+
+
+def draw(study: Study, path: Path) -> None:
+    """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
+    columns = min(_COLUMNS, len(study.scores))
+    rows = -(-len(study.scores) // columns)
+    figure = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
+    FigureCanvasSVG(figure)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
+        for place, name in enumerate(names):
+            values = list(branches.get(name, {}).values())
+            if values:
+                mean, half = mean_and_interval(values)
+                panel.plot(values, [place] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
+                panel.errorbar(mean, place, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
+        if study.baseline in branches:
+            panel.axvline(
+                mean_and_interval(list(branches[study.baseline].values()))[0], color="tab:gray", lw=0.8, ls=":"
+            )
+        panel.set_title(score, fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    for panel in panels[len(study.scores) :]:
+        panel.set_visible(False)
+    with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _machine() -> str:
+    """The processor of this machine, which ran the study."""
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    models = re.findall(r"^model name\s*: (.+)$", info, re.MULTILINE)
+    return f"{len(models)} x {models[0]}" if models else platform.processor()
+
+
+if __name__ == "__main__":
+    run_command_line(main)

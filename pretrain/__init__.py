@@ -1,0 +1,84 @@
+"""Contrastive pretraining of ResNets without labels, as functions.
+
+    from pretrain import METHODS, RECIPES, load_backbone, pretrain
+
+    results = pretrain("configs/pretrain/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
+    resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
+
+`METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. torch is
+imported by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchvision.models import ResNet
+
+    from .methods import METHODS
+    from .recipes import RECIPES
+
+__all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain"]
+
+
+def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Pretrains in this process and returns the content of results.json; a run that was interrupted is resumed.
+
+    Ctrl-C (in a notebook: interrupting the cell) stops after the current step and its checkpoint.
+
+    Args:
+        config_file: a recipe, as in configs/pretrain/; empty: the defaults.
+        overrides: config keys and their values, as in ``{"SOLVER.BASE_LR": 0.05}``.
+
+    Raises:
+        pretrain.common.errors.UserError: bad input, in one line.
+        pretrain.common.interrupt.Stopped: the run was interrupted; the message names the checkpoint.
+    """
+    from .common import interrupt
+    from .config import load_config
+    from .train import main
+
+    words = [str(word) for pair in (overrides or {}).items() for word in pair]
+    with interrupt.handled():
+        return main(load_config(config_file, words))
+
+
+def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
+    """The backbone of a pretraining's run folder (its newest checkpoint) or of a file, in evaluation mode.
+
+    Reads what tools/convert_to_d2.py reads, except Caffe2's files: checkpoints of this project, MoCo and JCL, weights
+    of torchvision and Detectron2, detectors of both; `.pth`, `.pkl` and `.safetensors`. Every tensor is checked.
+
+    Args:
+        encoder: which of a momentum method's two encoders: query | key.
+
+    Returns:
+        torchvision's ResNet with an identity in place of its classifier: (N, 3, H, W) images, normalized as in the
+        pretraining, to (N, F) features, F 512 or 2048.
+
+    Raises:
+        pretrain.common.errors.UserError: no such file, or no ResNet in it.
+    """
+    from .common import backbone_file
+    from pretrain.encoder import build_backbone
+
+    file = backbone_file.load_backbone(path, encoder)
+    resnet = build_backbone(file.arch, file.stem)
+    resnet.load_state_dict(file.state_dict, strict=True)
+    return resnet.eval()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the tables when they are asked for: command lines import this package before they need them."""
+    if name == "METHODS":
+        from .methods import METHODS
+
+        return METHODS
+    if name == "RECIPES":
+        from .recipes import RECIPES
+
+        return RECIPES
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

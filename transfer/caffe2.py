@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import names
 from pretrain.common.weights_file import COUNTER, WeightsFile
-
-from .resnet_names import names
 
 # What MSRA's networks were trained with, under Detectron2's keys.
 _TRAINED_WITH = {

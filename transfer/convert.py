@@ -90,18 +90,18 @@ def _convert(
     source: str | Path, output: Path, encoder: str, unsafe_pickle: bool, overwrite: bool, back: bool
 ) -> Conversion:
     from pretrain.common.backbone_file import extract_backbone
+    from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
     from pretrain.common.weights_file import read_weights_file
 
     from .caffe2 import from_caffe2
     from .proof import prove
-    from .resnet_names import PREFIX, is_bottleneck, to_detectron2, to_torchvision
     from .weights import detector_provenance
 
     path = find_source(source, unsafe_pickle)
     if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
-    backbone = extract_backbone(file, encoder, rename=to_torchvision)
+    backbone = extract_backbone(file, encoder)
     if backbone.stem == "cifar" and not back:
         raise UserError(
             f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
@@ -165,7 +165,7 @@ def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, A
     Args:
         known: what a run folder of fine-tuning records about the source, or what files of its kind need.
     """
-    from .resnet_names import is_bottleneck
+    from pretrain.common.resnet_names import is_bottleneck
 
     fits = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
@@ -197,7 +197,7 @@ def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix
 
         return save(dict(tensors), metadata={"provenance": json.dumps(provenance)})
     if suffix == ".pkl":
-        from .resnet_names import PREFIX
+        from pretrain.common.resnet_names import PREFIX
 
         arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items()}
         content = {"model": arrays, "__author__": AUTHOR, "matching_heuristics": True, "provenance": dict(provenance)}

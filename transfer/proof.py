@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import Bottleneck
 
-from pretrain.common.backbone_file import DEPTHS, BackboneFile
+from pretrain.common.backbone_file import BackboneFile
 from pretrain.common.errors import UserError
-
-from .resnet_names import PREFIX, is_bottleneck, to_detectron2
+from pretrain.common.resnet_names import DEPTHS, PREFIX, is_bottleneck, to_detectron2
 
 STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage

@@ -19,14 +19,13 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common.backbone_file import DEPTHS, infer_arch
+from pretrain.common.backbone_file import infer_arch
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
+from pretrain.common.resnet_names import DEPTHS, PREFIX, to_torchvision
 from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
-
-from .resnet_names import PREFIX, to_torchvision
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50

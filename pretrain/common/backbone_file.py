@@ -1,14 +1,14 @@
 """Reads a ResNet backbone from any file that may hold one, under torchvision's names.
 
-It reads MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, and torchvision's detectors;
-`.pth` in the old and the zip format, `.pkl` and `.safetensors`. ``rename`` maps other names, such as Detectron2's.
+It reads MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, and detectors of torchvision
+and Detectron2; `.pth` in the old and the zip format, `.pkl` and `.safetensors`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from . import checkpoint
 from .errors import UserError, shortlist
+from .resnet_names import DEPTHS, to_torchvision
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
-DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
 _ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
@@ -61,24 +61,18 @@ def load_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     return extract_backbone(read_weights_file(checkpoint.resolve(path)), encoder)
 
 
-def extract_backbone(
-    file: WeightsFile,
-    encoder: str = "query",
-    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
-) -> BackboneFile:
+def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
     """The backbone in ``file``.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.
-        rename: maps a backbone's tensors in other names to torchvision's.
 
     Raises:
         UserError: a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
     path = file.path
     picked, head, chosen = _pick_backbone(file, encoder)
-    if rename is not None:
-        picked = rename(picked)
+    picked = to_torchvision(picked)
     arch = infer_arch(picked, path)
     named = file.content.get("arch")
     if isinstance(named, str) and named in DEPTHS and named != arch:

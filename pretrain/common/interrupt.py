@@ -58,6 +58,26 @@ def install_handlers() -> None:
         signal.signal(number, handle)
 
 
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Until the block ends, SIGINT and SIGTERM are requests to stop (`install_handlers`); no earlier request counts.
+
+    Python handles signals in the main thread only; in another one this changes nothing.
+    """
+    clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    install_handlers()
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        clear()
+
+
 def ignore_in_worker(_worker_id: int = 0) -> None:
     """A loader's ``worker_init_fn``: a signal to the job must neither end a worker nor run the job's handler in it.
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from pretrain.common.backbone_file import extract_backbone
 from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import PREFIX, to_torchvision
 from pretrain.common.weights_file import WeightsFile
 from tests.resnets import caffe2, resnet_state
 from tests.transfer import tiny_coco
 from transfer.caffe2 import from_caffe2
 from transfer.convert import convert
 from transfer.proof import STAGES, sample_image, torchvision_stages
-from transfer.resnet_names import PREFIX, to_torchvision
 from transfer.torchvision_engine.backbone import BottomUp
 from transfer.weights import Weights, check_config, load_weights, read_weights
 
@@ -136,4 +136,4 @@ def test_damage_is_named(kind: str) -> None:
     damage(arrays := caffe2())
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     with pytest.raises(UserError, match=message):
-        extract_backbone(from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))[0], rename=to_torchvision)
+        extract_backbone(from_caffe2(WeightsFile(Path("R-50.pkl"), "", {}, tensors, {}))[0])

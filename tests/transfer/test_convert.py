@@ -16,11 +16,11 @@ from torch import Tensor
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.lock import claim
+from pretrain.common.resnet_names import PREFIX, to_detectron2
 from pretrain.common.run_folder import begin
 from tests.resnets import moco, resnet_state
 from tools import convert_to_d2
 from transfer.convert import convert
-from transfer.resnet_names import PREFIX, to_detectron2
 from transfer.weights import read_weights
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import is_bottleneck, to_detectron2
 from tests.resnets import resnet_state
 from transfer import proof
 from transfer.convert import convert
-from transfer.resnet_names import is_bottleneck, to_detectron2
 
 
 def test_proof_refuses_other_features() -> None:

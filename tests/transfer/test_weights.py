@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import PREFIX, to_detectron2
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
-from transfer.resnet_names import PREFIX, to_detectron2
 from transfer.weights import Weights, check_config, detector_provenance, load_weights, read_weights
 
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,20 +128,6 @@ def _interruption(folder: Path, last: dict[str, Any], by: str) -> str:
         return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
     failure = last.get("failure", {}).get("error", "")
     return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
-
-
-@contextlib.contextmanager
-def signals_as_requests() -> Iterator[None]:
-    """Remembers signals that arrive while no `Terminal` handles them: as a job is started, or between two stages."""
-    interrupt.clear()
-    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    interrupt.install_handlers()
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-        interrupt.clear()
 
 
 class _StatusLine:

@@ -112,7 +112,7 @@ def run_locally(graph: Graph, options: Options) -> int:
     missing, _ = _check(graph, options)
     graph.remember(options, running=True)
     try:
-        with attach.signals_as_requests():
+        with interrupt.handled():
             status = LocalGraph(graph, options, missing).run()
             graph.report.run()
             return status

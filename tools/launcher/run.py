@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pretrain.common import interrupt
+
 from . import attach, control
 from .job import StageJob
 from .options import Options
@@ -32,7 +34,7 @@ def run_stage(spec: StageSpec, options: Options) -> int:
     """Runs a stage as a command line does; returns the exit status."""
     is_attached = options.cluster == "local"
     try:
-        with attach.signals_as_requests() if is_attached else contextlib.nullcontext():
+        with interrupt.handled() if is_attached else contextlib.nullcontext():
             execute(spec, options)
     except StageFailed as failure:
         print(str(failure), file=sys.stderr)

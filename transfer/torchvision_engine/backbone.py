@@ -11,7 +11,8 @@ from fvcore.nn import weight_init
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from ..resnet_names import names
+from pretrain.common.resnet_names import names
+
 from .layers import Conv2d, Norm, freeze
 
 _STAGES = {"conv1": 1, "bn1": 1, "layer1": 2, "layer2": 3, "layer3": 4, "layer4": 5}  # as FREEZE_AT numbers them

@@ -13,11 +13,11 @@ import torch
 
 from pretrain.common import interrupt, process_group
 from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import PREFIX
 from pretrain.common.weights_file import tensor_digest
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import convert
-from transfer.resnet_names import PREFIX
 from transfer.train_net import argument_parser, launch, main, work
 from transfer.weights import Weights
 

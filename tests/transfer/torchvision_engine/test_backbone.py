@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from transfer.resnet_names import names
+from pretrain.common.resnet_names import names
 from transfer.torchvision_engine.backbone import BottomUp
 
 

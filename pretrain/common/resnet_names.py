@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TypeVar
 
-from pretrain.common.backbone_file import DEPTHS
-
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
 PREFIX = "backbone.bottom_up."  # of the ResNet in a Detectron2 detector with FPN
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -55,5 +54,10 @@ def to_detectron2(state: Mapping[str, T], arch: str) -> dict[str, T]:
 
 def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replaces Detectron2's names in ``state`` by torchvision's; other names stay, for the reader to refuse."""
-    inverse = {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}
+    inverse = _inverse()
     return {inverse.get(name, name): value for name, value in state.items()}
+
+
+@cache
+def _inverse() -> dict[str, str]:
+    return {theirs: ours for arch in DEPTHS for ours, theirs in names(arch).items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torchvision
 
+from pretrain.common.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
 from transfer.proof import STAGES
-from transfer.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 

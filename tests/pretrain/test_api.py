@@ -1,0 +1,76 @@
+"""The package as functions, for a notebook: one line to pretrain, one to use what was learned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+
+import pretrain
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import PREFIX, to_detectron2
+from tests.pretrain.runs import overrides
+
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
+
+
+def keys_of(images: Path, output: Path) -> dict[str, str]:
+    words = overrides(images, output)
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
+    before = signal.getsignal(signal.SIGINT)
+    results = pretrain.pretrain(overrides=keys_of(images, tmp_path / "run"))
+    assert results["stage"] == "pretrain" and signal.getsignal(signal.SIGINT) is before
+    resnet = pretrain.load_backbone(tmp_path / "run")
+    assert not resnet.training and resnet(IMAGES).shape == (2, 512)
+    file = torch.load(tmp_path / "run/checkpoint_final.pth", weights_only=True)
+    assert torch.equal(resnet.conv1.weight, file["state_dict"]["module.encoder_q.conv1.weight"])
+    key = pretrain.load_backbone(tmp_path / "run", encoder="key")
+    assert not torch.equal(key(IMAGES), resnet(IMAGES))
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "detectron2"])
+def test_files_of_others_give_torchvisions_features(kind: str, tmp_path: Path):
+    torch.manual_seed(0)
+    source = torchvision.models.resnet18(weights=None)
+    state = {name: tensor for name, tensor in source.state_dict().items() if kind == "torchvision" or "fc" not in name}
+    if kind == "detectron2":
+        state = {"model": {PREFIX + name: tensor for name, tensor in to_detectron2(state, "resnet18").items()}}
+    torch.save(state, tmp_path / "weights.pth")
+    source.fc = torch.nn.Identity()  # type: ignore[assignment]
+    assert torch.equal(pretrain.load_backbone(tmp_path / "weights.pth")(IMAGES), source.eval()(IMAGES))
+
+
+def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path):
+    keys = {**keys_of(images, tmp_path / "run"), "SOLVER.EPOCHS": 10000}
+    threading.Timer(3.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(interrupt.Stopped, match=r"SIGINT: checkpoint of step \d+ is in"):
+        pretrain.pretrain(overrides=keys)
+    assert not interrupt.stop_requested() and list((tmp_path / "run").glob("checkpoint_*.pth"))
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UserError, match=r"unknown config key SOLVER\.EPOCH; did you mean"):
+        pretrain.pretrain(overrides={"SOLVER.EPOCH": 3})
+    with pytest.raises(UserError, match="nothing"):
+        pretrain.load_backbone("nothing.pth")
+    with pytest.raises(AttributeError, match="no attribute 'METHOD'"):
+        pretrain.METHOD  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_tables_do_not_import_torch():
+    code = (
+        "import sys; from pretrain import METHODS, RECIPES, load_backbone, pretrain\n"
+        "assert 'jcl' in METHODS and 'moco_v2' in RECIPES and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

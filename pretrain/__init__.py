@@ -62,8 +62,9 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
     """
-    from .common import backbone_file
     from pretrain.encoder import build_backbone
+
+    from .common import backbone_file
 
     file = backbone_file.load_backbone(path, encoder)
     resnet = build_backbone(file.arch, file.stem)

@@ -13,14 +13,14 @@ from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
-__all__ = ["NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
+__all__ = ["FOLDERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
 
-_FOLDERS = {  # where a named data set may lie in DATA.ROOT
+FOLDERS = {  # where a named data set may lie in DATA.ROOT
     "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
     "cifar100": ("cifar-100-python",), "fashion_mnist": ("FashionMNIST",), "stl10": ("stl10_binary",),
     "tiny_imagenet": ("tiny-imagenet-200",),
 }  # fmt: skip
-NAMES = tuple(_FOLDERS)
+NAMES = tuple(FOLDERS)
 SPLITS = ("train", "val", "unlabelled")
 
 
@@ -53,7 +53,7 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
     Raises:
         UserError: unknown name, or no such folder.
     """
-    places = [Path(root) / folder for folder in _FOLDERS.get(name, ())]
+    places = [Path(root) / folder for folder in FOLDERS.get(name, ())]
     if name.startswith("folder:"):
         places, download = [_path_in(name)], False
     if not any(map(os.path.isdir, places)) and not (places and download):

@@ -70,6 +70,12 @@ def report(args: argparse.Namespace) -> int:
     return module.main([*args.folders, *(["--output", args.output] if args.output else [])])
 
 
+def doctor(args: argparse.Namespace) -> int:
+    from .doctor import run as examine
+
+    return examine(args.output, args.data_root, args.json)
+
+
 def status(args: argparse.Namespace) -> None:
     control.print_status(Path(args.folder))
 

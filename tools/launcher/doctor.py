@@ -1,0 +1,245 @@
+"""Looks at this machine: versions, GPUs, engines, SLURM, data sets, disk and shared memory; each with its remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+import uuid
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from pretrain.common.errors import UserError
+
+from .spec import ROOT
+
+State = Literal["ok", "note", "bad"]
+_COCO = ("instances", "person_keypoints")
+_SAMPLE = 64 * 2**20  # bytes written to measure the disk
+_LEAST_FREE = 20 * 2**30  # bytes: the checkpoints of a pretraining and a detector, R50
+_LEAST_SHARED = 2**30
+_TIMEOUT_S = 15
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's.
+
+    Attributes:
+        state: ok; note: something optional is missing; bad: something will fail.
+        remedy: what to do; empty where all is well.
+    """
+
+    subject: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def examine(output: Path, data_root: Path) -> list[Finding]:
+    """Every finding.
+
+    Args:
+        output: folder below which runs will be written.
+        data_root: DATA.ROOT, the folder of the named data sets.
+    """
+    checks: list[Callable[[], Iterable[Finding]]] = [
+        _python, _packages, _gpus, _detectron2, _slurm, lambda: _data(data_root), lambda: _disk(output), _shared_memory,
+    ]  # fmt: skip
+    return [finding for check in checks for finding in check()]
+
+
+def run(output: str, data_root: str, as_json: bool) -> int:
+    """Prints the findings; returns 1 if one of them is bad."""
+    findings = examine(Path(output), Path(data_root))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        width = max(len(finding.subject) for finding in findings)
+        for finding in findings:
+            remedy = f"; {finding.remedy}" if finding.remedy else ""
+            print(f"{finding.state:<4}  {finding.subject:<{width}}  {finding.text}{remedy}")
+    return int(any(finding.state == "bad" for finding in findings))
+
+
+def _python() -> Iterable[Finding]:
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {cores} CPU cores may be used")
+
+
+def _packages() -> Iterable[Finding]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    unfit = []
+    for requirement in map(Requirement, project["dependencies"]):
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            unfit.append(f"{requirement} is not installed")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            unfit.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    count = len(project["dependencies"])
+    if unfit:
+        yield Finding("packages", "bad", "; ".join(unfit), f"run: {sys.executable} -m pip install -e {ROOT}")
+    else:
+        yield Finding("packages", "ok", f"all {count} are installed in versions that fit")
+
+
+def _gpus() -> Iterable[Finding]:
+    import torch
+
+    drivers = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    if not torch.cuda.is_available():
+        if drivers:
+            found = f"nvidia-smi shows {len(drivers.splitlines())}, but torch {torch.__version__} can use none"
+            yield Finding("GPUs", "bad", found, "install the torch build for your driver (pytorch.org)")
+        else:
+            yield Finding("GPUs", "note", "none: everything runs on the CPU, at a size for trying things out")
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        text = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        try:
+            torch.ones(8, device=f"cuda:{index}").sum().item()
+        except RuntimeError as error:
+            yield Finding(f"GPU {index}", "bad", f"{text}: {str(error).splitlines()[0]}", "see nvidia-smi")
+        else:
+            yield Finding(f"GPU {index}", "ok", f"{text}; torch {torch.__version__} computes on it")
+
+
+def _detectron2() -> Iterable[Finding]:
+    warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    try:
+        version = importlib.metadata.version("detectron2")
+        import detectron2.modeling  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except importlib.metadata.PackageNotFoundError:
+        text = "not installed: fine-tuning uses the torchvision engine"
+        yield Finding("Detectron2", "note", text, "run: make detectron2")
+    except Exception as error:  # whatever its import raises, the other checks go on
+        yield Finding(
+            "Detectron2", "bad", f"cannot be imported: {' '.join(str(error).split())}", "run: make detectron2"
+        )
+    else:
+        yield Finding("Detectron2", "ok", version)
+
+
+def _slurm() -> Iterable[Finding]:
+    if shutil.which("sbatch") is None:
+        yield Finding("SLURM", "note", "no sbatch: jobs run on this machine")
+        return
+    answer = _output(["sinfo", "--noheader", "--format=%P %a %D"])
+    if answer:
+        partitions = [line.split()[0] for line in answer.splitlines()]
+        yield Finding("SLURM", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}")
+    else:
+        yield Finding(
+            "SLURM", "bad", "sbatch is installed, but sinfo does not answer", "ask your site, or use --cluster local"
+        )
+
+
+def _data(root: Path) -> Iterable[Finding]:
+    from pretrain import datasets
+
+    found = False
+    for name, folders in datasets.FOLDERS.items():
+        if not (root / folders[0]).is_dir():
+            continue
+        found = True
+        for split in ("train", "val"):
+            yield _split(name, split, root)
+    coco = root / "coco"
+    if coco.is_dir():
+        found = True
+        yield from _coco(coco)
+    if not found:
+        yield Finding("data", "note", f"no named data set in {root}", "set DATA.ROOT, or use DATA.TRAIN folder:/path")
+
+
+def _split(name: str, split: str, root: Path) -> Finding:
+    """Lists a split and decodes its first and its last image."""
+    from pretrain import datasets
+
+    subject = f"{name} {split}"
+    try:
+        data = datasets.load(name, split, root)
+        shapes = [data.read(index).shape for index in (0, len(data) - 1)]
+    except UserError as error:
+        return Finding(subject, "bad", str(error))
+    classes = f" of {len(data.classes)} classes" if data.classes else ""
+    return Finding(subject, "ok", f"{len(data):,} images{classes}; the first is {shapes[0][1]} x {shapes[0][0]} pixels")
+
+
+def _coco(folder: Path) -> Iterable[Finding]:
+    """Whether annotations and images of both splits are there; train_net.py checks every record."""
+    for split in ("train2017", "val2017"):
+        subject = f"coco {split}"
+        missing = [f"annotations/{kind}_{split}.json" for kind in _COCO if not _has(folder, kind, split)]
+        with os.scandir(folder / split) if (folder / split).is_dir() else os.scandir(folder) as entries:
+            count = sum(entry.name.endswith(".jpg") for entry in entries)
+        if not count:
+            yield Finding(subject, "bad", f"no image in {folder / split}", "download it from cocodataset.org")
+        elif missing:
+            yield Finding(subject, "note", f"{count:,} images, but no {' and no '.join(missing)}")
+        else:
+            yield Finding(subject, "ok", f"{count:,} images, annotations of boxes, masks and keypoints")
+
+
+def _has(folder: Path, kind: str, split: str) -> bool:
+    return (folder / "annotations" / f"{kind}_{split}.json").is_file()
+
+
+def _disk(output: Path) -> Iterable[Finding]:
+    place = next(parent for parent in (output.absolute(), *output.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    probe = place / f".doctor-{uuid.uuid4().hex}"
+    try:
+        started = time.monotonic()
+        with open(probe, "wb") as file:
+            file.write(os.urandom(2**20) * (_SAMPLE // 2**20))
+            file.flush()
+            os.fsync(file.fileno())
+        speed = _SAMPLE / 2**20 / (time.monotonic() - started)
+    except OSError as error:
+        yield Finding("disk", "bad", f"{place} cannot be written: {error.strerror}", "choose another OUTPUT_DIR")
+        return
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    text = f"{place}: {free / 2**30:.0f} GiB free, written at {speed:.0f} MiB/s"
+    if free < _LEAST_FREE:
+        wanted = f"the checkpoints of a ResNet-50 and its detector need {_LEAST_FREE / 2**30:.0f} GiB"
+        yield Finding("disk", "note", f"{text}; {wanted}", "free space, or choose another OUTPUT_DIR")
+    else:
+        yield Finding("disk", "ok", text)
+
+
+def _shared_memory() -> Iterable[Finding]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 2**30:.1f} GiB free in {folder}"
+    if free < _LEAST_SHARED:
+        remedy = "start the container with --shm-size 8g, or set DATALOADER.NUM_WORKERS 0"
+        yield Finding("shared memory", "bad", f"{text}; loader workers pass batches through it", remedy)
+    else:
+        yield Finding("shared memory", "ok", text)
+
+
+def _output(command: list[str]) -> str:
+    """What a program prints; empty if it is not installed, fails or does not answer in time."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
     sub.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
+    sub = _command(commands, "compare", "names what two runs differ in, and the step at which their curves part")
+    sub.add_argument("runs", nargs=2, metavar="RUN", help="run folders")
     sub = _command(commands, "doctor", "checks this machine: versions, GPUs, engines, SLURM, data sets, disk")
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")

@@ -18,6 +18,11 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
         atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
 
 
+def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
+    """The good lines of a run folder's `metrics.json`; [] where there is none."""
+    return _lines(Path(output_dir) / "metrics.json")
+
+
 class MetricsWriter:
     """`metrics.json` (one JSON object per line, as Detectron2 writes it) and TensorBoard events.
 

@@ -70,6 +70,12 @@ def report(args: argparse.Namespace) -> int:
     return module.main([*args.folders, *(["--output", args.output] if args.output else [])])
 
 
+def compare(args: argparse.Namespace) -> None:
+    from tools.reporting.compare import compare as differences
+
+    print(differences(*map(Path, args.runs)))
+
+
 def doctor(args: argparse.Namespace) -> int:
     from .doctor import run as examine
 

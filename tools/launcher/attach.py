@@ -13,10 +13,11 @@ from typing import Any
 from pretrain.common import interrupt
 
 from . import local_job
-from .control import progress, silent_end
+from .control import silent_end
 from .job import LOCAL_STOP
 from .logs import Tail, log_paths
 from .ranks import attempts
+from .status import progress
 
 
 class Interrupted(Exception):

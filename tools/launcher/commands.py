@@ -19,6 +19,7 @@ from .pipeline import load as load_pipeline
 from .resolve import from_arguments, from_record
 from .run import run_stage, show
 from .spec import ENTRIES, StageSpec
+from .status import follow, print_status
 from .sweep import load as load_sweep
 
 _LOADERS = {"pipeline": load_pipeline, "sweep": load_sweep}
@@ -83,7 +84,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> None:
-    control.print_status(Path(args.folder))
+    (follow if args.follow else print_status)(Path(args.folder), args.json)
 
 
 def logs(args: argparse.Namespace) -> None:

@@ -1,21 +1,16 @@
-"""Status and cancel, from the records in a run folder and, for whether a job is active, its scheduler or system."""
+"""A run folder's jobs: whether they are active, by their scheduler or system, and how they are cancelled."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 import os
 import re
 import shlex
 import shutil
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
-
-from tabulate import tabulate
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
@@ -63,7 +58,7 @@ def job_state(job: dict[str, Any]) -> str:
     UNKNOWN is a scheduler that does not answer, or a process of another machine: it may be running.
     """
     if job["cluster"] == "slurm":
-        return slurm.state(job["id"], job["name"])
+        return slurm.states([(job["id"], job["name"])])[job["id"], job["name"]].split()[0]
     if job["host"] != socket.gethostname():
         return "UNKNOWN"
     return "RUNNING" if local_job.is_running(job) else "ENDED"
@@ -75,88 +70,11 @@ def is_finished(folder: Path, job: dict[str, Any]) -> bool:
     return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
 
 
-def summary(launch_file: Path) -> dict[str, Any]:
-    """What `status` shows of a stage: job, state, attempts, folder, and the first failing rank's error."""
-    data = read_launch(launch_file)
-    folder = launch_file.parents[1]
-    job = data["jobs"][-1]
-    tries = attempts(folder, job["id"])
-    last = tries[-1] if tries else {}
-    produces = folder / str(data["spec"].get("produces", ""))
-    complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
-    state, reason = job_state(job), last.get("reason", "")
-    if state == "UNKNOWN" and not is_finished(folder, job):
-        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'run status on ' + job['host']}"
-    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
-        state = "done" if complete else last.get("state", state.lower())
-        by = job.get("ended_by")
-        if state == "running" or (state == "ended" and by):  # it recorded no end
-            state, reason = ("stopped", f"it was ended by {by}") if by else ("killed", silent_end(folder))
-            tries[-1:] = [{**last, "state": state}] if last else []
-    return {
-        "stage": data["spec"].get("stage", "?"), "folder": folder, "job": job, "state": state.lower(),
-        "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}), "reason": reason,
-    }  # fmt: skip
-
-
 def silent_end(folder: Path) -> str:
     """Why a job may have ended without recording how."""
     if shutil.disk_usage(folder).free < 2**20:
         return f"it could not record how it ended: the disk of {folder} is full"
     return "it exited without reporting an error"
-
-
-def progress(folder: Path) -> str:
-    """The newest line of metrics.json in words, or an empty string."""
-    try:
-        with open(folder / "metrics.json", "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            lines = file.read().decode(errors="replace").splitlines()
-        values = json.loads(lines[-1])
-    except (OSError, IndexError, ValueError, RecursionError):
-        return ""
-    if not isinstance(values, dict):
-        return ""
-    words = [f"step {values['iteration'] + 1}"] if isinstance(values.get("iteration"), int) else []
-    for name, form in (("loss", "{:.4g}"), ("total_loss", "{:.4g}"), ("images_per_second", "{:.0f} images/s")):
-        if isinstance(values.get(name), (int, float)):
-            words.append(("" if "images" in name else f"{name} ") + form.format(values[name]))
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
-    return "  ".join(words)
-
-
-def print_status(folder: Path) -> None:
-    """A table with a row per attempt; below it, how stages failed."""
-    head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
-    rows: list[list[str]] = []
-    notes: list[str] = []
-    damaged: list[str] = []
-    for file in launch_files(folder):
-        try:
-            one = summary(file)
-        except UserError as error:
-            damaged.append(str(error))
-            continue
-        tries, failure = one["attempts"] or [{}], one["failure"]
-        for tried in tries:
-            stage = [one["stage"], one["state"], f"{one['job']['cluster']} {one['job']['id']}"]
-            started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
-            ended = ": ".join(filter(None, [tried.get("state"), tried.get("reason")]))
-            is_last = tried is tries[-1]
-            rows.append([
-                *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
-                tried.get("host", ""), ended, one["progress"] if is_last else "", str(one["folder"]) if is_last else "",
-            ])  # fmt: skip
-        if one["reason"] and one["reason"] not in [tried.get("reason") for tried in tries]:
-            notes.append(f"{one['folder']}: {one['reason']}")
-        if failure:
-            notes.append(f"{one['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}")
-    if rows:
-        print("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes]))
-    if damaged:
-        raise UserError("; ".join(damaged))
 
 
 def cancel(folder: Path, now: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from pretrain.common.errors import UserError
 
@@ -29,18 +30,23 @@ def partitions() -> tuple[dict[str, tuple[str, int]], str]:
     return found, default
 
 
-def state(job_id: str, name: str) -> str:
-    """PENDING, RUNNING, or SLURM's name for how a job ended; ENDED: SLURM has no record of it; UNKNOWN: no answer.
+def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """By id and name: PENDING (and in parentheses why), RUNNING, or SLURM's name for how the job ended.
 
-    A job of the same id and another name is another job: a new cluster counts from 1 again.
+    ENDED: SLURM has no record of it; UNKNOWN: no answer. A job of the same id and another name is another job: a new
+    cluster counts from 1 again. The queue is asked once for all jobs, and the accounting once for those not in it.
     """
-    queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", job_id, "-o", "%T|%j"])
-    found = (queue or {}).get(name)
-    if not found:
-        history = _listed(["sacct", "-n", "-X", "-P", "-o", "State,JobName", "-j", job_id])
-        found = (history or {}).get(name) or ("UNKNOWN" if queue is None else "ENDED")
-    found = found.split()[0]  # of "CANCELLED by 1000"
-    return _MEANING.get(found, found)
+    if not jobs:
+        return {}
+    ids = ",".join(job_id for job_id, _ in jobs)
+    queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"])
+    found = {job: queue[job] for job in jobs if queue and job in queue}
+    absent = [job for job in jobs if job not in found]
+    if absent:
+        ids = ",".join(job_id for job_id, _ in absent)
+        history = _listed(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids]) or {}
+        found |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
+    return found
 
 
 def has_ended(job_id: str) -> bool:
@@ -59,11 +65,17 @@ def cancel(job_id: str, now: bool) -> None:
         raise UserError(f"scancel {job_id} failed: {' '.join(str(reason).split())}; try again") from error
 
 
-def _listed(command: list[str]) -> dict[str, str] | None:
-    """Job names and their states; None where the program is missing, does not answer, or fails by itself."""
+def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
+    """States by id and name; None where the program is missing, does not answer, or fails by itself."""
     text = _run(command)
-    rows = (line.partition("|") for line in (text or "").splitlines())
-    return None if text is None else {name: state for state, _, name in rows if state}
+    if text is None:
+        return None
+    found = {}
+    for job_id, state, reason, name in (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3):
+        state = state.partition(" ")[0]  # of "CANCELLED by 1000"
+        state = _MEANING.get(state, state)
+        found[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
+    return found
 
 
 def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, steps, wait_for
-from tools.launcher import control
+from tools.launcher import control, status
 from tools.launcher.job import LOCAL_STOP
 from tools.launcher.logs import print_logs
 from tools.launcher.options import Options
@@ -31,7 +31,7 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
     assert run_stage(fake(tmp_path, "count", 2), here(2)) == 0
     assert "counting from 0" in (shown := capfd.readouterr().out) and "submitit" not in shown
     assert read_json(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
-    control.print_status(tmp_path)
+    status.print_status(tmp_path)
     assert "done" in capfd.readouterr().out
     print_logs(tmp_path, rank=1, follow=False)
     assert "counting from 0" in capfd.readouterr().out
@@ -106,9 +106,9 @@ class Attached:
         return shown
 
 
-def status(folder: Path, capfd: pytest.CaptureFixture) -> str:
+def shown_by_status(folder: Path, capfd: pytest.CaptureFixture) -> str:
     capfd.readouterr()
-    control.print_status(folder)
+    status.print_status(folder)
     return capfd.readouterr().out
 
 
@@ -142,7 +142,7 @@ def test_a_second_ctrl_c_kills_the_job_and_releases_its_folder(tmp_path: Path, c
     shown = started.end()
     assert "stopped immediately by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
     assert not list(tmp_path.glob(".owner.*"))
-    shown = status(tmp_path, capfd)
+    shown = shown_by_status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "it was ended by a second Ctrl-C" in shown
     assert "running" not in shown and "without reporting an error" not in shown
 
@@ -154,7 +154,7 @@ def test_ctrl_c_before_the_ranks_have_handlers(tmp_path: Path, capfd: pytest.Cap
     started.interrupt()
     shown = started.end()
     assert "SIGTERM" not in shown and "without reporting an error" not in shown
-    shown = status(tmp_path, capfd)
+    shown = shown_by_status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "Ctrl-C" in shown and "SIGTERM" not in shown.replace(LOCAL_STOP, "")
 
 
@@ -189,7 +189,7 @@ def test_an_attached_command_says_that_its_job_was_cancelled(
     shown = started.end()
     assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
     assert "run the same command again to continue" in shown
-    shown = status(tmp_path, capfd)
+    shown = shown_by_status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "failed" not in shown and "without reporting an error" not in shown
     control.cancel(tmp_path)
     assert f"nothing runs in {tmp_path}" in capfd.readouterr().out

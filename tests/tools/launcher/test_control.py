@@ -18,7 +18,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
 from tests.tools.launcher.helpers import programs
 from tools import launch
-from tools.launcher import control
+from tools.launcher import control, status
 from tools.launcher.ranks import RankRecord
 from tools.launcher.submit import refuse_if_running
 
@@ -41,17 +41,20 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
 @pytest.mark.parametrize(
     ("squeue", "sacct", "state"),
     [
-        ("echo 'RUNNING|n'", None, "RUNNING"),
-        ("echo 'COMPLETING|n'", None, "RUNNING"),
-        ("echo 'RUNNING|of somebody else'", None, "ENDED"),  # ids have started anew
+        ("echo '77|RUNNING|None|n'", None, "RUNNING"),
+        ("echo '77|COMPLETING|None|n'", None, "RUNNING"),
+        ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids have started anew
+        ("echo '78|RUNNING|None|n'", None, "ENDED"),
+        ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
+        ("echo '77|PENDING|Priority|n'", None, "PENDING"),
         (GONE, None, "ENDED"),
-        (GONE, "echo 'CANCELLED by 0|n'", "CANCELLED"),
+        (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
         ("exit 0", "exit 1", "ENDED"),
         (DOWN, None, "UNKNOWN"),
         (DOWN, "exit 0", "UNKNOWN"),
-        (DOWN, "echo 'FAILED|n'", "FAILED"),
+        (DOWN, "echo '77|FAILED|None|n'", "FAILED"),
         (None, None, "UNKNOWN"),
-        (None, "echo 'RUNNING|n'", "RUNNING"),
+        (None, "echo '77|RUNNING|None|n'", "RUNNING"),
     ],
 )
 def test_states_of_a_slurm_job(
@@ -119,17 +122,17 @@ def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path, capsys: pytest.
     started(tmp_path / "runs/b/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
     assert control.launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
     with pytest.raises(UserError, match="nothing was started in"):
-        control.print_status(tmp_path / "runs/b")
+        status.print_status(tmp_path / "runs/b")
 
 
 def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", ELSEWHERE)
     record = RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1)
-    control.print_status(folder)
+    status.print_status(folder)
     shown = capsys.readouterr().out
     assert re.search("knn +unknown", shown) and "run status on another-machine" in shown and "killed" not in shown
     record.end("stopped", "SIGUSR2")
-    control.print_status(folder)
+    status.print_status(folder)
     assert re.search("knn +stopped", capsys.readouterr().out)
 
 
@@ -155,7 +158,8 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
     scancel = (
         f'for id; do :; done; echo "$*" >> {tmp_path}/asked; [ $id != 78 ] || {{ echo no permission >&2; exit 1; }}'
     )
-    programs(monkeypatch, tmp_path, squeue="echo 'RUNNING|n'", scancel=scancel)
+    squeue = 'for id in 77 78 79; do echo "$id|RUNNING|None|n"; done'
+    programs(monkeypatch, tmp_path, squeue=squeue, scancel=scancel)
     for name, job in (("a", "77"), ("b", "78"), ("c", "79")):
         started(tmp_path / "runs" / name, {**SLURM, "id": job})
     with pytest.raises(UserError, match="scancel 78 failed: no permission"):
@@ -214,7 +218,7 @@ def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFi
     (started(tmp_path / "a", LOCAL) / "launch" / "launch.json").write_text("")
     started(tmp_path / "b", LOCAL)
     with pytest.raises(UserError, match="damaged"):
-        control.print_status(tmp_path)
+        status.print_status(tmp_path)
     assert str(tmp_path / "b") in capsys.readouterr().out
 
 
@@ -232,4 +236,4 @@ def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFi
 )
 def test_progress(tmp_path: Path, line: str, shown: str):
     (tmp_path / "metrics.json").write_text(line + "\n")
-    assert control.progress(tmp_path) == shown
+    assert status.progress(tmp_path) == shown

@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import fake, job_of, last_attempt, steps, wait_for
-from tools.launcher import control
+from tools.launcher import control, status
 from tools.launcher.graph import Graph, Node, submit_all
 from tools.launcher.options import Options
 from tools.launcher.spec import read_json
@@ -27,13 +27,13 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     results = read_json(tmp_path / "results.json")
     assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
-    assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
+    assert status.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
 
 def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
     (job,) = submit([fake(tmp_path, "fail", 1)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job.job_id, "FAILED")
-    control.print_status(tmp_path)
+    status.print_status(tmp_path)
     assert "rank 1 on" in (shown := capsys.readouterr().out) and "RuntimeError: rank 1 cannot go on" in shown
 
 

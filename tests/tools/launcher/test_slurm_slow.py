@@ -20,7 +20,7 @@ from pretrain.common import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import CONFIGS, DEBUG, fake, job_of, last_attempt, steps, wait_for
 from tools import make_data
-from tools.launcher import control, pipeline, stages, sweep
+from tools.launcher import pipeline, stages, status, sweep
 from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
@@ -55,7 +55,7 @@ def test_pretraining_on_two_nodes_equals_one_process(
     (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
     run_stage(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
-    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
     assert losses(tmp_path / "slurm") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
     assert len(losses(tmp_path / "here")) == 3
 
@@ -82,7 +82,7 @@ def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCl
     assert reasons(tmp_path, job.job_id) == [("requeued", "SIGUSR2"), ("done", "")]
     for rank in range(4):
         assert steps(tmp_path, rank) == list(range(60))
-    assert control.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
+    assert status.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
 
 @pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2"), (True, "not stopped in time")])
@@ -111,7 +111,7 @@ def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: Sl
     wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 4)
     os.kill(int((tmp_path / "pid.3").read_text()), signal.SIGKILL)
     slurm_cluster.wait_state(job.job_id, "FAILED", seconds=60)
-    assert control.summary(tmp_path / "launch" / "launch.json")["state"] in ("failed", "killed")
+    assert status.summary(tmp_path / "launch" / "launch.json")["state"] in ("failed", "killed")
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["requeue", "lost node"])
@@ -250,7 +250,7 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     here += [*words, "OUTPUT_DIR", str(tmp_path / "here")]
     train_net.main(here)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
-    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
     one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
     losses = []
@@ -272,7 +272,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     (job,) = submit([one], replace(slurm_options, nodes=2, tasks=2))
     run_stage(two, DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
-    assert control.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
     first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
     assert first and second
     for name, value in first[1]["state_dict"].items():

@@ -1,0 +1,93 @@
+"""The status of whole pipelines: what has not started, what it waits for, and a single question to SLURM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import DEBUG, fake, programs
+from tests.tools.launcher.test_control import SLURM, started
+from tools import launch
+from tools.launcher import status
+from tools.launcher.graph import Graph, Node, run
+from tools.launcher.ranks import RankRecord
+
+
+def chain(folder: Path) -> Graph:
+    a, b, c = (fake(folder / name) for name in "abc")
+    return Graph(
+        "pipeline", str(folder), (Node("a", a), Node("b", b, ("a",)), Node("c", c, ("a", "b"))), fake(folder / "report")
+    )
+
+
+def by_key(folder: Path) -> dict[str, dict[str, Any]]:
+    return {one["key"]: one for one in status.collect(folder)}
+
+
+def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture):
+    chain(tmp_path / "runs/p").remember(DEBUG)
+    started(tmp_path / "runs/p/a", {**SLURM, "cluster": "local"})
+    RankRecord(tmp_path / "runs/p/a", "s", SLURM["id"], 0, 0, 1).end("done")
+    (tmp_path / "runs/p/a/launch/complete.json").write_text("{}")
+    (tmp_path / "runs/p/a/results.json").write_text("{}")
+    found = by_key(tmp_path / "runs")
+    assert {key: (one["state"], one["waits_for"]) for key, one in found.items()} == {
+        "a": ("done", []), "b": ("not started", []), "c": ("not started", ["b"]),
+    }  # fmt: skip
+    status.print_status(tmp_path / "runs")
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
+    assert [line.split()[:3] for line in shown.splitlines()[1:4]] == [
+        ["knn", "done", "local"], ["fake", "not", "started"], ["fake", "not", "started"],
+    ]  # fmt: skip
+
+
+def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for number, name in enumerate("abc"):
+        started(tmp_path / "runs" / name, {**SLURM, "id": str(70 + number)})
+    programs(
+        monkeypatch, tmp_path,
+        squeue=f"echo $* >> {tmp_path}/asked; echo '70|RUNNING|None|n'; echo '71|PENDING|Priority|n'",
+        sacct=f"echo $* >> {tmp_path}/asked; echo '72|OUT_OF_MEMORY|None|n'",
+    )  # fmt: skip
+    found = by_key(tmp_path / "runs")
+    assert {key: (one["state"], one["reason"]) for key, one in found.items()} == {
+        "a": ("running", ""), "b": ("pending", "Priority"), "c": ("out_of_memory", ""),
+    }  # fmt: skip
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 2 and "70,71,72" in asked[0] and asked[1].endswith("-j 72")
+
+
+def test_json_and_a_damaged_record(tmp_path: Path, capsys: pytest.CaptureFixture):
+    started(tmp_path / "good", {**SLURM, "cluster": "local"})
+    (started(tmp_path / "bad", SLURM) / "launch/launch.json").write_text("{")
+    with pytest.raises(UserError, match=r"bad/launch/launch\.json"):
+        launch.main(["status", str(tmp_path), "--json"])
+    shown = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
+    assert shown["bad"]["state"] == "damaged" and shown["good"]["stage"] == "knn"
+    assert shown["good"]["folder"] == str(tmp_path / "good")
+
+
+def test_follow_ends_with_the_last_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    folder = started(tmp_path / "run", {**SLURM, "cluster": "local"})
+    states = iter(["RUNNING", "RUNNING", "ENDED"])
+    monkeypatch.setattr(status, "job_state", lambda job: next(states))
+    waited: list[float] = []
+    monkeypatch.setattr(status.time, "sleep", waited.append)
+    RankRecord(folder, "s", SLURM["id"], 0, 0, 1).end("failed", "why")
+    launch.main(["status", str(folder), "--follow"])
+    assert waited == [2.0, 2.0]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("knn")] == [
+        "running", "running", "failed",
+    ]  # fmt: skip
+
+
+def test_a_pipeline_that_ran_without_jobs(tmp_path: Path):
+    assert run(chain(tmp_path), DEBUG) == 0
+    assert [one["state"] for one in status.collect(tmp_path)] == ["done"] * 3

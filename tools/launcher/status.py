@@ -1,0 +1,196 @@
+"""What `status` shows: every stage below a folder, also those that have not started, from records and one query."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+
+from . import slurm
+from .control import is_finished, job_state, launch_files, read_launch, silent_end
+from .ranks import attempts
+
+_ACTIVE = ("pending", "running", "unknown")
+_INTERVAL_S = {False: 2.0, True: 30.0}  # between two looks, by whether SLURM has to be asked
+
+
+def follow(folder: Path, as_json: bool) -> None:
+    """Shows the status again and again until nothing is pending or running.
+
+    Raises:
+        UserError: as `print_status`.
+    """
+    while True:
+        stages = collect(folder)
+        if sys.stdout.isatty() and not as_json:
+            print("\x1b[H\x1b[2J", end="")  # to the top of an empty screen
+        _show(stages, as_json)
+        active = [one for one in stages if one["state"] in _ACTIVE]
+        if not active:
+            return
+        time.sleep(_INTERVAL_S[any(one["job"].get("cluster") == "slurm" for one in active)])
+
+
+def print_status(folder: Path, as_json: bool = False) -> None:
+    """A line per stage; below them, why stages wait, stopped or failed.
+
+    Raises:
+        UserError: nothing was started in ``folder``, or a record is damaged; the other stages are still shown.
+    """
+    _show(collect(folder), as_json)
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """`summary` of every stage below a folder, in the order of its pipeline or sweep; not started ones, too.
+
+    A damaged record is the ``reason`` of its stage, whose state is then damaged.
+    """
+    planned = dict(_planned(folder))
+    files = launch_files(folder, required=not planned)
+    order = {path: place for place, path in enumerate(planned)}
+    files.sort(key=lambda file: order.get(file.parents[1], len(order)))
+    records: dict[Path, dict[str, Any] | UserError] = {}
+    for file in files:
+        try:
+            records[file.parents[1]] = read_launch(file)
+        except UserError as error:
+            records[file.parents[1]] = error
+    jobs = [record["jobs"][-1] for record in records.values() if isinstance(record, dict)]
+    states = slurm.states([(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"])
+    found: dict[Path, dict[str, Any]] = {}
+    for stage_folder in [*planned, *(path for path in records if path not in planned)]:
+        record, plan = records.get(stage_folder), planned.get(stage_folder, {})
+        if isinstance(record, UserError):
+            one = _blank(stage_folder, plan.get("stage", "?"), "damaged", str(record))
+        elif record is None:
+            is_done = (stage_folder / "launch" / "complete.json").is_file()  # without a job: --cluster debug
+            one = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
+        else:
+            one = summary(stage_folder / "launch" / "launch.json", record, states)
+        found[stage_folder] = one | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}
+    done = {one["key"] for one in found.values() if one["state"] == "done"}
+    for stage_folder, one in found.items():
+        parents = planned.get(stage_folder, {}).get("parents", [])
+        if one["state"] in ("not started", "pending"):
+            one["waits_for"] = [parent for parent in parents if parent not in done]
+    return list(found.values())
+
+
+def summary(
+    launch_file: Path, data: dict[str, Any] | None = None, states: Mapping[tuple[str, str], str] | None = None
+) -> dict[str, Any]:
+    """A stage: job, state, attempts, folder, progress, and the first failing rank's error.
+
+    Args:
+        data: the content of ``launch_file``, if it has been read.
+        states: of SLURM's jobs, if it has been asked.
+    """
+    data = data or read_launch(launch_file)
+    folder, job = launch_file.parents[1], data["jobs"][-1]
+    tries = attempts(folder, job["id"])
+    last = tries[-1] if tries else {}
+    produces = folder / str(data["spec"].get("produces", ""))
+    complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
+    state = (states or {}).get((job["id"], job["name"])) or job_state(job)
+    state, _, detail = state.partition(" ")
+    reason = last.get("reason", "")
+    if state == "UNKNOWN" and not is_finished(folder, job):
+        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'run status on ' + job['host']}"
+    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
+        state = "done" if complete else last.get("state", state.lower())
+        by = job.get("ended_by")
+        if state == "running" or (state == "ended" and by):  # it recorded no end
+            state, reason = ("stopped", f"it was ended by {by}") if by else ("killed", silent_end(folder))
+            tries[-1:] = [{**last, "state": state}] if last else []
+    elif state == "PENDING" and detail:
+        reason = detail.strip("()")
+    stage = _blank(folder, data["spec"].get("stage", "?"), state.lower(), reason)
+    return stage | {
+        "job": job, "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}),
+    }  # fmt: skip
+
+
+def progress(folder: Path) -> str:
+    """The newest line of metrics.json in words, or an empty string."""
+    try:
+        with open(folder / "metrics.json", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            lines = file.read().decode(errors="replace").splitlines()
+        values = json.loads(lines[-1])
+    except (OSError, IndexError, ValueError, RecursionError):
+        return ""
+    if not isinstance(values, dict):
+        return ""
+    words = [f"step {values['iteration'] + 1}"] if isinstance(values.get("iteration"), int) else []
+    for name, form in (("loss", "{:.4g}"), ("total_loss", "{:.4g}"), ("images_per_second", "{:.0f} images/s")):
+        if isinstance(values.get(name), (int, float)):
+            words.append(("" if "images" in name else f"{name} ") + form.format(values[name]))
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
+    return "  ".join(words)
+
+
+def _planned(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The stages that pipelines and sweeps in and below ``folder`` list, by run folder."""
+    for kind in ("pipeline", "sweep"):
+        for file in sorted(folder.glob(f"**/launch/{kind}.json")):
+            with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have records of their own
+                for stage in read_json(file)["stages"]:
+                    beside = file.parents[1] / stage["key"]
+                    yield beside, {"stage": stage["stage"], "key": stage["key"], "parents": list(stage["parents"])}
+
+
+def _blank(folder: Path, stage: str, state: str, reason: str = "") -> dict[str, Any]:
+    return {
+        "stage": stage, "folder": folder, "job": {}, "state": state, "attempts": [], "progress": "", "failure": {},
+        "reason": reason, "waits_for": [],
+    }  # fmt: skip
+
+
+def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
+    damaged = [one["reason"] for one in stages if one["state"] == "damaged"]
+    if as_json:
+        print(json.dumps(stages, indent=2, default=str))
+    else:
+        rows = [row for one in stages for row in _rows(one)]
+        notes = [note for one in stages if one["state"] != "damaged" for note in _notes(one)]
+        head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
+        print("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes]))
+    if damaged:
+        raise UserError("; ".join(damaged))
+
+
+def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
+    """A line per attempt."""
+    job, tries = one["job"], one["attempts"] or [{}]
+    for tried in tries:
+        stage = [one["stage"], one["state"], f"{job['cluster']} {job['id']}" if job else ""]
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
+        ended = ": ".join(filter(None, [tried.get("state"), tried.get("reason")]))
+        is_last = tried is tries[-1]
+        yield [
+            *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
+            tried.get("host", ""), ended, one["progress"] if is_last else "", str(one["folder"]) if is_last else "",
+        ]  # fmt: skip
+
+
+def _notes(one: dict[str, Any]) -> Iterator[str]:
+    reasons, failure = [tried.get("reason") for tried in one["attempts"]], one["failure"]
+    if one["reason"] and one["reason"] not in reasons:
+        yield f"{one['folder']}: {one['reason']}"
+    if one["waits_for"]:
+        yield f"{one['folder']}: waits for {', '.join(one['waits_for'])}"
+    if failure:
+        yield f"{one['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}"

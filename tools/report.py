@@ -25,7 +25,8 @@ from tabulate import tabulate  # noqa: E402
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import papers  # noqa: E402
-from tools.reporting.files import find  # noqa: E402
+from tools.reporting.files import find, short_names  # noqa: E402
+from tools.reporting.pictures import Pictures, draw  # noqa: E402
 from tools.reporting.runs import (  # noqa: E402
     Detection,
     Origin,
@@ -65,18 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.output:
         refuse_unwritable(args.output)
-    text, is_readable = render(args.folders)
+    text, is_readable, pictures = render(args.folders, args.output)
     print(text, end="")
     if args.output:
         atomic_write(args.output, text)
-        print(_printable(f"written to {args.output}"))
+        print(*(_printable(f"picture: {path}") for path in pictures), _printable(f"report: {args.output}"), sep="\n")
     if not is_readable:
         raise UserError("no result could be read; the lines under 'Not read' say why")
     return 0
 
 
-def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
-    """The report as Markdown, and False if there are results of which none could be read.
+def render(folders: Sequence[str | Path], output: str | Path = "") -> tuple[str, bool, list[Path]]:
+    """The report as Markdown, False if there are results of which none could be read, and the pictures it links.
+
+    Args:
+        output: the file for the report. Pictures of predictions are drawn beside it; empty: none are drawn.
 
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
@@ -95,12 +99,13 @@ def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
         raise UserError(_printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in good if isinstance(item, Detection)]
-    names = _names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    parts = ["# Results\n", *_probe_tables(rows, names), *_detection_tables(detections, names)]
-    for title, lines in (("Not read", found.unread), ("Not done", found.not_done)):
+    names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    pictures = draw(found.pipelines, detections, Path(output)) if output else Pictures()
+    parts = ["# Results\n", *_probe_tables(rows, names), *_detection_tables(detections, names), *pictures.parts]
+    for title, lines in (("Not read", found.unread + pictures.unread), ("Not done", found.not_done)):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines) + "\n")
-    return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread
+    return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread, pictures.written
 
 
 def _rows(items: Sequence[Pretraining | Probe | Detection], given: Sequence[Path]) -> list[Row]:
@@ -136,15 +141,6 @@ def _kinship(probe: Probe, row: Row) -> int:
         return 2
     recorded = probe.origin.config.get("OUTPUT_DIR")
     return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
-
-
-def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Maps each folder to its path relative to the folder that holds all of them."""
-    if not folders:
-        return {}
-    common = Path(os.path.commonpath(folders))
-    base = common.parent if common in folders else common
-    return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
 def _probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[str]:

@@ -183,7 +183,7 @@ def test_a_path_that_is_not_utf8_prints(tmp_path: Path, capsys: pytest.CaptureFi
     text = output.read_text()
     assert cells(text, "jcl\\udcff")[1] == "jcl" and r"| bad\| name " in text
     assert f"- {tmp_path}/runs\\udcff/broken/results.json is not JSON" in text
-    assert "written to" in capsys.readouterr().out
+    assert "report: " in capsys.readouterr().out
     empty = Path(os.fsdecode(os.fsencode(tmp_path) + b"/empty\xff"))
     empty.mkdir()
     with pytest.raises(UserError, match=r"no results\.json in .*empty\\udcff"):

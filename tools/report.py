@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
-from tabulate import tabulate  # noqa: E402
+import tabulate  # noqa: E402
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
@@ -42,6 +42,7 @@ _TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
+tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
 
 @dataclass
@@ -149,7 +150,8 @@ def _probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[str]:
         yield _probe_table(scored_on, [row for row in mine if row.probes], names)
     unscored = [_about(row, names) for row in rows if not row.probes]
     if unscored:
-        yield f"## Pretraining without scores\n\nIts data have no labels.\n\n{_table(_ABOUT, unscored)}"
+        notes = ["- Its data have no labels."]
+        yield f"## Pretraining without scores\n\n{_table(notes, _ABOUT, unscored)}"
 
 
 def _about(row: Row, names: dict[Path, str]) -> list[str]:
@@ -185,7 +187,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 notes.append(f"- Paper: {', '.join(tables)}.")
     notes += _refusals(refused)
     title = f"## Frozen features: accuracy on the validation images of {scored_on}, in percent"
-    return f"{title}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
+    return f"{title}\n\n{_table(notes, head, lines)}"
 
 
 def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
@@ -209,7 +211,7 @@ def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iter
 def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> str:
     (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
     tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
-    head = ["run", "method", "pretrained on", "epochs", "seed", "weights"]
+    head = ["run", "method", "pretrained on", "epochs", "seed"]
     head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
     verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
     is_compared = any(verdict.numbers for verdict in verdicts)
@@ -219,7 +221,7 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
         o, name = run.origin, names[run.folder]
         refused[verdict.table, verdict.reason].append(name)
         cells = [name + (" (evaluation only)" if run.evaluated_only else "")]
-        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed, o.source)]
+        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
         cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
         for metric in _METRICS if is_compared else ():
             paper, ours = (verdict.numbers or {}).get(metric), run.metrics.get(task, {}).get(metric)
@@ -231,8 +233,10 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
         notes.append(f"- Paper: {table}; in parentheses the difference to it. 0.3 AP is ordinary variation.")
         if runs[0].engine != "detectron2":
             notes.append("- The paper's engine is Detectron2, this table's is not.")
+    weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
+    notes += [f"- Weights: {'; '.join(weights)}."] if weights else []
     notes += _refusals(refused)
-    return f"## {detector[0].upper()}{detector[1:]}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
+    return f"## {detector[0].upper()}{detector[1:]}\n\n{_table(notes, head, lines)}"
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
@@ -247,10 +251,20 @@ def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
     return found
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *lines)]
-    align = ["left", *["right"] * (len(head) - 1)]
-    return tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align) + "\n"
+def _table(notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Notes and a table. What is the same for every pretraining is a note instead of a column."""
+    dropped: dict[int, set[str]] = {}
+    for place, name in enumerate(head):
+        values = {line[place] for line in lines if (line[1], line[place]) != ("random", "-")}
+        if name in _ABOUT[2:] and len(values) < 2:
+            dropped[place] = values
+    shared = [f"{head[place]} {value}" for place, values in dropped.items() for value in values if value != "-"]
+    notes = [*([f"- Every pretraining: {', '.join(shared)}."] if shared else []), *notes]
+    cells = [[cell for place, cell in enumerate(line) if place not in dropped] for line in (head, *lines)]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in cells]
+    align = ["left", *["right"] * (len(cells[0]) - 1)]
+    table = tabulate.tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align)
+    return "\n".join(notes) + f"\n\n{table}\n"
 
 
 def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:

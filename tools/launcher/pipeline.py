@@ -38,17 +38,25 @@ DEFAULTS: dict[str, Any] = {
 _BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
 
 
-def load(path: str, output: str = "") -> Graph:
+def load(path: str, output: str = "", engine: str = "") -> Graph:
     """Reads a pipeline file and resolves every config it names.
+
+    Args:
+        output: instead of the file's OUTPUT_DIR.
+        engine: instead of the file's ENGINE; kept for `resume`.
 
     Raises:
         UserError: unknown key, missing file, a value of the wrong kind, a branch without weights.
     """
     plan = read_plan(path, DEFAULTS)
+    if engine and not plan["TRANSFER"]:
+        raise UserError(f"--engine {engine} would have no effect, because {path} has no TRANSFER; leave it out")
+    plan["ENGINE"] = engine or plan["ENGINE"]
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
     words = [str(folder), "--output", str(folder / "report.md")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
-    return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()))
+    nodes, facts = nodes_of(plan, folder, path), {"engine": engine}
+    return Graph("pipeline", str(folder), nodes, report, str(Path(path).absolute()), facts)
 
 
 def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:

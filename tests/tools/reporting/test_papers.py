@@ -105,7 +105,8 @@ def test_detectors_stand_beside_table_2_in_the_papers_task_only(tmp_path: Path):
     text = render([tmp_path / "runs"])
     # Table 2's mask numbers are Mask R-CNN's, its box numbers Faster R-CNN's: box AP has no counterpart here.
     assert cells(text, "coco_mask_jcl") == [
-        "coco_mask_jcl", "jcl", "38.0", "58.0", "-", "36.0", "56.0", "38.0", "35.6 (+0.4)", "56.2 (-0.2)", "38.3 (-0.3)",
+        "coco_mask_jcl", "jcl", "38.0", "58.0", "-", "36.0", "56.0", "38.0",
+        "35.6 (+0.4)", "56.2 (-0.2)", "38.3 (-0.3)",
     ]  # fmt: skip
     assert "- Every pretraining: pretrained on imagenet, epochs 200, seed 0.\n" in text
     assert "- Weights: coco_mask_jcl: runs/jcl_R50/checkpoint_final.pth (01234567).\n" in text

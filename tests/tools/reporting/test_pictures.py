@@ -122,7 +122,7 @@ def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
         path = folder / branch / "mask/results.json"
         content = json.loads(path.read_text())
         content["protocol"]["test"] = sets
-        kept = {"metrics": content["metrics"], "datasets": {name: content["metrics"] for name in sets}}
+        kept = {"metrics": content["metrics"], "datasets": dict.fromkeys(sets, content["metrics"])}
         path.write_text(json.dumps(content | kept | {"predictions": dict.fromkeys(sets, "inference/x/found.json")}))
     shutil.copytree(folder, folder.parent / "q")
     _, _, pictures = report.render([folder, folder.parent / "q"], folder / "all.md")

@@ -94,6 +94,14 @@ def test_a_published_result_stands_in_the_header_or_in_the_table_of_its_paper() 
         assert (path.stem not in tabled) or ("configs/papers/" in published and not re.search(r"\d\.\d", published))
 
 
+def test_the_quick_demo_has_the_demos_stages() -> None:
+    demo, quick = (
+        yaml.safe_load((CONFIGS / "pipeline" / f"{name}.yaml").read_text()) for name in ("demo", "demo_quick")
+    )
+    assert quick.pop("OUTPUT_DIR") != demo.pop("OUTPUT_DIR")
+    assert set(quick) - set(demo) == {"OVERRIDES", "TRANSFER_OVERRIDES"} and {key: quick[key] for key in demo} == demo
+
+
 def test_the_demo_is_the_one_that_was_measured() -> None:
     """A shorter fine-tuning, on more scenes, ends before it can tell pretrained weights from random ones."""
     plan = yaml.safe_load((CONFIGS / "pipeline" / "demo.yaml").read_text())

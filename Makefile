@@ -15,7 +15,8 @@ ENGINE ?=
 COMPILED ?=
 # The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
-# One thread per process: tests start several processes, and tiny tensors gain nothing from more threads.
+# One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
+# machine wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
@@ -83,7 +84,7 @@ demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local $(if $(ENGINE),--engine $(ENGINE) --output runs/demo_$(ENGINE))
 
 demo-quick: setup
-	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo_quick.yaml --cluster local
+	@$(ONE_THREAD) $(BIN)/python tools/launch.py pipeline configs/pipeline/demo_quick.yaml --cluster local
 
 clean:
 	rm -rf $(VENV) .venv-lowest build .pytest_cache .ruff_cache .hypothesis *.egg-info

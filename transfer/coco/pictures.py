@@ -185,7 +185,7 @@ def _panel(
 
     ``cell`` is the least height and width below the title; a smaller image gets white margins.
     """
-    size = round(photo.width * scale), round(photo.height * scale)
+    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle: well separated hues
     for item, color in zip(items, colors, strict=True):

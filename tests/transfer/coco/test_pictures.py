@@ -154,3 +154,11 @@ def test_a_file_without_predictions_is_refused(tmp_path, text, message):
     (tmp_path / "found.json").write_text(text)
     with pytest.raises(UserError, match=message):
         pictures.read_predictions(tmp_path / "found.json", [], [])
+
+
+def test_a_line_of_pixels_is_compared(tmp_path):
+    cv2.imwrite(str(tmp_path / "line.png"), np.full((1, 2000, 3), 90, np.uint8))
+    image = {"id": 1, "file_name": "line.png", "width": 2000, "height": 1}
+    pictures.compare({"categories": [], "annotations": []}, [image], tmp_path, {"a": []}, tmp_path / "out.png")
+    canvas = cv2.imread(str(tmp_path / "out.png"))
+    assert canvas is not None and canvas.shape == (388, 728, 3) and (canvas[28, :360] == 90).all()

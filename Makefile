@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | test-lowest | lint | docs | demo | clean
+# make setup | detectron2 | test | test-all | test-lowest | lint | docs | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,16 +9,21 @@ READY := $(VENV)/.set-up
 # A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
 DETECTRON2 ?=
 export DETECTRON2
+# Of the demo: detectron2 or torchvision, each in a run folder of its own; empty: the file's, in runs/demo.
+ENGINE ?=
 # 1: with Detectron2's compiled part, which this project does not call.
 COMPILED ?=
 # The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
-# One thread per process: tests start several processes, and tiny tensors gain nothing from more threads.
+# One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
+# machine wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Two stages at the same time, each on one thread: the numbers do not depend on how many cores a machine has.
+SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
 # Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all test-lowest lint docs demo clean
+.PHONY: help setup detectron2 test test-all test-lowest lint docs demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -28,7 +33,9 @@ help:
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
 	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files"
-	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table; a second run redoes nothing"
+	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
+	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
+	@echo "make demo-quick  the same chain in under 3 minutes, with hardly any training: its numbers mean nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
 setup: $(READY)
@@ -77,7 +84,10 @@ docs: setup
 	@$(BIN)/python -m tools.reporting.evidence
 
 demo: setup
-	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml --cluster local
+	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml $(SIDE_BY_SIDE) $(if $(ENGINE),--engine $(ENGINE) --output runs/demo_$(ENGINE))
+
+demo-quick: setup
+	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo_quick.yaml $(SIDE_BY_SIDE)
 
 clean:
 	rm -rf $(VENV) .venv-lowest build .pytest_cache .ruff_cache .hypothesis *.egg-info

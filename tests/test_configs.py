@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 PRETRAIN = [path for path in sorted((CONFIGS / "pretrain").glob("*.yaml")) if not path.name.startswith("Base-")]
 RECIPES = [*sorted(CONFIGS.glob("*.yaml")), *PRETRAIN, *sorted((CONFIGS / "linear").glob("*.yaml"))]
-PLANS = [*sorted((CONFIGS / "pipeline").glob("*.yaml")), *sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))]
+PLANS = [*sorted((CONFIGS / "pipeline").rglob("*.yaml")), *sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))]
 FRAGMENTS = sorted({*CONFIGS.rglob("*.yaml")} - {*RECIPES, *PLANS})
 
 
@@ -92,6 +93,18 @@ def test_a_published_result_stands_in_the_header_or_in_the_table_of_its_paper() 
     for path in RECIPES:
         published = re.findall(r"^# Published: (.+)$", header(path), re.MULTILINE)[0]
         assert (path.stem not in tabled) or ("configs/papers/" in published and not re.search(r"\d\.\d", published))
+
+
+def test_the_quick_demo_has_the_demos_stages() -> None:
+    demo, quick = (
+        yaml.safe_load((CONFIGS / "pipeline" / f"{name}.yaml").read_text()) for name in ("demo", "demo_quick")
+    )
+    changed = {key for key in quick if quick[key] != demo.get(key)}
+    assert changed == {"OUTPUT_DIR", "DATA", "OVERRIDES", "TRANSFER_OVERRIDES"} and set(demo) <= set(quick)
+    data = make_data._parser().parse_args(shlex.split(quick["DATA"])).output
+    detector = load_detector_config(ROOT / quick["TRANSFER"]["mask"], shlex.split(quick["TRANSFER_OVERRIDES"]))
+    for name in (*shlex.split(quick["OVERRIDES"])[1:2], *detector.DATASETS.TRAIN, *detector.DATASETS.TEST):
+        assert f":{data}/" in name
 
 
 def test_the_demo_is_the_one_that_was_measured() -> None:

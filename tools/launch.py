@@ -7,6 +7,7 @@
     python tools/launch.py convert runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
     python tools/launch.py pipeline configs/pipeline/demo.yaml
+    python tools/launch.py pipeline configs/pipeline/demo.yaml --engine detectron2 --output runs/demo_detectron2
     python tools/launch.py sweep configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
@@ -65,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         sub = _command(commands, name, text)
         sub.add_argument("file", metavar="FILE", help=f"YAML, as in {folder}")
         sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
+        if name == "pipeline":
+            sub.add_argument("--engine", default="", help="detectron2 or torchvision, instead of the file's ENGINE")
         _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")

@@ -20,13 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
-from tabulate import tabulate  # noqa: E402
+import tabulate  # noqa: E402
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import papers  # noqa: E402
 from tools.reporting import seeds as over_seeds  # noqa: E402
-from tools.reporting.files import Found, find  # noqa: E402
+from tools.reporting.files import Found, find, short_names  # noqa: E402
+from tools.reporting.pictures import Pictures, draw  # noqa: E402
 from tools.reporting.runs import (  # noqa: E402
     Detection,
     Origin,
@@ -42,6 +43,7 @@ _TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
+tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
 
 
 @dataclass
@@ -66,18 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.output:
         refuse_unwritable(args.output)
-    text, is_readable = render(args.folders)
+    text, is_readable, pictures = render(args.folders, args.output)
     print(text, end="")
     if args.output:
         atomic_write(args.output, text)
-        print(_printable(f"written to {args.output}"))
+        print(*(_printable(f"picture: {path}") for path in pictures), _printable(f"report: {args.output}"), sep="\n")
     if not is_readable:
         raise UserError("no result could be read; the lines under 'Not read' say why")
     return 0
 
 
-def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
-    """The report as Markdown, and False if there are results of which none could be read.
+def render(folders: Sequence[str | Path], output: str | Path = "") -> tuple[str, bool, list[Path]]:
+    """The report as Markdown, False if there are results of which none could be read, and the pictures it links.
+
+    Args:
+        output: the file for the report. Pictures of predictions are drawn beside it; empty: none are drawn.
 
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
@@ -96,16 +101,18 @@ def render(folders: Sequence[str | Path]) -> tuple[str, bool]:
         raise UserError(_printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = _rows(good, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in good if isinstance(item, Detection)]
-    names = _names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    parts = ["# Results\n", *_seed_tables(found), *_probe_tables(rows, names), *_detection_tables(detections, names)]
-    for title, lines in (("Not read", found.unread), ("Not done", found.not_done)):
+    names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    pictures = draw(found.pipelines, detections, Path(output)) if output else Pictures()
+    tables = [*_seed_tables(found), *_probe_tables(rows, names), *_detection_tables(detections, names)]
+    parts = ["# Results\n", *tables, *pictures.parts]
+    for title, lines in (("Not read", found.unread + pictures.unread), ("Not done", found.not_done)):
         if lines:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {' '.join(line.split())}" for line in lines) + "\n")
-    return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread
+    return _printable("\n".join(parts)), len(found.runs) > unreadable or not found.unread, pictures.written
 
 
 def _seed_tables(found: Found) -> Iterable[str]:
-    for folder in found.graphs:
+    for folder in found.pipelines:
         try:
             study = over_seeds.read_study(folder)
         except UserError as error:
@@ -150,22 +157,14 @@ def _kinship(probe: Probe, row: Row) -> int:
     return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
 
 
-def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Maps each folder to its path relative to the folder that holds all of them."""
-    if not folders:
-        return {}
-    common = Path(os.path.commonpath(folders))
-    base = common.parent if common in folders else common
-    return {folder: str(folder.relative_to(base)) for folder in folders}
-
-
 def _probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[str]:
     for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
         mine = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
         yield _probe_table(scored_on, [row for row in mine if row.probes], names)
     unscored = [_about(row, names) for row in rows if not row.probes]
     if unscored:
-        yield f"## Pretraining without scores\n\nIts data have no labels.\n\n{_table(_ABOUT, unscored)}"
+        notes = ["- Its data have no labels."]
+        yield f"## Pretraining without scores\n\n{_table(notes, _ABOUT, unscored)}"
 
 
 def _about(row: Row, names: dict[Path, str]) -> list[str]:
@@ -201,7 +200,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 notes.append(f"- Paper: {', '.join(tables)}.")
     notes += _refusals(refused)
     title = f"## Frozen features: accuracy on the validation images of {scored_on}, in percent"
-    return f"{title}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
+    return f"{title}\n\n{_table(notes, head, lines)}"
 
 
 def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
@@ -225,7 +224,7 @@ def _detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iter
 def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> str:
     (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
     tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
-    head = ["run", "method", "pretrained on", "epochs", "seed", "weights"]
+    head = ["run", "method", "pretrained on", "epochs", "seed"]
     head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
     verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
     is_compared = any(verdict.numbers for verdict in verdicts)
@@ -235,7 +234,7 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
         o, name = run.origin, names[run.folder]
         refused[verdict.table, verdict.reason].append(name)
         cells = [name + (" (evaluation only)" if run.evaluated_only else "")]
-        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed, o.source)]
+        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
         cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
         for metric in _METRICS if is_compared else ():
             paper, ours = (verdict.numbers or {}).get(metric), run.metrics.get(task, {}).get(metric)
@@ -247,8 +246,10 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
         notes.append(f"- Paper: {table}; in parentheses the difference to it. 0.3 AP is ordinary variation.")
         if runs[0].engine != "detectron2":
             notes.append("- The paper's engine is Detectron2, this table's is not.")
+    weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
+    notes += [f"- Weights: {'; '.join(weights)}."] if weights else []
     notes += _refusals(refused)
-    return f"## {detector[0].upper()}{detector[1:]}\n\n" + "\n".join(notes) + f"\n\n{_table(head, lines)}"
+    return f"## {detector[0].upper()}{detector[1:]}\n\n{_table(notes, head, lines)}"
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
@@ -263,10 +264,20 @@ def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
     return found
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *lines)]
-    align = ["left", *["right"] * (len(head) - 1)]
-    return tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align) + "\n"
+def _table(notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Notes and a table. What is the same for every pretraining is a note instead of a column."""
+    dropped: dict[int, set[str]] = {}
+    for place, name in enumerate(head):
+        values = {line[place] for line in lines if (line[1], line[place]) != ("random", "-")}
+        if name in _ABOUT[2:] and len(values) < 2:
+            dropped[place] = values
+    shared = [f"{head[place]} {value}" for place, values in dropped.items() for value in values if value != "-"]
+    notes = [*([f"- Every pretraining: {', '.join(shared)}."] if shared else []), *notes]
+    cells = [[cell for place, cell in enumerate(line) if place not in dropped] for line in (head, *lines)]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in cells]
+    align = ["left", *["right"] * (len(cells[0]) - 1)]
+    table = tabulate.tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align)
+    return "\n".join(notes) + f"\n\n{table}\n"
 
 
 def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:

@@ -178,7 +178,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage
     from transfer.coco import data
-    from transfer.coco.results import write_results
+    from transfer.coco.results import predictions_file, write_results
     from transfer.distributed import join, refuse_used_output_dir
 
     engine = importlib.import_module(f"transfer.{name}_engine.train")
@@ -217,6 +217,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 engine_version=metadata.version(name),
                 cfg=cfg,
                 metrics={name: metrics[checked] for name, checked in zip(tests, prepared, strict=True)},
+                predictions={name: predictions_file(checked) for name, checked in zip(tests, prepared, strict=True)},
                 weights=summary,
                 iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
             )

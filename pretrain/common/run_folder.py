@@ -86,16 +86,32 @@ def read_json(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: missing, unreadable, not UTF-8, not JSON, nested too deeply, or not an object.
     """
+    value = _parse_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")
+    return value
+
+
+def read_json_records(path: str | Path) -> list[dict[str, Any]]:
+    """The JSON objects of the list in a file.
+
+    Raises:
+        UserError: as in `read_json`, or not a list of objects.
+    """
+    value = _parse_json(path)
+    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
+        raise UserError(f"{path} does not hold a list of JSON objects; it is damaged, or another file")
+    return value
+
+
+def _parse_json(path: str | Path) -> Any:
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
         raise UserError(f"{path} is not JSON ({reason}); it is damaged, or another file") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")
-    return value
 
 
 def begin(output_dir: str | Path, stage: str) -> None:

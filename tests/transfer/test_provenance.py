@@ -64,10 +64,13 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
         assert provenance["source"] == source
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
-    (row,) = [line for line in report.render([tmp_path / "out"])[0].splitlines() if line.startswith("| out ")]
-    shown = [cell.strip() for cell in row.strip("|").split("|")]
-    assert shown[:5] == ["out", "jcl", "digits", "7", "3"]
-    assert shown[5] == f"{tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]})"
+    shown = report.render([tmp_path / "out"])[0]
+    (row,) = [line for line in shown.splitlines() if line.startswith("| out ")]
+    assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
+    assert "- Every pretraining: pretrained on digits, epochs 7, seed 3.\n" in shown
+    assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown
+    kept = results["predictions"][f"{name}:skip_bad"]  # their folder is named after the copy without the bad records
+    assert isinstance(json.loads((tmp_path / "out" / kept).read_text()), list)
 
 
 def test_weights_of_a_damaged_run_folder_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -12,6 +13,19 @@ from pretrain.common.run_folder import refuse_other_stage
 from .options import Options
 from .spec import StageSpec
 from .stages import config_file, pretrain_config
+
+
+def refuse_missing_engine(specs: Iterable[StageSpec]) -> None:
+    """Checks that the engines of the fine-tunings that are not complete are installed.
+
+    Raises:
+        UserError: Detectron2 is chosen but not installed.
+    """
+    from transfer.train_net import pick_engine
+
+    for spec in specs:
+        if spec.stage == "transfer" and not spec.is_complete():
+            pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
 
 
 def refuse_missing_data(spec: StageSpec) -> None:

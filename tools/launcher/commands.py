@@ -22,8 +22,6 @@ from .spec import ENTRIES, StageSpec
 from .status import follow, print_status
 from .sweep import load as load_sweep
 
-_LOADERS = {"pipeline": load_pipeline, "sweep": load_sweep}
-
 
 def pretrain(args: argparse.Namespace) -> int:
     if args.method and args.config_file:
@@ -58,11 +56,12 @@ def distributions(args: argparse.Namespace) -> int:
     return _start(stages.distributions(runs, args.overrides, args.output), from_arguments(args), args)
 
 
-def plan(args: argparse.Namespace) -> int:
-    return _start_graph(_LOADERS[args.command](args.file, args.output), from_arguments(args), args)
+def pipeline(args: argparse.Namespace) -> int:
+    return _start_graph(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
 
 
-pipeline = sweep = plan
+def sweep(args: argparse.Namespace) -> int:
+    return _start_graph(load_sweep(args.file, args.output), from_arguments(args), args)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -102,14 +101,18 @@ def resume(args: argparse.Namespace) -> int:
         UserError: nothing was started there, the record is damaged, or it does not name a stage.
     """
     folder = Path(args.folder)
-    for kind, load in _LOADERS.items():
+    for kind in ("pipeline", "sweep"):
         path = folder / "launch" / f"{kind}.json"
         if path.exists():
             record = read_json(path)
             file = record.get("file")
             if not isinstance(file, str):
                 raise UserError(f"{path} does not name its file; run launch.py {kind} FILE --output {folder}")
-            return _start_graph(load(file, str(folder)), from_record(record, path), args)
+            if kind == "sweep":
+                graph = load_sweep(file, str(folder))
+            else:
+                graph = load_pipeline(file, str(folder), str(record.get("engine") or ""))
+            return _start_graph(graph, from_record(record, path), args)
     (path,) = control.launch_files(folder)[:1]
     if path.parents[1] != folder:
         raise UserError(f"{folder} is not a run folder; name one, such as {path.parents[1]}")
@@ -132,6 +135,7 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
         print(f"{spec.folder} is already complete; move it away to run it again")
         return 0
     spec.refuse_missing_weights()
+    checks.refuse_missing_engine([spec])
     checks.refuse_other_run(spec, options)
     if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
         checks.refuse_missing_data(spec)
@@ -142,6 +146,7 @@ def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> in
     if args.dry_run:
         preview(graph, options)
         return 0
+    checks.refuse_missing_engine([node.spec for node in graph.nodes])
     return _detach(args, graph.output) if args.detach and options.cluster == "local" else run(graph, options)
 
 

@@ -45,13 +45,20 @@ _BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
 _DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
 
 
-def load(path: str, output: str = "") -> Graph:
+def load(path: str, output: str = "", engine: str = "") -> Graph:
     """Reads a pipeline file and resolves every config it names.
+
+    Args:
+        output: instead of the file's OUTPUT_DIR.
+        engine: instead of the file's ENGINE; kept for `resume`.
 
     Raises:
         UserError: unknown key, missing file, a value of the wrong kind, a branch without weights.
     """
     plan = read_plan(path, DEFAULTS)
+    if engine and not plan["TRANSFER"]:
+        raise UserError(f"--engine {engine} would have no effect, because {path} has no TRANSFER; leave it out")
+    plan["ENGINE"] = engine or plan["ENGINE"]
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
     words = [str(folder), "--output", str(folder / "report.md")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
@@ -63,7 +70,7 @@ def load(path: str, output: str = "") -> Graph:
     if baseline and not seeds:
         raise UserError(f"BASELINE in {path} needs SEEDS, over which branches are compared with it")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
-    facts = {"branches": branches, "baseline": baseline} if seeds else {}
+    facts: dict[str, Any] = {"engine": engine} | ({"branches": branches, "baseline": baseline} if seeds else {})
     return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)
 
 

@@ -31,10 +31,14 @@ class Run:
 
 @dataclass
 class Found:
-    """Runs, folders of pipelines and sweeps, a line per unreadable file, and a line per stage that is not done."""
+    """Runs, a line per file that could not be read, and a line per stage that is not done.
+
+    Attributes:
+        pipelines: folder of a pipeline -> its run folders and the keys of their stages, ``jcl/mask``.
+    """
 
     runs: list[Run] = field(default_factory=list)
-    graphs: list[Path] = field(default_factory=list)
+    pipelines: dict[Path, dict[Path, str]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     not_done: list[str] = field(default_factory=list)
 
@@ -64,7 +68,8 @@ def find(folders: Sequence[Path]) -> Found:
             found.unread.append(str(error))
             continue
         order += stages
-        found.graphs.append(path.parents[1])
+        if path.name == "pipeline.json":
+            found.pipelines[path.parents[1]] = {folder: stage["key"] for folder, stage in stages.items()}
         prefix = f"{path.parents[1].name}/" if len(graphs) > 1 else ""
         found.not_done += [f"{prefix}{line}" for line in _not_done(stages)]
     position = {folder: place for place, folder in enumerate(order)}
@@ -79,6 +84,15 @@ def find(folders: Sequence[Path]) -> Found:
         content = json.loads(json_text(content))  # which has null for what is not finite
         found.runs.append(Run(path.parent, content, _config(path.parent / "config.yaml", found.unread)))
     return found
+
+
+def short_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Maps each folder to its path relative to the folder that holds all of them."""
+    if not folders:
+        return {}
+    common = Path(os.path.commonpath(folders))
+    base = common.parent if common in folders else common
+    return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
 def parse_yaml(text: str) -> dict[str, Any]:

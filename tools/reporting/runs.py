@@ -87,6 +87,7 @@ class Detection:
         headline: the main points of the protocol: detector, engine, schedule, heads, data.
         protocol: the whole of it.
         evaluated_only: by --eval-only; the detector was trained elsewhere.
+        predictions: their file; None if an earlier version wrote the results, which did not record it.
     """
 
     folder: Path
@@ -98,6 +99,7 @@ class Detection:
     test: str
     metrics: dict[str, dict[str, float | None]]
     evaluated_only: bool
+    predictions: Path | None
 
 
 def parse(run: Run) -> list[Pretraining | Probe | Detection]:
@@ -239,6 +241,7 @@ def _detections(run: Run) -> Iterable[Detection]:
     details |= {key: value for key, value in config.items() if key not in FREE_IN_TRANSFER}
     tests = list(protocol["test"])
     found = results.get("datasets") or results["metrics"]
+    kept = results.get("predictions", {})
     by_test = {test: found[test] for test in tests if test in found}
     if not by_test:
         by_test[tests[0] if tests else ""] = results["metrics"]
@@ -251,6 +254,7 @@ def _detections(run: Run) -> Iterable[Detection]:
             run.folder, origin, protocol["detector"], engine["name"], headline,
             details | {"train": list(protocol["train"])}, test, metrics,
             evaluated_only=results.get("iteration", 0) is None,
+            predictions=run.folder / kept[test] if test in kept else None,
         )  # fmt: skip
 
 

@@ -87,6 +87,11 @@ def folder_name(name: str) -> str:
     return f"{annotations.stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
+def checked_copy(name: str, output_dir: str | Path) -> Path:
+    """The annotation file in a run folder that lacks the records which were skipped; see `prepare`."""
+    return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
+
+
 def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
     """Finds and checks every data set of a config before the first iteration.
 
@@ -151,7 +156,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise UserError(f"{found.annotations}: {shown}{more}; fix them, or add :skip_bad to skip these records")
     if problems:
-        target = Path(cfg.OUTPUT_DIR) / "datasets" / f"{folder_name(name)}_checked.json"
+        target = checked_copy(name, cfg.OUTPUT_DIR)
         if ":" in str(target):
             raise UserError(f"OUTPUT_DIR {cfg.OUTPUT_DIR} has a colon, which :skip_bad cannot use; name another folder")
         content = leave_out(content, problems) | {"left_out": _left_out(found, target, problems)}

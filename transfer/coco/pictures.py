@@ -18,9 +18,11 @@ from pycocotools import mask as coco_mask
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
 
+from pretrain.common.errors import UserError
 from pretrain.common.image_io import open_upright
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.run_folder import atomic_write, read_json_records
 
+from .check import check
 from .data import read
 
 SKELETON = (  # COCO's person, keypoints counted from 1
@@ -28,7 +30,9 @@ SKELETON = (  # COCO's person, keypoints counted from 1
     (2, 3), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7),
 )  # fmt: skip
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
+_CELL = 360  # sides of a panel of `compare`
 _TITLE = 28  # height of the strip above a panel
+SCORE_THRESHOLD = 0.5
 
 
 def draw(
@@ -38,7 +42,7 @@ def draw(
     output_dir: str | Path,
     *,
     count: int,
-    score_threshold: float = 0.5,
+    score_threshold: float = SCORE_THRESHOLD,
 ) -> list[Path]:
     """Draws ``count`` images spread evenly over a COCO data set: predictions on the left, ground truth on the right.
 
@@ -53,22 +57,104 @@ def draw(
     """
     content = read(annotations_json)
     categories = {c["id"]: c for c in content["categories"]}
-    images = sorted(content["images"], key=lambda image: image["id"])
+    images = _sorted(content["images"])
     truth_of, found_by = _by_image(content["annotations"]), _by_image(predictions)
     count = min(count, len(images))
     written = []
     for image in (images[i * len(images) // count] for i in range(count)):
-        truth = truth_of[image["id"]]
-        found = sorted(found_by[image["id"]], key=lambda record: -record["score"])
-        found = [record for i, record in enumerate(found) if i == 0 or record["score"] >= score_threshold]
-        photo = open_upright(os.path.join(image_dir, image["file_name"])).convert("RGB")
-        left = _panel(photo, found, categories, f"predictions ({len(found)})")
-        right = _panel(photo, truth, categories, f"ground truth ({len(truth)})")
-        file = io.BytesIO()
-        F.to_pil_image(torch.cat([left, right], dim=2)).save(file, "JPEG", quality=92)
+        photo = _photo(image_dir, image)
+        scale = max(1.0, _MIN_HEIGHT / photo.height)
+        found = _strong(found_by[image["id"]], score_threshold)
+        left = _panel(photo, scale, found, categories, "predictions")
+        right = _panel(photo, scale, truth_of[image["id"]], categories, "ground truth")
         written.append(Path(output_dir) / _file_name(image["id"]))
-        atomic_write(written[-1], file.getvalue())
+        atomic_write(written[-1], _encoded(torch.cat([left, right], dim=2), "JPEG"))
     return written
+
+
+def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The first ``count`` images, by id, that have an object."""
+    annotated = {record["image_id"] for record in content["annotations"]}
+    return [image for image in _sorted(content["images"]) if image["id"] in annotated][:count]
+
+
+def read_predictions(
+    path: str | Path, images: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The predictions on ``images`` in a file in COCO's result format.
+
+    Raises:
+        UserError: missing, or with a record that cannot be drawn.
+    """
+    ids = [image["id"] for image in images]
+    records = [record for record in read_json_records(path) if record.get("image_id") in ids]
+    numbered = [{**record, "id": number} for number, record in enumerate(records)]
+    problem = next(check({"images": images, "categories": categories, "annotations": numbered}), None)
+    if problem:
+        raise UserError(f"{path}: {problem.text}; it is damaged, or of another data set")
+    for record in records:
+        points = record.get("keypoints") or []
+        if not (isinstance(points, list) and all(map(_is_number, points)) and len(points) % 3 == 0):
+            raise UserError(f"{path}: keypoints that are not [x, y, score, ...]; it is damaged, or another file")
+        if not _is_number(record.get("score")):
+            raise UserError(f"{path}: a prediction without a score; it is damaged, or another file")
+    return records
+
+
+def compare(
+    content: Mapping[str, Any],
+    images: Sequence[Mapping[str, Any]],
+    image_dir: str | Path,
+    predictions: Mapping[str, Sequence[Mapping[str, Any]]],
+    output: str | Path,
+    *,
+    score_threshold: float = SCORE_THRESHOLD,
+) -> None:
+    """Draws a PNG with one row per image: the ground truth, then each detector's predictions, in panels of one size.
+
+    Args:
+        content: of the annotation file.
+        predictions: the title of a column -> predictions in COCO's result format, selected as in `draw`.
+
+    Raises:
+        UserError: an image that cannot be read, or an output that cannot be written.
+    """
+    categories = {c["id"]: c for c in content["categories"]}
+    truth_of = _by_image(content["annotations"])
+    found_by = {title: _by_image(records) for title, records in predictions.items()}
+    rows = []
+    for image in images:
+        photo = _photo(image_dir, image)
+        columns = {"ground truth": truth_of[image["id"]]}
+        columns |= {title: _strong(found[image["id"]], score_threshold) for title, found in found_by.items()}
+        scale = _CELL / max(photo.size)
+        panels = [_panel(photo, scale, items, categories, title, _CELL) for title, items in columns.items()]
+        rows.append(torch.cat(panels, dim=2))
+    atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _sorted(images: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(images, key=lambda image: image["id"])
+
+
+def _photo(folder: str | Path, image: Mapping[str, Any]) -> Image.Image:
+    return open_upright(os.path.join(folder, image["file_name"])).convert("RGB")
+
+
+def _strong(records: Iterable[Mapping[str, Any]], threshold: float) -> list[Mapping[str, Any]]:
+    """The predictions on one image that score at least ``threshold``, and the best one in any case; best first."""
+    found = sorted(records, key=lambda record: -record["score"])
+    return [record for i, record in enumerate(found) if i == 0 or record["score"] >= threshold]
+
+
+def _encoded(picture: torch.Tensor, kind: str) -> bytes:
+    file = io.BytesIO()
+    F.to_pil_image(picture).save(file, kind, quality=92)
+    return file.getvalue()
 
 
 def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Mapping[str, Any]]]:
@@ -88,31 +174,61 @@ def _file_name(image_id: Any) -> str:
 
 
 def _panel(
-    photo: Image.Image, items: Sequence[Mapping[str, Any]], categories: Mapping[Any, Mapping[str, Any]], title: str
+    photo: Image.Image,
+    scale: float,
+    items: Sequence[Mapping[str, Any]],
+    categories: Mapping[Any, Mapping[str, Any]],
+    title: str,
+    cell: int = 0,
 ) -> torch.Tensor:
-    """The image with the boxes, masks, keypoints and labels of ``items`` under a title: uint8 (3, H, W)."""
-    scale = max(1.0, _MIN_HEIGHT / photo.height)
-    size = round(photo.width * scale), round(photo.height * scale)
+    """The image with the boxes, masks, keypoints and labels of ``items`` under a title: uint8 (3, H, W).
+
+    ``cell`` is the least height and width below the title; a smaller image gets white margins.
+    """
+    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle: well separated hues
     for item, color in zip(items, colors, strict=True):
         if item.get("segmentation"):
             mask = Image.fromarray(_mask(item["segmentation"], photo.height, photo.width) > 0).resize(size)
             panel = draw_segmentation_masks(panel, torch.from_numpy(np.array(mask)), alpha=0.45, colors=color)
+    corners = []
     for item, color in zip(items, colors, strict=True):
         x, y, w, h = item["bbox"]
         box = torch.tensor([[x, y, x + max(w, 0), y + max(h, 0)]]) * scale
         box = torch.minimum(box.clamp(min=0), torch.tensor([*size, *size]))
-        panel = draw_bounding_boxes(panel, box, [_label(item, categories)], [color], width=2, fill_labels=True)
+        panel = draw_bounding_boxes(panel, box, colors=[color], width=2)
+        corners.append((box[0, 0].item(), box[0, 1].item()))
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
             bones = categories.get(item["category_id"], {}).get("skeleton") or SKELETON
             pairs = [(a - 1, b - 1) for a, b in bones if max(a, b) <= points.shape[1]]
             centers, visible = (points[..., :2] + 0.5) * scale, points[..., 2] > 0
             panel = draw_keypoints(panel, centers, pairs, color, radius=3, width=2, visibility=visible)
-    strip = Image.new("RGB", (size[0], _TITLE), "white")
-    ImageDraw.Draw(strip).text((6, 4), title, "black", ImageFont.load_default(16))
+    panel = _labeled(panel, corners, [_label(item, categories) for item in items], colors)
+    panel = F.pad(panel, [0, 0, max(0, cell - size[0]), max(0, cell - size[1])], fill=255)
+    strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")
+    ImageDraw.Draw(strip).text((6, 4), f"{title} ({len(items)})", "black", ImageFont.load_default(16))
     return F.pad(torch.cat([F.pil_to_tensor(strip), panel], dim=1), [0, 0, 4, 0], fill=255)
+
+
+def _labeled(
+    panel: torch.Tensor, corners: Sequence[tuple[float, float]], labels: Sequence[str], colors: Sequence[str]
+) -> torch.Tensor:
+    """The panel with a label at each corner, or below the labels that are there already."""
+    canvas = F.to_pil_image(panel)
+    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
+    placed: list[tuple[float, float, float, float]] = []  # left, top, right, bottom
+    for (x, y), label, color in zip(corners, labels, colors, strict=True):
+        width, height = pen.textlength(label, font) + 6, 17
+        x = max(0.0, min(x, canvas.width - width - 1))
+        for left, top, right, bottom in sorted(placed, key=lambda other: other[1]):
+            if left <= x + width and x <= right and top <= y + height and y <= bottom:
+                y = bottom + 1
+        placed.append((x, y, x + width, y + height))
+        pen.rectangle(placed[-1], "white", color)
+        pen.text((x + 3, y + 1), label, "black", font)
+    return F.pil_to_tensor(canvas)
 
 
 def _label(item: Mapping[str, Any], categories: Mapping[Any, Mapping[str, Any]]) -> str:

@@ -36,11 +36,11 @@ def score(
 ) -> Metrics:
     """The metrics of the predictions on one set of DATASETS.TEST.
 
-    Keeps the predictions in OUTPUT_DIR/inference/<data set>/coco_instances_results.json, and draws them on ``pictures``
-    images in OUTPUT_DIR/visualizations, with one folder per data set where there are several.
+    Keeps the predictions in OUTPUT_DIR (see `predictions_file`), and draws them on ``pictures`` images in
+    OUTPUT_DIR/visualizations, with one folder per data set where there are several.
     """
     out, (annotations, images) = Path(cfg.OUTPUT_DIR), resolve(name)
-    atomic_write(out / "inference" / folder_name(name) / "coco_instances_results.json", json_text(list(predictions)))
+    atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
     metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
     log(f"{name}: {len(predictions)} predictions\n{_table(metrics)}")
@@ -48,6 +48,11 @@ def score(
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
         draw(annotations, images, predictions, out / "visualizations" / folder, count=pictures)
     return metrics
+
+
+def predictions_file(name: str) -> str:
+    """Where the predictions on a set of DATASETS.TEST are kept, relative to OUTPUT_DIR; in COCO's result format."""
+    return f"inference/{folder_name(name)}/coco_instances_results.json"
 
 
 def evaluate(
@@ -117,6 +122,7 @@ def write_results(
     engine_version: str,
     cfg: CfgNode,
     metrics: Mapping[str, Metrics],
+    predictions: Mapping[str, str],
     weights: Mapping[str, Any],
     iteration: int | None,
 ) -> dict[str, Any]:
@@ -125,6 +131,7 @@ def write_results(
     Args:
         engine: detectron2 | torchvision.
         metrics: data set name -> what `evaluate` returned.
+        predictions: data set name -> their file, relative to the run folder, which may be moved.
         weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
         iteration: optimizer steps done; None where nothing was trained.
     """
@@ -135,6 +142,7 @@ def write_results(
         "engine": {"name": engine, "version": engine_version},
         "metrics": first,
         "datasets": dict(metrics),
+        "predictions": dict(predictions),
         "iteration": iteration,
         "protocol": {
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import TINY
+from tests.tools.launcher.helpers import ROOT, TINY
 from tools import launch
 from tools.launcher import commands, stages
+from tools.launcher.graph import Graph
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
 
@@ -114,7 +116,74 @@ def test_a_symlink_loop_as_output_is_one_line():
             launch.main(["pipeline", "p.yaml", "--output", folder, "--cluster", "local", "--gpus", "0"])
 
 
-def test_make_demo_stays_on_this_machine():
-    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
-    (line,) = [line for line in makefile.splitlines() if "configs/pipeline/demo.yaml" in line]
-    assert line.endswith("--cluster local")
+SIDE_BY_SIDE = "--cluster local --parallel 2 --cpus-per-task 1"
+
+
+@pytest.mark.parametrize(
+    ("target", "command"),
+    [
+        (["demo"], f"pipeline configs/pipeline/demo.yaml {SIDE_BY_SIDE}"),
+        (
+            ["demo", "ENGINE=detectron2"],
+            f"pipeline configs/pipeline/demo.yaml {SIDE_BY_SIDE} --engine detectron2 --output runs/demo_detectron2",
+        ),
+        (["demo-quick"], f"pipeline configs/pipeline/demo_quick.yaml {SIDE_BY_SIDE}"),
+    ],
+)
+def test_make_runs_the_demo_on_this_machine(target: list[str], command: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("ENGINE", "MAKEFLAGS", "MAKELEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    shown = subprocess.run(["make", "-n", *target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in shown.splitlines() if "tools/launch.py" in line]
+    assert line.split("tools/launch.py ")[1].split() == command.split()
+    parsed = vars(launch._parser().parse_args(command.split()))
+    assert parsed["cluster"] == "local" and (ROOT / parsed["file"]).is_file()
+
+
+@pytest.fixture
+def pipeline_file() -> str:
+    """A pipeline with a detector, by the torchvision engine."""
+    Path("mask.yaml").write_text("VERSION: 2\n")
+    Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: mask.yaml}\nENGINE: torchvision\n")
+    return "p.yaml"
+
+
+def engines(graph: Graph) -> set[str]:
+    return {node.spec.args[0][node.spec.args[0].index("--engine") + 1] for node in graph.nodes}
+
+
+def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("transfer.train_net.pick_engine", lambda wanted: wanted)
+    found = []
+    monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: found.append(graph) or 0)
+    for words in ([], ["--engine", "detectron2"]):
+        assert launch.main(["pipeline", pipeline_file, "--output", "x", "--cluster", "local", *words]) == 0
+        found[-1].remember(Options(cluster="local", gpus=0))
+        assert launch.main(["resume", "x"]) == 0
+    assert [engines(graph) for graph in found] == [{"torchvision"}] * 2 + [{"detectron2"}] * 2
+    assert found[2].nodes == found[3].nodes
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("detectron", "engine 'detectron' is not one of .*did you mean 'detectron2'"),
+        ("detectron2", "Detectron2 is not installed; run `make detectron2`, or use --engine torchvision"),
+    ],
+)
+def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
+    pipeline_file: str, monkeypatch: pytest.MonkeyPatch, engine: str, message: str
+):
+    monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: pytest.fail("it was started"))
+    with pytest.raises(UserError, match=message):
+        launch.main(["pipeline", pipeline_file, "--cluster", "local", "--engine", engine])
+    single = ["transfer", "--config-file", "mask.yaml", "--cluster", "local"]
+    with pytest.raises(UserError, match=message):
+        launch.main([*single, "--engine", engine])
+
+
+def test_an_engine_without_a_detector_is_refused():
+    Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\n")
+    with pytest.raises(UserError, match=r"--engine torchvision would have no effect, because p\.yaml has no TRANSFER"):
+        launch.main(["pipeline", "p.yaml", "--engine", "torchvision"])

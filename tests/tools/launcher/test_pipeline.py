@@ -63,7 +63,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert yaml.safe_load(long.config)["SOLVER"] == {"MAX_ITER": 9}
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
     folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco")}
-    assert graph.facts == {"branches": folders, "baseline": "random"}
+    assert graph.facts == {"engine": "", "branches": folders, "baseline": "random"}
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)

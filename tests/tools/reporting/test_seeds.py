@@ -93,7 +93,7 @@ def test_the_report_shows_it_and_survives_a_damaged_file(tmp_path: Path):
     (tmp_path / "study/jcl_seed=1/knn/results.json").write_text(json.dumps({"stage": "knn", "metrics": {}}))
     with pytest.raises(UserError, match=r"jcl_seed=1/knn/results.json is not what a knn stage writes"):
         read_study(tmp_path / "study")
-    text, _ = report.render([tmp_path])
+    text, *_ = report.render([tmp_path])
     assert "is not what a knn stage writes" in text and "## study" not in text
     (tmp_path / "study/jcl_seed=1/knn/results.json").unlink()
     assert "## study\n" in report.render([tmp_path])[0]

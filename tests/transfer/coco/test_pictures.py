@@ -8,10 +8,11 @@ import os
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer.coco import pictures
+from transfer.coco import data, pictures
 
 
 def predictions_of(folder) -> list[dict]:
@@ -74,3 +75,90 @@ def test_any_folder_and_any_category_name(tmp_path):
     (folder / "annotations.json").write_text(json.dumps(content))
     written = pictures.draw(folder / "annotations.json", folder, [], folder / "out", count=6)
     assert len(written) == 6 and all(path.stat().st_size for path in written)
+
+
+def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
+    tiny_coco.write(tmp_path)
+    content = data.read(tmp_path / "annotations.json")
+    (first,) = [image for image in content["images"] if image["id"] == 1]
+    second = dict(first, id=99)  # the same photo without an object
+    truth = predictions_of(tmp_path)
+    columns = {"all": truth, "none": [], "weak": [p | {"score": 0.1} for p in truth]}
+    out = tmp_path / "out.png"
+    pictures.compare(content, [first, second], tmp_path, columns, out)
+    canvas = cv2.imread(str(out)).astype(int)
+    side, title, gap = 360, 28, 4
+    assert canvas.shape == (2 * (side + title), 4 * (side + gap), 3)
+
+    def panel(row, column):
+        top, left = row * (side + title) + title, column * (side + gap)
+        return canvas[top : top + round(side * first["height"] / first["width"]), left : left + side]
+
+    plain = panel(1, 0)
+    drawn = [np.abs(panel(0, column) - plain).sum(axis=2) > 60 for column in range(4)]
+    assert not any(np.abs(panel(1, column) - plain).any() for column in range(4))
+    assert not drawn[2].any(), "no prediction, nothing drawn"
+    scale = side / first["width"]
+    boxes = [record["bbox"] for record in truth if record["image_id"] == 1]
+    for column, shown in ((0, boxes), (1, boxes), (3, boxes[:1])):  # of weak predictions only the best is shown
+        for box in boxes:
+            x, y, w, h = (round(value * scale) for value in box)
+            edge = drawn[column][y + h - 4 : y + h + 4, x + 4 : x + w - 4].any(axis=0).mean()
+            assert (edge > 0.9) == (box in shown), (column, box)
+
+
+def test_the_compared_images_are_the_first_with_an_object(tmp_path):
+    tiny_coco.write(tmp_path)
+    content = data.read(tmp_path / "annotations.json")
+    content["images"].reverse()
+    content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
+    assert [image["id"] for image in pictures.first_annotated(content, 3)] == [1, 3, 4]
+    assert [image["id"] for image in pictures.first_annotated(content, 9)] == [1, 3, 4, 5]  # the last has none
+
+
+def test_labels_do_not_cover_each_other():
+    panel = torch.zeros(3, 120, 200, dtype=torch.uint8)
+    alone = pictures._labeled(panel, [(150.0, 5.0)], ["a long label"], ["red"])
+    both = pictures._labeled(panel, [(150.0, 5.0), (152.0, 7.0)], ["a long label"] * 2, ["red", "red"])
+    white = [(picture == 255).all(dim=0) for picture in (alone, both)]
+    assert white[1].sum() == 2 * white[0].sum() > 0 and white[1][white[0]].all()
+    assert white[0][:, -2].any() and not white[0][:, -1].any(), "shifted into the panel"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bbox": [1, 2]}, r"is not \[x, y, width, height\]"),
+        ({"segmentation": {"size": [64, 96], "counts": "P"}}, "cannot be decoded"),
+        ({"segmentation": {"size": [1, 1], "counts": "1"}}, "RLE mask of size"),
+        ({"score": None}, "a prediction without a score"),
+        ({"keypoints": [1, 2]}, "keypoints that are not"),
+    ],
+)
+def test_predictions_that_cannot_be_drawn_are_refused(tmp_path, change, message):
+    tiny_coco.write(tmp_path, rle=True)
+    content = data.read(tmp_path / "annotations.json")
+    found, file = predictions_of(tmp_path), tmp_path / "found.json"
+    images = pictures.first_annotated(content, 1)
+    file.write_text(json.dumps([*found, {"image_id": 77}]))  # of an image that is not drawn
+    mine = [record for record in found if record["image_id"] == 1]
+    kept = pictures.read_predictions(file, images, content["categories"])
+    assert [record["bbox"] for record in kept] == [record["bbox"] for record in mine]
+    file.write_text(json.dumps([found[0] | change, *found[1:]]))
+    with pytest.raises(UserError, match=rf"found\.json: .*{message}.*; it is damaged"):
+        pictures.read_predictions(file, images, content["categories"])
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "is not JSON"), ("{}", "a list of"), ("[3]", "a list of")])
+def test_a_file_without_predictions_is_refused(tmp_path, text, message):
+    (tmp_path / "found.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        pictures.read_predictions(tmp_path / "found.json", [], [])
+
+
+def test_a_line_of_pixels_is_compared(tmp_path):
+    cv2.imwrite(str(tmp_path / "line.png"), np.full((1, 2000, 3), 90, np.uint8))
+    image = {"id": 1, "file_name": "line.png", "width": 2000, "height": 1}
+    pictures.compare({"categories": [], "annotations": []}, [image], tmp_path, {"a": []}, tmp_path / "out.png")
+    canvas = cv2.imread(str(tmp_path / "out.png"))
+    assert canvas is not None and canvas.shape == (388, 728, 3) and (canvas[28, :360] == 90).all()

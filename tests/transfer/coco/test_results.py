@@ -124,12 +124,14 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
         engine_version="1",
         cfg=cfg,
         metrics=metrics,
+        predictions={"coco:a.json:b": "inference/a/b.json"},
         weights=given,
         iteration=5,
     )
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["metrics"]["bbox"]["AP"] == 0 and content["metrics"]["bbox"]["APl"] is None
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"
+    assert content["predictions"] == {"coco:a.json:b": "inference/a/b.json"}
     assert content["weights"] == given and content["engine"]["name"] == "torchvision"
     one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
     assert results.flat_sets(one) == {"bbox/AP": 1.0} and results.flat_sets({}) == {}

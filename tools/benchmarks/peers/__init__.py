@@ -78,14 +78,17 @@ def peers(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for setting, title in _SETTINGS.items():
             data = Path(folder, setting)
-            _make_photos(data, args.images) if setting == "loading" else _make_digits(data)
+            if setting == "loading":
+                _make_photos(data, args.images)
+            else:
+                _make_digits(data)
             runs = _rounds(setting, [OURS, *found], data, args)
             title = f"{setting}: {title.format(images=args.images, epochs=args.epochs)}"
             ratios = {name: ours_to_peer(runs[OURS], runs[name]) for name in found}
             result[setting] = {"setting": title, "runs": runs, "ours_to_peer": ratios}
             print(f"{title}; rounds: {args.rounds}, threads per process: {args.threads}\n\n{table(runs, ratios)}\n")
-    if args.json:
-        write_json(args.json, result)
+            if args.json:
+                write_json(args.json, result)
 
 
 def _rounds(setting: str, sides: list[str], data: Path, args: argparse.Namespace) -> Runs:

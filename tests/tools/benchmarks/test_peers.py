@@ -65,6 +65,12 @@ def test_a_missing_peer_is_one_line_with_the_remedy(installed: Installed):
         benchmark.main(["peers"])
 
 
+def test_a_single_batch_has_no_rate(installed: Installed):
+    installed("lightly")
+    with pytest.raises(UserError, match="--images is 127; it must be at least 128"):
+        benchmark.main(["peers", "--images", "127"])
+
+
 def test_rounds_are_in_turn_and_the_file_holds_what_the_table_shows(
     installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -82,13 +88,13 @@ def test_rounds_are_in_turn_and_the_file_holds_what_the_table_shows(
 
     monkeypatch.setattr(peers, "_measured", measured)
     path = tmp_path / "peers.json"
-    words = ["--rounds", "2", "--images", "64", "--epochs", "3", "--threads", "2", "--json", str(path)]
+    words = ["--rounds", "2", "--images", "128", "--epochs", "3", "--threads", "2", "--json", str(path)]
     assert benchmark.main(["peers", *words]) == 0
     turns = [(peers.OURS, 1), ("lightly", 1), ("lightly", 2), (peers.OURS, 2)]
     assert asked == [(setting, *turn) for setting in ("loading", "training") for turn in turns]
     tables = capsys.readouterr().out.split("\n\n")
     assert tables[0] == (
-        "loading: two MoCo v2 views of 224 pixels from 64 JPEGs of 500 x 375 pixels, one worker; "
+        "loading: two MoCo v2 views of 224 pixels from 128 JPEGs of 500 x 375 pixels, one worker; "
         "rounds: 2, threads per process: 2"
     )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables[3].splitlines()]

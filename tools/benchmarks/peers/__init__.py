@@ -13,7 +13,8 @@ rates, temperature, queue, head, key momentum and workers. These differences rem
 - Batch norm: in a single process this project normalizes two halves of the batch separately, in place of ShuffleBN.
   lightly's example normalizes the whole batch.
 - lightly decodes and crops by Pillow, whose pixels differ slightly from ours, and draws other random numbers.
-- Both end with a checkpoint of all state. This project's run also writes a log, metrics and TensorBoard events.
+- Each writes all state at its end, this project twice (the last step's checkpoint, then the final one). This project
+  also writes a log, metrics and TensorBoard events.
 
 Not a peer, although the package index has it: solo-learn 1.0 needs torch 1.9; lightning-bolts 0.7 needs
 pytorch-lightning 1; mmpretrain 1.2's MoCo v2 views fail with NumPy 2 (mmcv 2.2 puts negative numbers into uint8), and
@@ -66,12 +67,14 @@ def peers(args: argparse.Namespace) -> None:
     """Prints a Markdown table per setting: the rounds' median (and range), and ours to each peer's, paired by round.
 
     Raises:
-        UserError: no peer is installed, or ``--json`` cannot be written.
+        UserError: no peer is installed, fewer images than two batches, or ``--json`` cannot be written.
         RuntimeError: a measured process failed.
     """
     found = [name for name in PEERS if importlib.util.find_spec(name)]
     if not found:
         raise UserError(f"{', '.join(PEERS)} is not installed; `pip install '.[peers]'` installs it")
+    if args.images < 128:
+        raise UserError(f"--images is {args.images}; it must be at least 128: the first batch of 64 is not timed")
     if args.json:
         refuse_unwritable(args.json)
     result: dict[str, Any] = {"environment": _environment(found, args.threads)}

@@ -59,7 +59,7 @@ def training(side: Any, request: dict[str, Any]) -> dict[str, float]:
     """Rate, CPU seconds, peak memory and kNN accuracy of ``side.train``."""
     images = Path(request["data"], "images")
     common = ["SEED", str(request["seed"]), "SOLVER.EPOCHS", str(request["epochs"]), "OUTPUT_DIR", "run"]
-    # Without the val split our own run scores no kNN, which would be in its time. Every side writes one checkpoint.
+    # Without the val split our own run scores no kNN, which would be in its time.
     at_end = ["SOLVER.CHECKPOINT_PERIOD", str(10**6)]
     cfg = load_config(_RECIPE, ["DATA.TRAIN", f"folder:{images / 'train'}", *at_end, *common])
     steps = len(list((images / "train").glob("*/*.jpg"))) // cfg.SOLVER.IMS_PER_BATCH * cfg.SOLVER.EPOCHS

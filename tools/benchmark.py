@@ -1,10 +1,11 @@
-"""Measures each fast form against the naive form of the same computation, in the same process.
+"""Measures each fast form against the naive form of the same computation, and pretraining against other libraries.
 
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
 python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits.yaml
+python tools/benchmark.py peers --json peers.json
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("trainer", "detection", 20, "an iteration of the Detectron2 engine and of Detectron2's trainer")
     sub.add_argument("--config-file", required=True, help="its DATASETS.TRAIN must exist")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
+    sub = command("peers", "peers", 5, "MoCo v2 here and in other libraries: images/s, CPU seconds, memory, kNN")
+    sub.add_argument("--images", type=int, default=512, help="JPEGs to load (512)")
+    sub.add_argument("--epochs", type=int, default=10, help="of training (10)")
+    sub.add_argument("--threads", type=int, default=1, help="per process (1)")
+    sub.add_argument("--json", default="", metavar="FILE", help="also write all numbers to this file")
     return parser
 
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json(out.with_suffix(".json"), ratios)
     draw(ratios, out)
     for run, columns in ratios.items():
-        ranges = ", ".join(f"{name} {min(columns[name]):.3g} to {max(columns[name]):.3g}" for name in _RATIOS)
+        ranges = ", ".join(f"{name} {min(columns[name]):.4g} to {max(columns[name]):.4g}" for name in _RATIOS)
         print(f"{run}: {ranges}")
 
 

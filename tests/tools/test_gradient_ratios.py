@@ -31,7 +31,7 @@ def test_the_theorems_hold_along_a_training(images: Path, tmp_path: Path, capsys
     assert (tmp_path / "out" / "ratios.svg").read_bytes() == picture
     line = json.loads((tmp_path / "push" / "metrics.json").read_text().splitlines()[0])
     assert push["theorem_2"][0] == line["hard_negative_gradient"] / line["hard_negative_gradient_k2_1"]
-    assert f"{words[0]}: theorem_1 {min(pull['theorem_1']):.3g} to " in capsys.readouterr().out
+    assert f"{words[0]}: theorem_1 {min(pull['theorem_1']):.4g} to " in capsys.readouterr().out
 
 
 def test_a_run_of_another_method_is_refused(tmp_path: Path):

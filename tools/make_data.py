@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "--clutter",
         action="store_true",
         default=argparse.SUPPRESS,  # absent from the manifest of plain digits
-        help="parts of other digits and a bar in the images of the image folder",
+        help="parts of other digits, a bar and more noise in the image folder",
     )
     people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
     people.add_argument("output", help="folder to make")

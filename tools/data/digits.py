@@ -3,8 +3,8 @@
 Every image has the same background level, ink and noise: only the digit, its place and its size tell images apart, so
 a contrastive loss cannot be solved by the background. Train and val are made of different handwritten digits.
 
-With clutter, the images of the folder also hold parts of smaller digits, behind the one that names the class, and a
-bar in front of it: plain digits saturate where labels are used. Background, ink and noise stay as they are.
+With clutter, the images of the folder also hold parts of smaller digits, behind the one that names the class, a bar in
+front of it and more noise: plain digits saturate where labels are used. Ink, bar and background keep their levels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from tools.data.coco_writer import CocoWriter, write_jpeg
 
 _BACKGROUND, _INK, _NOISE = 72.0, 208.0, 10.0  # levels of 255; the noise's standard deviation
-_STRAYS = 3  # parts of other digits per cluttered image
+_CLUTTER_NOISE, _STRAYS = 30.0, 3  # parts of other digits per image
 _CATEGORIES = [{"id": digit + 1, "name": str(digit), "supercategory": "digit"} for digit in range(10)]
 _VAL_SHARE = 0.25  # of each class's handwritten digits
 
@@ -67,9 +67,10 @@ def _write_folder(
         canvas = np.zeros((size, size), np.float32)
         top, left = rng.integers(0, size - len(ink) + 1, 2)
         canvas[top : top + len(ink), left : left + len(ink)] = ink
+        noise = _NOISE
         if clutter:
-            canvas = _clutter(canvas, digits, rng)
-        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", _render(canvas, rng))
+            canvas, noise = _clutter(canvas, digits, rng), _CLUTTER_NOISE
+        write_jpeg(folder / str(digit) / f"{turn:05d}.jpg", _render(canvas, rng, noise))
 
 
 def _clutter(ink: np.ndarray, digits: list[np.ndarray], rng: np.random.Generator) -> np.ndarray:
@@ -117,7 +118,7 @@ def _enlarge(ink: np.ndarray, side: int) -> np.ndarray:
     return cv2.resize(ink, (side, side), interpolation=cv2.INTER_CUBIC).clip(0, 1)
 
 
-def _render(ink: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _render(ink: np.ndarray, rng: np.random.Generator, noise: float = _NOISE) -> np.ndarray:
     """(H, W) ink from 0 to 1 -> (H, W, 3) uint8."""
-    levels = _BACKGROUND + (_INK - _BACKGROUND) * ink + rng.normal(0, _NOISE, ink.shape)
+    levels = _BACKGROUND + (_INK - _BACKGROUND) * ink + rng.normal(0, noise, ink.shape)
     return np.repeat(levels.round().clip(0, 255).astype(np.uint8)[:, :, None], 3, axis=2)

@@ -20,7 +20,7 @@ from tools.data.digits import write_digits
 from tools.data.people import write_people
 
 _MANIFEST = "made.json"
-_VERSION = 1  # raise it when the same arguments would make other data
+_VERSIONS = {"digits": 1, "people": 2}  # raise a kind's when the same arguments would make other data
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     least = {"digits": 16, "people": 64}[kind]
     if args["size"] < least:
         raise UserError(f"--size is {args['size']}; {kind} need at least {least} pixels")
+    args["version"] = _VERSIONS[kind]
     if kind == "digits":
         scenes = {"train": args["scenes"], "val": args["val_scenes"]}
-        make(output, args, lambda folder: write_digits(folder, images, args["size"], scenes, args["seed"]))
+        numbers = (images, args["size"], scenes, args["seed"], "clutter" in args)
+        make(output, args, lambda folder: write_digits(folder, *numbers))
     else:
         make(output, args, lambda folder: write_people(folder, images, args["size"], args["seed"]))
 
@@ -51,7 +53,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     Raises:
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
-    manifest = json.dumps({**arguments, "version": _VERSION}, sort_keys=True) + "\n"
+    manifest = json.dumps(arguments, sort_keys=True) + "\n"
     if _is_made(output, manifest):
         print(f"{output} already exists")
         return
@@ -110,11 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     digits.add_argument("--size", type=int, default=32, help="pixels per side of an image of the image folder")
     digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set")
     digits.add_argument("--val-scenes", type=int, default=100)
-    people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/coco")
+    digits.add_argument(
+        "--clutter",
+        action="store_true",
+        default=argparse.SUPPRESS,  # absent from the manifest of plain digits
+        help="parts of other digits, a bar and more noise in the image folder",
+    )
+    people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
     people.add_argument("output", help="folder to make")
-    people.add_argument("--images", type=int, default=400, help="training images")
+    people.add_argument("--images", type=int, default=400, help="training scenes")
     people.add_argument("--val-images", type=int, default=100)
-    people.add_argument("--size", type=int, default=160, help="pixels of an image's longer side")
+    people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
     for command in (digits, people):
         command.add_argument("--seed", type=int, default=0)
     return parser

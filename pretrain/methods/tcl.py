@@ -48,7 +48,7 @@ def tcl(
     Returns:
         The mean loss; nothing to enqueue; batch_accuracy (share of positive pairs more similar than the anchor's most
         similar negative, from 0 to 100), positive_similarity (mean over positive pairs, from -1 to 1) and
-        positives_per_anchor.
+        positives_per_anchor; with k1 or k2 of its own, also what :func:`hard_gradients` gives.
 
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
@@ -67,6 +67,63 @@ def tcl(
     positive_AB = same_AB & (columns_B[None, :] != self_index_A[:, None])
     count_A = positive_AB.sum(dim=1)
 
+    log_d_A = _log_denominator(similarity_AB, positive_AB, same_AB, temperature, k1, k2)
+    mean_A = torch.where(positive_AB, similarity_AB / temperature, 0.0).sum(dim=1) / count_A.clamp(min=1)
+    loss = torch.where(count_A > 0, log_d_A - mean_A, 0.0).mean()
+    metrics = _batch_metrics(similarity_AB.detach(), positive_AB, same_AB)
+    if (k1, k2) != (0, 1):
+        metrics |= hard_gradients(similarity_AB.detach(), positive_AB, same_AB, temperature, k1, k2)
+    return Objective(loss, None, metrics)
+
+
+def hard_gradients(
+    similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
+) -> dict[str, Tensor]:
+    r"""What Theorems 1 and 2 compare (TCL supplement, Sec. 1), as means over the anchors of a batch.
+
+    A candidate weighs in the gradient of its anchor, Eq. (1), in units of 1 / tau, with
+
+    .. math:: \text{positive: } |X_{ip} - P_{ip}^t + Y_{ip}^t| \text{, Eq. (2)-(4);} \quad
+              \text{negative: } P_{in}^t \text{, Eq. (5)}
+
+    Both are taken for the hardest candidate of each anchor: its least similar positive and its most similar negative.
+
+    Returns:
+        hard_positive_gradient and hard_negative_gradient; the same with ``_supcon``, for the same embeddings under
+        SupCon (k1 = 0, k2 = 1: Theorem 1, Eq. (15)); hard_negative_gradient_k2_1, at this k1 and k2 = 1 (Theorem 2).
+    """
+    import torch
+
+    count_A = positive_AB.sum(dim=1)
+    has_both_A = (count_A > 0) & ~same_AB.all(dim=1)
+    positive_A = torch.where(positive_AB, similarity_AB, math.inf).amin(dim=1)
+    negative_A = torch.where(same_AB, -math.inf, similarity_AB).amax(dim=1)
+
+    def mean(weight_A: Tensor) -> Tensor:
+        return torch.where(has_both_A, weight_A, 0.0).sum() / has_both_A.sum().clamp(min=1)
+
+    def weights(k1: float, k2: float) -> tuple[Tensor, Tensor]:
+        log_d_A = _log_denominator(similarity_AB, positive_AB, same_AB, temperature, k1, k2)
+        share_A = (positive_A / temperature - log_d_A).exp()
+        tuned_A = temperature * k1 * (-positive_A - log_d_A).exp()
+        return mean((1 / count_A - share_A + tuned_A).abs()), mean(k2 * (negative_A / temperature - log_d_A).exp())
+
+    (positive, negative), (positive_supcon, negative_supcon) = weights(k1, k2), weights(0, 1)
+    return {
+        "hard_positive_gradient": positive,
+        "hard_positive_gradient_supcon": positive_supcon,
+        "hard_negative_gradient": negative,
+        "hard_negative_gradient_supcon": negative_supcon,
+        "hard_negative_gradient_k2_1": weights(k1, 1)[1],
+    }
+
+
+def _log_denominator(
+    similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
+) -> Tensor:
+    """(A,) log D, Eq. (19)-(22)."""
+    import torch
+
     # exp(lowest - anything) is 0 as for -inf, but a row of nothing else keeps a finite value and gradient
     lowest = torch.finfo(similarity_AB.dtype).min
     scaled_AB = similarity_AB / temperature
@@ -77,9 +134,7 @@ def tcl(
     if k1 > 0:
         tuned_AB = torch.where(positive_AB, math.log(k1) - similarity_AB, lowest)
         log_d_A = torch.logaddexp(log_d_A, tuned_AB.logsumexp(dim=1))
-    mean_A = torch.where(positive_AB, scaled_AB, 0.0).sum(dim=1) / count_A.clamp(min=1)
-    loss = torch.where(count_A > 0, log_d_A - mean_A, 0.0).mean()
-    return Objective(loss, None, _batch_metrics(similarity_AB.detach(), positive_AB, same_AB))
+    return log_d_A
 
 
 def _batch_metrics(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pretrain.common.errors import UserError
 from pretrain.datasets import load
 from tools import make_data
 from tools.data import digits as make_digits
+from tools.data import people as make_people
 from tools.data.coco_writer import CocoWriter, polygons
 from tools.data.people import KEYPOINTS
 
@@ -71,6 +73,13 @@ def test_a_used_folder_is_refused(digits: Path, tmp_path: Path):
     with pytest.raises(UserError, match="holds something else"):
         make_data.main(["people", str(tmp_path), *PEOPLE])
     assert files(tmp_path) == {"mine.txt": b"precious"}
+
+
+def test_a_folder_of_digits_that_an_earlier_version_made_is_accepted(digits: Path):
+    """The manifest of a folder is compared as text: a new key, or another version, would refuse complete data."""
+    manifest = {"kind": "digits", "images": 60, "val_images": 30, "size": 24, "scenes": 12, "val_scenes": 6}
+    expected = {**manifest, "seed": 0, "version": 1}
+    assert (digits / "made.json").read_text() == json.dumps(expected, sort_keys=True) + "\n"
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path):
@@ -156,6 +165,31 @@ def test_digits_as_coco(digits: Path, split: str):
         assert np.median(pixels[~masks.any(axis=0)]) < 90
 
 
+def test_clutter_changes_only_the_image_folder(digits: Path, tmp_path: Path):
+    make_data.main(["digits", str(tmp_path / "d"), *DIGITS, "--clutter"])
+    plain, cluttered = files(digits), files(tmp_path / "d")
+    assert plain.keys() == cluttered.keys()
+    assert all(content != cluttered[name] for name, content in plain.items() if name.startswith("images"))
+    assert json.loads(plain["made.json"]).keys() == json.loads(cluttered["made.json"]).keys() - {"clutter"}
+    with pytest.raises(UserError, match="holds data made with"):
+        make_data.main(["digits", str(digits), *DIGITS, "--clutter"])
+
+
+def test_clutter_is_behind_the_digit_and_under_one_bar():
+    """Ink can only appear around the digit, and disappear along a line."""
+    digits = make_digits._split_digits(0)["train"]
+    added, covered = [], []
+    for seed in range(50):
+        ink = np.zeros((32, 32), np.float32)
+        ink[8:24, 8:24] = make_digits._enlarge(digits[seed % 10][0], 16)
+        cluttered = make_digits._clutter(ink, digits, np.random.default_rng(seed))
+        less = cluttered < ink
+        assert (cluttered[less] == 0).all() and cluttered.max() <= 1
+        added.append((cluttered > ink).mean())
+        covered.append(less.sum() / (ink > 0).sum())
+    assert np.mean(added) > 0.1 and 0.1 < np.mean(covered) < 0.5
+
+
 def check_record(annotation: dict, mask: np.ndarray) -> None:
     """Box and area are those of the mask that pycocotools makes of the record."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -186,6 +220,39 @@ def test_people(people: Path):
         grown = cv2.dilate(mask.astype(np.uint8), np.ones((3, 3))).astype(bool)
         assert grown[y[v == 2], x[v == 2]].all()  # what is visible lies on the figure
     assert (np.bincount(flags, minlength=3) > 10).all()
+
+
+def test_people_as_an_image_folder(people: Path):
+    """A crop for every figure whose wrists are in the picture, square, of its own split's scenes."""
+    train, val = (load(f"folder:{people / 'images'}", split) for split in ("train", "val"))
+    assert train.classes == val.classes == ["0_raised", "1_raised", "2_raised"]
+    assert train.read(0).shape == (64, 64, 3) and train.labels is not None
+    assert len(train) > 20 and (np.bincount(train.labels) > 0).all()
+    coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
+    seen: dict[str, int] = {}
+    for annotation in coco.loadAnns(coco.getAnnIds(iscrowd=False)):
+        _, y, v = np.array(annotation["keypoints"]).reshape(17, 3).T
+        arms = [KEYPOINTS.index(f"{side}_{joint}") for joint in ("shoulder", "wrist") for side in ("left", "right")]
+        if v[arms].all():
+            name = f"{int((y[arms[2:]] < y[arms[:2]]).sum())}_raised/{annotation['image_id'] - 1:05d}"
+            seen[name] = seen.get(name, 0) + 1
+    made = [str(path.relative_to(people / "images" / "train")) for path in (people / "images" / "train").rglob("*.jpg")]
+    assert len(seen) > 10
+    assert all(sum(crop.startswith(name) for crop in made) >= count for name, count in seen.items())
+
+
+def test_a_crop_is_a_square_inside_the_picture_that_holds_the_figure():
+    image = np.zeros((60, 80, 3), np.uint8)
+    for box in (np.s_[0:20, 0:10], np.s_[40:60, 50:80], np.s_[5:60, 20:30], np.s_[20:30, 0:80]):
+        mask = np.zeros((60, 80), bool)
+        mask[box] = True
+        image[:], image[box] = 100, 200
+        crop = make_people._crop(image, mask)
+        whole = min(box[1].stop - box[1].start, 60) / (box[1].stop - box[1].start)
+        height, width = box[0].stop - box[0].start, box[1].stop - box[1].start
+        side = min(round(1.2 * max(height, width)), 60)
+        assert crop.shape == (64, 64, 3)
+        assert np.isclose((crop > 150).mean(), height * width * whole / side**2, rtol=0.1)
 
 
 def test_left_is_on_the_right_of_a_figure_that_faces_us(people: Path):

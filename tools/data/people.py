@@ -1,6 +1,7 @@
 """Drawn figures as a COCO keypoint data set: 17 keypoints, boxes, polygons, crowds, images with nobody in them.
 
-Left and right limbs look alike, so a mirrored picture with swapped names is as good as a drawn one.
+Left and right limbs look alike, so a mirrored picture with swapped names is as good as a drawn one. An image folder
+holds crops around the figures of the same scenes, by how many hands are raised: a class that depends on the pose alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tools.data.coco_writer import CocoWriter
+from tools.data.coco_writer import CocoWriter, write_jpeg
 
 KEYPOINTS = [
     "nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder", "left_elbow",
@@ -24,33 +25,39 @@ _SKELETON = [
 _CATEGORY = {"id": 1, "name": "person", "supercategory": "person", "keypoints": KEYPOINTS, "skeleton": _SKELETON}
 _LIMBS = [(5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16)]
 _UNLABELLED_SHARE = 0.05  # of keypoints in the picture that no one marked
+_CROP, _MARGIN = 64, 0.1  # pixels per side of a crop; space around the figure, as a share of its box's longer side
 _LEAST_VISIBLE = 0.3  # of a figure: what would hide more of it is placed elsewhere or left out
 
 
 def write_people(folder: Path, images: dict[str, int], size: int, seed: int) -> None:
     """Writes ``folder/coco/{train,val}/*.jpg`` and ``folder/coco/annotations/keypoints_{train,val}.json``.
 
-    Of ten images, one has no figure, one has a crowd (``iscrowd`` 1, run lengths) beside its figures.
+    Crops go to ``folder/images/{train,val}/<hands raised>/*.jpg``. Of ten images, one has no figure, one has a crowd
+    (``iscrowd`` 1, run lengths) beside its figures.
 
     Args:
-        images: by split.
-        size: pixels of the longer side.
+        images: scenes by split.
+        size: pixels of a scene's longer side.
         seed: of everything drawn.
     """
     for number, split in enumerate(("train", "val")):
         rng = np.random.default_rng((seed, 2, number))
         writer = CocoWriter(folder / "coco", split, [_CATEGORY])
+        for raised in range(3):
+            (folder / "images" / split / f"{raised}_raised").mkdir(parents=True)
         for i in range(images[split]):
             height, width = ((size, size), (size * 3 // 4, size), (size, size * 3 // 4))[rng.integers(3)]
-            _write_scene(
-                writer, height, width, rng, figures=0 if i % 10 == 4 else int(rng.integers(1, 4)), crowd=i % 10 == 7
-            )
+            figures, crowd = 0 if i % 10 == 4 else int(rng.integers(1, 4)), i % 10 == 7
+            crops = _write_scene(writer, height, width, rng, figures=figures, crowd=crowd)
+            for number, (raised, crop) in enumerate(crops):
+                write_jpeg(folder / "images" / split / f"{raised}_raised" / f"{i:05d}_{number}.jpg", crop)
         writer.write("keypoints")
 
 
 def _write_scene(
     writer: CocoWriter, height: int, width: int, rng: np.random.Generator, figures: int, crowd: bool
-) -> None:
+) -> list[tuple[int, np.ndarray]]:
+    """Adds a scene; returns the number of raised hands and the crop of each figure whose arms are in the picture."""
     image = rng.normal(96, 12, (height, width, 3)).clip(0, 255).astype(np.uint8)
     owner = np.full((height, width), -1)  # who is on top
     crowd_mask = _draw_crowd(image, rng) if crowd else None
@@ -69,15 +76,31 @@ def _write_scene(
     if figures:
         _draw_box(image, owner, rng)
     image_id = writer.add_image(image)
+    crops: list[tuple[int, np.ndarray]] = []
     for number, points in enumerate(drawn):
         mask = owner == number
         if mask.any():
             keypoints = _keypoints(points, owner, number, rng)
             writer.add_object(image_id, 1, mask, keypoints=keypoints, num_keypoints=sum(v > 0 for v in keypoints[2::3]))
+            shoulders, wrists = points[[5, 6]].round(), points[[9, 10]].round()
+            if ((wrists >= 0) & (wrists < (width, height))).all():
+                crops.append((int((wrists[:, 1] < shoulders[:, 1]).sum()), _crop(image, mask)))
     if crowd_mask is not None:
         visible = crowd_mask & (owner == -1)
         if visible.any():
             writer.add_crowd(image_id, 1, visible, keypoints=[0] * 51, num_keypoints=0)
+    return crops
+
+
+def _crop(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """(_CROP, _CROP, 3): a square around a figure's visible pixels, moved and shrunk to lie in the picture."""
+    left, top, width, height = cv2.boundingRect(mask.astype(np.uint8))
+    side = min(round(max(width, height) * (1 + 2 * _MARGIN)), *mask.shape)
+    x, y = (
+        min(max(start + (length - side) // 2, 0), limit - side)
+        for start, length, limit in ((left, width, mask.shape[1]), (top, height, mask.shape[0]))
+    )
+    return cv2.resize(image[y : y + side, x : x + side], (_CROP, _CROP), interpolation=cv2.INTER_AREA)
 
 
 def _pose(height: int, width: int, rng: np.random.Generator) -> np.ndarray:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import existing_file
-from pretrain.common.metrics import read_lines
+from pretrain.common.metrics import read_metrics
 from pretrain.common.run_folder import replacing, write_json
 
 _RATIOS = {  # name: (logged value, the end of the name of what divides it, title)
@@ -52,8 +52,10 @@ def ratios_of(run: str) -> dict[str, list[float]]:
     Raises:
         UserError: no run folder, or it holds no such values.
     """
-    lines = read_lines(existing_file(Path(run) / "metrics.json", "metrics.json"))
-    found = [line for line in lines if line.get("hard_positive_gradient_supcon")]  # 0: a batch without positive pairs
+    existing_file(Path(run) / "metrics.json", "metrics.json")
+    found = [
+        line for line in read_metrics(run) if line.get("hard_positive_gradient_supcon")
+    ]  # 0: a batch without positive pairs
     if not found:
         raise UserError(f"{run} has logged no gradients of hard pairs; name runs of METHOD.NAME tcl")
     columns = {"step": [line["iteration"] + 1 for line in found]}

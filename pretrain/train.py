@@ -20,8 +20,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, schedule
-from .common import checkpoint, interrupt, process_group
+from . import datasets, distributed, schedule, view_grid
+from .common import checkpoint, curves, interrupt, process_group
 from .common.errors import UserError, run_command_line
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
@@ -39,6 +39,8 @@ from .recipes import RECIPES
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
+
+_IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +160,8 @@ def _open(
         if not found:
             _clear(folder)
             atomic_write(folder / "config.yaml", cfg.dump())
+            grid = view_grid.draw(data, recipes[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
+            view_grid.write(folder / "views.png", grid)
         write_environment(folder)
         metrics.append(MetricsWriter(folder, step))
         results_file = folder / "results.json"
@@ -272,6 +276,7 @@ def _finish(run: _Run) -> dict[str, Any]:
         checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
         for path in folder.glob("checkpoint_[0-9]*.pth"):
             path.unlink()
+        curves.write(folder)
         write_json(folder / "results.json", results)
         run.log.info(f"done: {folder / checkpoint.FINAL}")
 

@@ -7,18 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pretrain.common.errors import UserError, nearest, run_command_line
-from pretrain.common.run_folder import atomic_write
 from pretrain.recipes import RECIPES
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from pretrain.datasets import ImageData
-
-_GAP = 4  # white pixels between pictures
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,32 +35,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if args.recipe not in RECIPES:
         raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{nearest(args.recipe, RECIPES)}")
-    import cv2
-
-    from pretrain import datasets
+    from pretrain import datasets, view_grid  # imports torch
 
     data = datasets.load(args.data, args.split, args.root)
-    picture = draw_grid(data, args.recipe, args.size, args.images, args.views, args.seed, args.epoch)
-    atomic_write(args.out, cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes())
+    recipes = [RECIPES[args.recipe]] * args.views
+    view_grid.write(args.out, view_grid.draw(data, recipes, args.size, args.images, args.seed, args.epoch))
     print(f"{args.out}: {args.recipe}, {args.views} views of {args.images} images")
-
-
-def draw_grid(data: ImageData, recipe: str, size: int, images: int, views: int, seed: int, epoch: int) -> np.ndarray:
-    """The picture (rows, columns, 3) uint8; its views are those that training with this seed and epoch sees."""
-    import numpy as np
-
-    from pretrain.loader import stream
-    from pretrain.views import center_view, make_views
-
-    rows: list[np.ndarray] = []
-    for index in np.linspace(0, len(data) - 1, images).round().astype(int).tolist():
-        image = data.read(index)
-        made = make_views(image, [RECIPES[recipe]] * views, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
-        cells = [center_view(image, size, size), *made]
-        rows.append(
-            np.concatenate([np.pad(c, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255) for c in cells], axis=1)
-        )
-    return np.concatenate(rows)
 
 
 if __name__ == "__main__":

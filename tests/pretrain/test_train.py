@@ -6,13 +6,16 @@ import sys
 import time
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
 
-from pretrain import train
+from pretrain import datasets, train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
+from pretrain.loader import build_loader
+from pretrain.recipes import RECIPES
 from tests.pretrain.ranks import start
 from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
 
@@ -29,7 +32,7 @@ def whole(images, tmp_path_factory) -> Path:
 def test_a_run_folder_is_self_contained(whole):
     names = {p.name for p in whole.iterdir()}
     wanted = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt stage.txt"
-    assert set(wanted.split()) <= names
+    assert {*wanted.split(), "views.png", "curves.png"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     logged = lines(whole, "loss")
     assert [line["iteration"] for line in logged] == list(range(2 * STEPS_PER_EPOCH))
@@ -37,6 +40,17 @@ def test_a_run_folder_is_self_contained(whole):
     results = json.loads((whole / "results.json").read_text())
     assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
+
+
+def test_its_picture_has_the_views_of_the_first_epoch(images, whole):
+    """The last cell of the first row is the last key's view of the first image, as the loader made it."""
+    cfg = load_config(None, overrides(images, whole))
+    data = datasets.load(cfg.DATA.TRAIN, "train")
+    loader = build_loader(cfg, data, [RECIPES[cfg.VIEWS.KEY]] * 3, torch.device("cpu"), size=16, batch_size=len(data))
+    _, batch = next(loader.batches(0, 1))
+    view = batch.views_VNCHW[2, batch.index_N.tolist().index(0)].permute(1, 2, 0).numpy()
+    picture = cv2.cvtColor(cv2.imread(str(whole / "views.png")), cv2.COLOR_BGR2RGB)
+    assert picture.shape == (6 * 20, 4 * 20, 3) and (picture[:16, 60:76] == view).all()
 
 
 def test_another_config_in_the_same_folder_is_refused(images, whole):

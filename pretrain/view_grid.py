@@ -1,0 +1,49 @@
+"""What the encoder sees: several images (rows), each unchanged and in several views (columns)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from .common.image_io import CorruptImage
+from .common.run_folder import atomic_write
+from .datasets import ImageData
+from .loader import stream
+from .recipes import Recipe
+from .views import center_view, make_views
+
+_GAP = 4  # white pixels between pictures
+
+
+def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, seed: int, epoch: int = 0) -> np.ndarray:
+    """The picture as (rows, columns, 3) uint8 RGB; its views are those that training with this seed and epoch sees.
+
+    Args:
+        recipes: of the columns beside the image itself.
+        size: pixels per side of a view.
+        images: rows, evenly spaced over the data set; images that cannot be decoded are left out.
+    """
+    rows: list[np.ndarray] = []
+    for index in sorted(set(np.linspace(0, len(data) - 1, images).round().astype(int).tolist())):
+        try:
+            image = data.read(index)
+        except CorruptImage:  # whether training accepts it is DATALOADER.ON_CORRUPT's to say
+            continue
+        made = make_views(image, recipes, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
+        cells = [center_view(image, size, size), *made]
+        rows.append(
+            np.concatenate([np.pad(c, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255) for c in cells], axis=1)
+        )
+    return np.concatenate(rows) if rows else np.full((_GAP, _GAP, 3), 255, np.uint8)
+
+
+def write(path: str | Path, picture: np.ndarray) -> None:
+    """Writes RGB as PNG.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    atomic_write(path, cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes())

@@ -21,13 +21,13 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from . import datasets, distributed, schedule
-from .common import checkpoint, interrupt, process_group
+from .common import checkpoint, interrupt, key_words, process_group
 from .common.errors import UserError, run_command_line
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
-from .config import load_config
+from .config import described_keys, load_config
 from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
@@ -285,9 +285,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         prog="python -m pretrain.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="config overrides")
-    args = parser.parse_args(argv)
-    main(load_config(args.config_file, args.overrides))
+    key_words.add_keys(parser, described_keys)
+    key_words.add_usage(parser)
+    args, overrides = key_words.parse(parser, argv)
+    main(load_config(args.config_file, overrides))
 
 
 if __name__ == "__main__":

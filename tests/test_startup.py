@@ -33,12 +33,23 @@ for words in json.load(sys.stdin):
         print(json.dumps([ended.code, out.getvalue(), err.getvalue(), imported]))
 """
 HELP = (LAUNCH, "--help")
+KEYS = {
+    (LAUNCH, "pretrain", "--help-keys", "SOLVER.EP"): "SOLVER.EPOCHS 200  (at least 1 and ",
+    (LAUNCH, "knn", "--help-keys", "probe.knn_k"): "PROBE.KNN_K 200  (at least 1 and ",
+    (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
+    ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0 and ",
+}  # fmt: skip
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
     ("tools/convert_to_d2.py", LEAF, "out.txt"): "must end in .pth",
     ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
     ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
+    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "-1", "--num-gpus", "0"): "at least 1 process",
+    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--num-gpu"): "expected one argument",
+    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--resum3"): "did you mean '--resume'?",
+    ("transfer/train_net.py", "--help-keys", "SOLVR"): "did you mean 'SOLVER.'?",
+    (LAUNCH, "pretrain", "--method", "jcl", "SOLVER.EPOCHS", "0", "--cluster", "local"): "SOLVER.EPOCHS is 0; it must",
     (LAUNCH, "pretrain", "--method", "foo"): "name a recipe of your own by --config-file FILE",
     (LAUNCH, "pretrain", "--method", "jcl", "METHOD.K1", "2.0"): "METHOD.K1",
     (LAUNCH, "transfer", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
@@ -87,7 +98,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         (root / "moved/eval_only").mkdir(parents=True)
         (root / "moved/eval_only/stage.txt").write_text("transfer")
-    commands = [HELP, *MISTAKES, *COMPLETE]
+    commands = [HELP, *KEYS, *MISTAKES, *COMPLETE]
     words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}
     done = subprocess.run(
@@ -101,6 +112,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
 def test_help_imports_no_large_library(answers: dict[tuple[str, ...], Any]) -> None:
     status, out, _, imported = answers[HELP]
     assert (status, imported) == (0, []) and "python tools/launch.py pretrain --method jcl" in out
+
+
+@pytest.mark.parametrize("words", KEYS, ids=" ".join)
+def test_keys_are_listed_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
+    status, out, err, imported = answers[words]
+    assert (status, err) == (0, "") and KEYS[words] in out
+    assert not {"torch", "torchvision", "submitit"} & set(imported)
 
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)

@@ -12,7 +12,7 @@ import pytest
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer import config
+from transfer import config, config_help
 
 FOLDER = Path(config.__file__).parent
 READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
@@ -32,6 +32,23 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
     theirs = {key: plain(value) for key, value in flatten(get_cfg())}
     ours = {key: plain(value) for key, value in flatten(config.default_config())}
     assert ours == theirs
+
+
+def test_every_key_that_a_config_sets_has_a_meaning():
+    known = dict(flatten(config.default_config()))
+    assert set(config_help.MEANINGS) <= set(known)
+    files = sorted((FOLDER.parent / "configs").glob("*.yaml"))
+    sets = {key for path in files for key, value in flatten(config.load_config(path)) if value != known[key]}
+    assert len(files) > 20 and sorted(sets - set(config_help.MEANINGS)) == []
+
+
+def test_keys_are_described_with_the_values_that_are_checked():
+    described = {key.name: key for key in config_help.described_keys()}
+    assert list(described) == [key for key, _ in flatten(config.default_config())]
+    assert described["SOLVER.MOMENTUM"].limits == "at least 0 and at most 1"
+    assert described["MODEL.RESNETS.DEPTH"].limits == "18, 34, 50, 101"
+    assert described["MODEL.FPN.FUSE_TYPE"].meaning == "the torchvision engine takes only this value"
+    assert described["GLOBAL.HACK"].meaning.startswith("no effect: ")
 
 
 def test_every_key_is_in_exactly_one_class():

@@ -42,7 +42,7 @@ def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
 
 
 def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return train_net.work(train_net.argument_parser().parse_args(words(folder, engine, *flags, **keys)))
+    return train_net.work(train_net.parse(words(folder, engine, *flags, **keys)))
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
@@ -99,7 +99,7 @@ def test_numbers_that_cannot_work_end_the_run_before_it_starts(
         (tmp_path / "empty.yaml").write_text("SOLVER: {GAMMA: .nan}\n")
         del chosen[chosen.index("nan") - 1 : chosen.index("nan") + 1]
     with pytest.raises(UserError, match=message):
-        train_net.work(train_net.argument_parser().parse_args(chosen))
+        train_net.work(train_net.parse(chosen))
     assert not (tmp_path / "out").exists()
 
 
@@ -188,7 +188,7 @@ def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
         work(tmp_path, "torchvision")
     work_in_new = words(tmp_path, "torchvision", "--eval-only", OUTPUT_DIR=str(tmp_path / "new"))
     with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
-        train_net.work(train_net.argument_parser().parse_args(work_in_new))
+        train_net.work(train_net.parse(work_in_new))
     with pytest.raises(UserError, match=r"new is the run folder of evaluation, not of transfer"):
         work(tmp_path, "torchvision", OUTPUT_DIR=str(tmp_path / "new"))
 

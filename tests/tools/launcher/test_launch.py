@@ -16,8 +16,10 @@ from tools.launcher import stages
 def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit):
         launch.main([command, "--help"])
-    usage, *_, last = capsys.readouterr().out.split("\n\n")
-    assert usage.endswith("[KEY VALUE ...]") and "KEY VALUE ... overrides the config" in last
+    shown = capsys.readouterr().out
+    assert shown.split("\n\n")[0].endswith("[KEY VALUE ...]")
+    places = [shown.index(title) for title in ("\noptions:", "\nconfig keys:\n  KEY VALUE", "\nresources:", "\nSLURM:")]
+    assert places == sorted(places) and places[-1] < shown.index("\n  --partition")
     with pytest.raises(SystemExit):
         launch.main(["convert", "--help"])
     assert "KEY VALUE ..." not in capsys.readouterr().out

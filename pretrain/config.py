@@ -204,8 +204,15 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
         for key, value in flatten(cfg)
         if before.get(key) != value and not key.startswith(FREE_ON_RESUME)
     ]
-    if changed:
-        raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); choose another OUTPUT_DIR")
+    if not changed:
+        return
+    remedy = "choose another OUTPUT_DIR"
+    if [words.split()[0] for words in changed] == ["SOLVER.EPOCHS"]:
+        remedy = (
+            "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
+            f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"
+        )
+    raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); {remedy}")
 
 
 def validate(cfg: CfgNode) -> None:

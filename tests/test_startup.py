@@ -20,6 +20,7 @@ LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
 LAUNCH = "tools/launch.py"
 LOCAL = ("--cluster", "local", "--gpus", "0")
 TRANSFER = (LAUNCH, "transfer", *LOCAL, "--config-file", LEAF, "--engine", "torchvision")
+TINY_DATA = ("DATASETS.TRAIN", "('coco:a.json:images',)", "DATASETS.TEST", "()")
 # Runs each command line as the shell does, in one process, and prints how it ended and which large libraries it needed.
 SCRIPT = """
 import contextlib, io, json, runpy, sys
@@ -27,7 +28,10 @@ for words in json.load(sys.stdin):
     sys.argv, out, err = words, io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runpy.run_path(words[0], run_name="__main__")
+            if words[0].endswith("__main__.py"):
+                runpy.run_module("pretrain", run_name="__main__")
+            else:
+                runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
         imported = sorted({"torch", "torchvision", "fvcore", "submitit"} & sys.modules.keys())
         print(json.dumps([ended.code, out.getvalue(), err.getvalue(), imported]))
@@ -57,6 +61,24 @@ MISTAKES = {
     ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "did you mean 'moco_v",
     ("tools/make_data.py", "digits", "x", "--size", "1"): "--size is 1",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "another config (SEED 0 ",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SOLVER.EPOCHS", "210", "OUTPUT_DIR", "pretrained"): (
+        "(SOLVER.EPOCHS 200 -> 210); the learning rate follows EPOCHS from the first step; to train longer, set "
+        "MODEL.WEIGHTS "
+    ),
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
+    ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",
+    (*TRANSFER,): "no annotation file at datasets/coco/annotations",
+    (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "pretrained"): (
+        "is a run folder of pretraining; convert it first: python tools/convert_to_d2.py pretrained "
+        "weights/pretrained.pth\n"
+    ),
+    ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
+    ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
+    ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "add --resume to continue it, or choose ",
+    ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not ",
+    ("transfer/train_net.py", "--resume", "--config-file", LEAF, "SOLVER.GAMMA", "0.2", "OUTPUT_DIR", "box"): (
+        "holds a training of another config (SOLVER.GAMMA 0.1 -> 0.2)"
+    ),
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "OUTPUT_DIR", "pretrained/knn"): "the run folder of knn, not of",
     (LAUNCH, "linear", *LOCAL, "pretrained", "LINEAR.BASE_LR", "1.0"): "another probe (LINEAR.BASE_LR 30.0 -> 1.0)",
     (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
@@ -96,6 +118,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.convert("pretrained", "converted.pth"))
         trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
+        Path("box/model_final.pth").write_bytes(b"\0weights")
+        Path("images").mkdir()
+        Path("a.json").touch()
         (root / "moved/eval_only").mkdir(parents=True)
         (root / "moved/eval_only/stage.txt").write_text("transfer")
     commands = [HELP, *KEYS, *MISTAKES, *COMPLETE]

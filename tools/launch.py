@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
-    sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="recipe file, instead of --method")
+    sub.add_argument("--method", default="", help="its default recipe, which is printed: mocov2, jcl, sce, ...")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),

@@ -89,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             "detectron2` to install it, or choose this engine with --engine torchvision",
             file=sys.stderr,
         )
+    if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
+        from transfer import early
+
+        early.refuse(settle(args)[1], resume=args.resume, eval_only=args.eval_only)
     if "WORLD_SIZE" in os.environ or args.num_gpus * args.num_machines == 1:
         work(args)
     else:
@@ -191,7 +195,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     from pretrain.common.stage import leaving, stage
     from transfer.coco import data
     from transfer.coco.results import write_results
-    from transfer.distributed import join, refuse_used_output_dir
+    from transfer.distributed import join
+    from transfer.early import refuse_used_output_dir
 
     engine = importlib.import_module(f"transfer.{name}_engine.train")
     cfg.defrost()

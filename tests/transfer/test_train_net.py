@@ -21,7 +21,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
-from transfer.distributed import refuse_used_output_dir
+from transfer.early import refuse_used_output_dir
 from transfer.weights import check_same_weights
 
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]

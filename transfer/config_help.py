@@ -80,7 +80,7 @@ MEANINGS = {
     "TEST.EVAL_PERIOD": "iterations between evaluations; 0: only at the end",
     "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty: COCO's 17",
     "TEST.PRECISE_BN.ENABLED": "average the statistics of batch normalization over training images before a test",
-    "TEST.PRECISE_BN.NUM_ITER": "batches for that; at most as many as the training had iterations",
+    "TEST.PRECISE_BN.NUM_ITER": "batches for that; the default is at most the iterations of the training",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -81,6 +82,17 @@ def until_stopped(batches: Iterable[T]) -> Iterator[T]:
     """``batches``, of which each rank takes the same number; `raise_if_stopped` before each."""
     for batch in batches:
         raise_if_stopped()
+        yield batch
+
+
+def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
+    """``batches``; logs every 10 s how many of ``total`` have been used, and how long the others will take."""
+    start = shown = time.perf_counter()
+    for done, batch in enumerate(batches):
+        now = time.perf_counter()
+        if now - shown > 10:
+            shown = now
+            log(f"{what}: {done} / {total} batches, {(total - done) * (now - start) / done:.0f} s left")
         yield batch
 
 

@@ -16,7 +16,8 @@ from transfer import config, config_help
 
 FOLDER = Path(config.__file__).parent
 READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
-SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
+COMPUTED = map(inspect.getsource, (config.scale_to_world, config.precise_bn_batches))
+SOURCES = "\n".join([*(path.read_text() for path in READERS), *COMPUTED])
 REFUSED = config.keys(config.REFUSED)
 IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
 
@@ -49,6 +50,13 @@ def test_keys_are_described_with_the_values_that_are_checked():
     assert described["MODEL.RESNETS.DEPTH"].limits == "18, 34, 50, 101"
     assert described["MODEL.FPN.FUSE_TYPE"].meaning == "the torchvision engine takes only this value"
     assert described["GLOBAL.HACK"].meaning.startswith("no effect: ")
+
+
+@pytest.mark.parametrize(("words", "batches"), [((), 6), (("TEST.PRECISE_BN.NUM_ITER", "50"), 50)])
+def test_precise_bn_takes_no_more_batches_than_the_training_unless_told(words, batches):
+    cfg = config.load_config(None, words)
+    assert config.precise_bn_batches(cfg, 6) == batches
+    assert config.precise_bn_batches(cfg, 90000) == cfg.TEST.PRECISE_BN.NUM_ITER
 
 
 def test_every_key_is_in_exactly_one_class():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     (out / "initial_weights.json").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"initial_weights\.json is not JSON"):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_precise_bn_takes_no_more_batches_than_a_short_training(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(PLACES[engine][0], lambda _model, batches, count: counts.append(len([*islice(batches, count)])))
+    keys = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 200, "TEST__EVAL_PERIOD": 2}
+    work(tmp_path, engine, SOLVER__MAX_ITER=3, **keys)
+    assert counts == [2, 3]
 
 
 def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:

@@ -100,6 +100,21 @@ def test_smoke_form_trains(tmp_path: Path, recipe: str, engine: str) -> None:
     assert "backbone.bottom_up.res5.1.conv2.weight" in state
 
 
+@pytest.mark.parametrize("engine", [pytest.param(engine, marks=MARK[engine]) for engine in MARK])
+def test_the_recipe_for_own_boxes_trains_on_any_category_ids(tmp_path: Path, engine: str) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    keys = {
+        "DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(tmp_path / "out"), "SOLVER.MAX_ITER": 2,
+        "SOLVER.STEPS": (), "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (64,), "TEST.PRECISE_BN.NUM_ITER": 1,
+        "DATALOADER.NUM_WORKERS": 0, "INPUT.MIN_SIZE_TEST": 64,
+    }  # fmt: skip
+    words = ["--config-file", str(CONFIGS / "own_faster_R18_FPN.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+    with pytest.raises(UserError, match=r"has 3 categories; set MODEL\.ROI_HEADS\.NUM_CLASSES 3, not 2"):
+        train_net.work(train_net.parse(words))
+    results = train_net.work(train_net.parse([*words, "MODEL.ROI_HEADS.NUM_CLASSES", "3"]))
+    assert results["iteration"] == 2 and results["metrics"]["bbox"]["AP"] is not None
+
+
 @pytest.mark.detectron2
 def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Detectron2's default trainer runs a leaf from a converted backbone, on data that Detectron2 itself registers."""

@@ -22,8 +22,11 @@ class Range:
         """Raises UserError unless ``value`` is a number in this range that a float can hold."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not number or not self.low <= value <= self.high or (self.above and value == self.low):
-            most = "" if self.high == math.inf else f" and at most {self.high}"
-            raise UserError(f"{name} is {value}; it must be {'above' if self.above else 'at least'} {self.low}{most}")
+            raise UserError(f"{name} is {value}; it must be {self}")
+
+    def __str__(self) -> str:
+        most = "" if self.high == math.inf else f" and at most {self.high}"
+        return f"{'above' if self.above else 'at least'} {self.low}{most}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class Choice:
         """Raises UserError unless ``value`` is one of the options."""
         if value not in self.options:
             words = [str(option) for option in self.options]
-            raise UserError(f"{name} is {value!r}; choose one of {', '.join(words)}{nearest(str(value), words)}")
+            raise UserError(f"{name} is {value!r}; choose one of {self}{nearest(str(value), words)}")
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.options))
 
 
 AT_LEAST_0 = Range()

@@ -1,7 +1,7 @@
 """The pretraining stage, from config to run folder; it reads from top to bottom.
 
-    python -m pretrain.train --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
-    torchrun --nproc-per-node 8 -m pretrain.train --config-file ...
+    python -m pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
+    torchrun --nproc-per-node 8 -m pretrain --config-file ...
 
 One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
@@ -9,10 +9,8 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,11 @@ from torch import Tensor
 
 from . import datasets, distributed, schedule, view_grid
 from .common import checkpoint, curves, interrupt, process_group
-from .common.errors import UserError, run_command_line
+from .common.errors import UserError
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
-from .config import load_config
 from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
@@ -282,19 +279,3 @@ def _finish(run: _Run) -> dict[str, Any]:
 
     process_group.on_first_rank(finish)
     return results
-
-
-def command_line(argv: Sequence[str] | None = None) -> None:
-    """Pretrains by a recipe and overrides."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pretrain.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
-    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="config overrides")
-    args = parser.parse_args(argv)
-    main(load_config(args.config_file, args.overrides))
-
-
-if __name__ == "__main__":
-    interrupt.install_handlers()
-    run_command_line(command_line)

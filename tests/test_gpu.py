@@ -125,7 +125,7 @@ def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
             f"MODEL.{kind.upper()}_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
         }  # fmt: skip
         words = ["--config-file", str(tmp_path / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
-        results = train_net.work(train_net.argument_parser().parse_args(words))
+        results = train_net.work(train_net.parse(words))
         assert "bbox" in results["metrics"]
         line = json.loads((tmp_path / f"{device}{amp}" / "metrics.json").read_text().splitlines()[-1])
         assert ("skipped_steps" in line) == ("loss_scale" in line) == amp

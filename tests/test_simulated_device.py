@@ -133,7 +133,7 @@ def _fine_tune(
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
         for owner in (module, transfer_distributed):
             patch.setattr(owner, "join", lambda name: torch.device(device), raising=False)
-        train_net.work(train_net.argument_parser().parse_args(words))
+        train_net.work(train_net.parse(words))
     lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]
     return timeless, waits

@@ -13,8 +13,8 @@
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
-KEY VALUE pairs after the options override the config. A run folder that holds part of the same run is resumed.
-`launch.py COMMAND --help` lists the options of a command.
+KEY VALUE words override the config. A run folder that holds part of the same run is resumed.
+`launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common.errors import UserError, nearest, run_command_line
+from pretrain.common import key_words
+from pretrain.common.errors import UserError, run_command_line
 from tools.launcher import options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
     args, overrides = _parser().parse_known_args(argv)
-    unknown = [word for word in overrides if word.startswith("--")]
-    if unknown or (overrides and not args.takes_overrides):
-        word = (unknown or overrides)[0]
-        known = [flag for action in args.parser._actions for flag in action.option_strings]
-        raise UserError(f"{args.command} does not know {word!r}{nearest(word, known)}")
+    key_words.refuse_options(overrides, args.parser, args.command)
+    if overrides and not args.takes_overrides:
+        raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
     args.overrides, args.words = overrides, list(sys.argv[1:] if argv is None else argv)
@@ -98,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
-    sub.add_argument("--method", default="", help="its default recipe: configs/pretrain/<method>_R50_IN1k_200ep.yaml")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="recipe file, instead of --method")
-    _add_resources(sub, overrides=True)
+    sub.add_argument("--method", default="", help="its default recipe, which is printed: mocov2, jcl, sce, ...")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
+    _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
         ("knn", "scores frozen features with kNN"),
@@ -109,11 +108,11 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         sub = _command(commands, name, text)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merged over the run's own config")
-        _add_resources(sub, overrides=True)
+        _add_resources(sub, _pretraining_keys)
     sub = _command(commands, "distributions", "draws JCL's Fig. 3: similarity and variance of positives per run")
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
     sub.add_argument("--output", default="runs/distributions", metavar="FOLDER")
-    _add_resources(sub, overrides=True)
+    _add_resources(sub, _pretraining_keys)
     sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
     sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT")
     sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
@@ -123,7 +122,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--engine", default="", help="detectron2 or torchvision; default: Detectron2 if it is installed")
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    _add_resources(sub, overrides=True)
+    _add_resources(sub, _fine_tuning_keys)
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
@@ -132,14 +131,27 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argp
     return sub
 
 
-def _add_resources(sub: argparse.ArgumentParser, overrides: bool = False) -> None:
-    """The options of a command that starts jobs; after them a config may be overridden."""
-    options.add_arguments(sub)
+def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[key_words.Key]] | None = None) -> None:
+    """The options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     _add_modes(sub)
-    if overrides:
+    if keys:
+        key_words.add_keys(sub, keys)
+    options.add_arguments(sub)
+    if keys:
         sub.set_defaults(takes_overrides=True)
-        sub.usage = f"{sub.format_usage().removeprefix('usage: ').rstrip()} [KEY VALUE ...]"
-        sub.epilog = "KEY VALUE ... overrides the config, as in SOLVER.BASE_LR 0.05 SEED 1"
+        key_words.add_usage(sub)
+
+
+def _pretraining_keys() -> list[key_words.Key]:
+    from pretrain.config import described_keys
+
+    return described_keys()
+
+
+def _fine_tuning_keys() -> list[key_words.Key]:
+    from transfer.config_help import described_keys
+
+    return described_keys()
 
 
 def _add_modes(sub: argparse.ArgumentParser) -> None:

@@ -17,8 +17,7 @@ from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 
-# Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
-EVALUATING = "evaluating.pth"
+from .early import EVALUATING
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:

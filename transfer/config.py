@@ -249,6 +249,15 @@ def check_supported(cfg: CfgNode) -> None:
         )
 
 
+def precise_bn_batches(cfg: CfgNode, done: int) -> int:
+    """Batches of precise BN after ``done`` iterations: NUM_ITER, of which the default is at most ``done``.
+
+    More batches than a short training had would take longer than the training.
+    """
+    wanted = cfg.TEST.PRECISE_BN.NUM_ITER
+    return min(wanted, done) if wanted == keys(HONORED)["TEST.PRECISE_BN.NUM_ITER"] else wanted
+
+
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:
     """Returns the config for ``world`` processes if it was written for SOLVER.REFERENCE_WORLD_SIZE (0: for any number).
 

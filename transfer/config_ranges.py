@@ -49,8 +49,14 @@ def check_ranges(cfg: CfgNode) -> None:
             continue
         number = value if isinstance(value, (int, float)) else math.nan
         if not (math.isfinite(number) and low <= number <= high) or (number == low and not closed):
-            limit = "" if high == _LARGEST else f" and at most {high}"
-            raise UserError(f"{key} is {value}; it must be {'at least' if closed else 'above'} {low}{limit}")
+            raise UserError(f"{key} is {value}; it must be {limits(key)}")
+
+
+def limits(key: str) -> str:
+    """The range of a key in `RANGES` in words."""
+    low, high, closed = RANGES[key]
+    most = "" if high == _LARGEST else f" and at most {high}"
+    return f"{'at least' if closed else 'above'} {low}{most}"
 
 
 def check_training(cfg: CfgNode) -> None:

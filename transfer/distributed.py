@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -16,8 +16,6 @@ from pretrain.common import process_group
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.weights_file import tensor_digest
-
-from . import checkpoints
 
 T = TypeVar("T")
 
@@ -39,23 +37,6 @@ def join(device_name: str) -> torch.device:
             f"MODEL.DEVICE is {device_name}; set {kind}, and select the GPU by CUDA_VISIBLE_DEVICES={number}"
         )
     return process_group.join(kind == "cuda" and torch.cuda.is_available())
-
-
-def refuse_used_output_dir(out: Path, resume: bool) -> None:
-    """Refuses to start again in a folder that holds a run, and to mix another run's results with a new start.
-
-    Raises:
-        UserError: OUTPUT_DIR has a checkpoint, a line of metrics or results; with ``resume``, results alone.
-    """
-    metrics, results = out / "metrics.json", (out / "results.json").exists()
-    begun = any(checkpoints.all_in(out, evaluating=True))
-    if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
-        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to continue it, or choose another folder")
-    if resume and results and not begun:
-        raise UserError(
-            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to continue from; delete "
-            "results.json to start again, or choose another folder"
-        )
 
 
 def check_not_beyond(cfg: CfgNode, done: int) -> None:
@@ -101,6 +82,17 @@ def until_stopped(batches: Iterable[T]) -> Iterator[T]:
     """``batches``, of which each rank takes the same number; `raise_if_stopped` before each."""
     for batch in batches:
         raise_if_stopped()
+        yield batch
+
+
+def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
+    """``batches``; logs every 10 s how many of ``total`` have been used, and how long the others will take."""
+    start = shown = time.perf_counter()
+    for done, batch in enumerate(batches):
+        now = time.perf_counter()
+        if now - shown > 10:
+            shown = now
+            log(f"{what}: {done} / {total} batches, {(total - done) * (now - start) / done:.0f} s left")
         yield batch
 
 

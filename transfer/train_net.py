@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import interrupt
+from pretrain.common import interrupt, key_words
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 _GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
 
 
-def argument_parser() -> argparse.ArgumentParser:
-    """Returns a parser of Detectron2's arguments, --engine and --visualize."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Reads Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE words.
+
+    Raises:
+        UserError: an unknown option.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest good checkpoint, if any")
@@ -54,8 +58,16 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dist-url", default="auto", help="tcp://HOST:PORT of machine 0; auto: a free port, one machine"
     )
-    parser.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="config overrides")
-    return parser
+    key_words.add_keys(parser, _described_keys)
+    key_words.add_usage(parser)
+    args, args.opts = key_words.parse(parser, argv)
+    return args
+
+
+def _described_keys() -> list[key_words.Key]:
+    from transfer.config_help import described_keys
+
+    return described_keys()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a mistake in the arguments, the config, the data or the weights.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    args = argument_parser().parse_args(argv)
+    args = parse(argv)
     if args.num_gpus < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise UserError(
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
@@ -77,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             "detectron2` to install it, or choose this engine with --engine torchvision",
             file=sys.stderr,
         )
+    if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
+        from transfer import early
+
+        early.refuse(settle(args)[1], resume=args.resume, eval_only=args.eval_only)
     if "WORLD_SIZE" in os.environ or args.num_gpus * args.num_machines == 1:
         work(args)
     else:
@@ -180,7 +196,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     from pretrain.common.stage import leaving, stage
     from transfer.coco import data
     from transfer.coco.results import predictions_file, write_results
-    from transfer.distributed import join, refuse_used_output_dir
+    from transfer.distributed import join
+    from transfer.early import refuse_used_output_dir
 
     engine = importlib.import_module(f"transfer.{name}_engine.train")
     cfg.defrost()

@@ -27,12 +27,13 @@ from pretrain.common.resnet_names import DEPTHS, PREFIX, to_torchvision
 from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
 
+from .early import conversion, refuse_weights
+
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
 _TO_EVALUATE = (
     "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
 )
-_CONVERT = "convert it first: python tools/convert_to_d2.py CHECKPOINT OUTPUT"
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,16 @@ def read_weights(path: str | Path) -> Weights:
     path = str(path)
     if not path:
         return Weights("", "", {}, {})
-    if "://" in path:
-        raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {_CONVERT}")
+    refuse_weights(path)
     file = read_weights_file(path)
     if path.endswith(".pkl") and "__author__" not in file.content:
-        raise UserError(f"{path} is a bare pickle, which Detectron2 reads as Caffe2's; {_CONVERT}")
+        raise UserError(f"{path} is a bare pickle, which Detectron2 reads as Caffe2's; {conversion(path)}")
     state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
     if file.content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     if not any(name.startswith(PREFIX) for name in state):
         shown = ", ".join(list(state)[:3]) or "nothing"
-        raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {_CONVERT}")
+        raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {conversion(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
     return Weights(path, file.sha256, state, file.provenance or detector_provenance(file.path))

@@ -116,10 +116,15 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
             raise UserError(f"{key} {_shorten(repr(value), 60)} is beyond what a floating-point number holds, 1.8e308")
 
 
+def kind(value: Any) -> str:
+    """What the values of a key must be that has ``value`` as its default: `a number`; of None, anything."""
+    return _KINDS.get(type(value), "")
+
+
 def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
     """The key whose value has another type than its default, and what it must be; None for other errors."""
     found = re.fullmatch(r"Type mismatch .* for config key: (\S+)", str(error), re.DOTALL)
-    return (found[1], _KINDS[type(get(cfg, found[1]))]) if found else None
+    return (found[1], kind(get(cfg, found[1]))) if found else None
 
 
 def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:

@@ -65,9 +65,12 @@ METHOD = Method(
     "queue",
     {
         "temperature": TEMPERATURE,
-        "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0),  # weight of the covariance
-        "lambda_schedule": Hyperparameter("METHOD.LAMBDA_SCHEDULE", "constant", Choice(("constant", "linear"))),
+        "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance"),
+        "lambda_schedule": Hyperparameter(
+            "METHOD.LAMBDA_SCHEDULE", "constant", Choice(("constant", "linear")),
+            "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
+        ),
     },
     many_keys=True,
     schedule=_scheduled,
-)
+)  # fmt: skip

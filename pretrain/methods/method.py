@@ -22,17 +22,22 @@ class Hyperparameter(NamedTuple):
         key: ``METHOD.K1``.
         default: its value where no config sets it; methods that share a key share the default.
         allowed: the values it may have.
+        meaning: a phrase.
     """
 
     key: str
     default: Any
     allowed: Range | Choice
+    meaning: str
 
 
-TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0)  # tau
-KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0)  # tau_m, of the key encoder's similarities
-NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024))  # M': positive keys per image
-LABELS = Hyperparameter("METHOD.LABELS", "index", Choice(("index", "class")))  # of the image | of its class
+TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, "tau, which divides the similarities")
+KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
+NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024), "M', positive keys per image")
+LABELS = Hyperparameter(
+    "METHOD.LABELS", "index", Choice(("index", "class")),
+    "index: only views of the same image are positives; class: all images of its class",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,10 @@ METHOD = Method(
     {
         "temperature": TEMPERATURE,
         "key_temperature": KEY_TEMPERATURE,
-        "lambda_": Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE),  # 1 is MoCo, 0 is ReSSL
-        # True is the equation (s_ii = 0), False the published pseudo-code (a logit of 0).
-        "mask_positive": Hyperparameter("METHOD.MASK_POSITIVE", False, Choice((False, True))),
+        "lambda_": Hyperparameter("METHOD.SCE_LAMBDA", 0.5, SHARE, "lambda: 1 is MoCo, 0 is ReSSL"),
+        "mask_positive": Hyperparameter(
+            "METHOD.MASK_POSITIVE", False, Choice((False, True)),
+            "True: the equation (s_ii = 0); False: the published pseudo-code (a logit of 0)",
+        ),
     },
-)
+)  # fmt: skip

@@ -174,8 +174,8 @@ METHOD = Method(
     "batch",
     {
         "temperature": TEMPERATURE,
-        "k1": Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0),  # weight of the positives' term
-        "k2": Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0),  # weight of the negatives' term
+        "k1": Hyperparameter("METHOD.K1", 1.0, AT_LEAST_0, "weight of the positives' term"),
+        "k2": Hyperparameter("METHOD.K2", 1.0, AT_LEAST_0, "weight of the negatives' term"),
     },
     supervised=True,
 )

@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.config import _KEYS, default_config, from_yaml_text, load_config
+from pretrain.config import _KEYS, default_config, described_keys, from_yaml_text, load_config
 from pretrain.limits import Range
 from pretrain.probe.features import evaluation_size
 from pretrain.recipes import RECIPES
@@ -33,6 +33,13 @@ def test_every_key_is_read_by_someone():
     code = "".join(p.read_text() for p in (ROOT / "pretrain").rglob("*.py") if p.name != "config.py")
     unread = [key for key, _ in flatten(default_config()) if not re.search(rf"\b{key.split('.')[-1]}\b", code)]
     assert unread == []
+
+
+def test_every_key_says_what_it_means_and_which_methods_read_it():
+    described = {key.name: key for key in described_keys()}
+    assert set(described) == {key for key, _ in flatten(default_config())}
+    assert [name for name, key in described.items() if not (key.meaning and key.limits)] == []
+    assert described["METHOD.K1"] == ("METHOD.K1", 1.0, "at least 0", "weight of the positives' term (tcl)")
 
 
 def test_jcl_is_the_papers():
@@ -102,7 +109,7 @@ def test_bad_overrides(words, says):
 
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float)}
-    assert numbers == {key for key, (_, limits) in _KEYS.items() if isinstance(limits, Range)}
+    assert numbers == {key for key, (_, limits, _) in _KEYS.items() if isinstance(limits, Range)}
 
 
 def test_a_kept_config_of_another_version_is_one_line():

@@ -138,10 +138,10 @@ def test_bad_input_is_one_line_and_the_folder_is_released(images, tmp_path, key,
 
 
 def test_the_command_line(images, whole):
-    """As torchrun starts it: `python -m pretrain.train` and overrides; a mistake is one line and exit status 2."""
+    """As torchrun starts it: `python -m pretrain` and overrides; a mistake is one line and exit status 2."""
     before = (whole / checkpoint.FINAL).stat().st_mtime_ns
     for more, status in (([], 0), (["SOLVER.BASE_LRR", "1"], 2)):
-        command = [sys.executable, "-m", "pretrain.train", *overrides(images, whole), *more]
+        command = [sys.executable, "-m", "pretrain", *overrides(images, whole), *more]
         ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
         assert ended.returncode == status, ended.stderr
         assert ("is complete; nothing to do" in ended.stdout) == (status == 0)

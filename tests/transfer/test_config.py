@@ -12,11 +12,12 @@ import pytest
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer import config
+from transfer import config, config_help
 
 FOLDER = Path(config.__file__).parent
 READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
-SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
+COMPUTED = map(inspect.getsource, (config.scale_to_world, config.precise_bn_batches))
+SOURCES = "\n".join([*(path.read_text() for path in READERS), *COMPUTED])
 REFUSED = config.keys(config.REFUSED)
 IRRELEVANT = {key: reason for reason, table in config.IRRELEVANT.items() for key in config.keys(table)}
 
@@ -32,6 +33,30 @@ def test_every_key_of_detectron2_is_classified_with_its_default():
     theirs = {key: plain(value) for key, value in flatten(get_cfg())}
     ours = {key: plain(value) for key, value in flatten(config.default_config())}
     assert ours == theirs
+
+
+def test_every_key_that_a_config_sets_has_a_meaning():
+    known = dict(flatten(config.default_config()))
+    assert set(config_help.MEANINGS) <= set(known)
+    files = sorted((FOLDER.parent / "configs").glob("*.yaml"))
+    sets = {key for path in files for key, value in flatten(config.load_config(path)) if value != known[key]}
+    assert len(files) > 20 and sorted(sets - set(config_help.MEANINGS)) == []
+
+
+def test_keys_are_described_with_the_values_that_are_checked():
+    described = {key.name: key for key in config_help.described_keys()}
+    assert list(described) == [key for key, _ in flatten(config.default_config())]
+    assert described["SOLVER.MOMENTUM"].limits == "at least 0 and at most 1"
+    assert described["MODEL.RESNETS.DEPTH"].limits == "18, 34, 50, 101"
+    assert described["MODEL.FPN.FUSE_TYPE"].meaning == "the torchvision engine takes only this value"
+    assert described["GLOBAL.HACK"].meaning.startswith("no effect: ")
+
+
+@pytest.mark.parametrize(("words", "batches"), [((), 6), (("TEST.PRECISE_BN.NUM_ITER", "50"), 50)])
+def test_precise_bn_takes_no_more_batches_than_the_training_unless_told(words, batches):
+    cfg = config.load_config(None, words)
+    assert config.precise_bn_batches(cfg, 6) == batches
+    assert config.precise_bn_batches(cfg, 90000) == cfg.TEST.PRECISE_BN.NUM_ITER
 
 
 def test_every_key_is_in_exactly_one_class():

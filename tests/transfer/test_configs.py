@@ -91,13 +91,28 @@ FORMS = [
 @pytest.mark.parametrize(("recipe", "engine"), FORMS)
 def test_smoke_form_trains(tmp_path: Path, recipe: str, engine: str) -> None:
     words = ["--config-file", str(CONFIGS / recipe), "--engine", engine, *smoke_words(tmp_path, recipe)]
-    results: dict[str, Any] = train_net.work(train_net.argument_parser().parse_args(words))
+    results: dict[str, Any] = train_net.work(train_net.parse(words))
     second = [task for task, word in (("segm", "mask"), ("keypoints", "keypoint")) if word in recipe.lower()]
     assert results["engine"]["name"] == engine and list(results["metrics"]) == ["bbox", *second]
     assert results["metrics"]["bbox"]["AP"] is not None
     assert results["protocol"]["heads"].startswith("4conv1fc" if "4conv1fc" in recipe else "0conv2fc")
     state = torch.load(tmp_path / "out" / "model_final.pth")["model"]
     assert "backbone.bottom_up.res5.1.conv2.weight" in state
+
+
+@pytest.mark.parametrize("engine", [pytest.param(engine, marks=MARK[engine]) for engine in MARK])
+def test_the_recipe_for_own_boxes_trains_on_any_category_ids(tmp_path: Path, engine: str) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    keys = {
+        "DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(tmp_path / "out"), "SOLVER.MAX_ITER": 2,
+        "SOLVER.STEPS": (), "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (64,), "TEST.PRECISE_BN.NUM_ITER": 1,
+        "DATALOADER.NUM_WORKERS": 0, "INPUT.MIN_SIZE_TEST": 64,
+    }  # fmt: skip
+    words = ["--config-file", str(CONFIGS / "own_faster_R18_FPN.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+    with pytest.raises(UserError, match=r"has 3 categories; set MODEL\.ROI_HEADS\.NUM_CLASSES 3, not 2"):
+        train_net.work(train_net.parse(words))
+    results = train_net.work(train_net.parse([*words, "MODEL.ROI_HEADS.NUM_CLASSES", "3"]))
+    assert results["iteration"] == 2 and results["metrics"]["bbox"]["AP"] is not None
 
 
 @pytest.mark.detectron2

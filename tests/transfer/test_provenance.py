@@ -44,7 +44,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
         "SOLVER.STEPS": [],
     }  # fmt: skip
     words = ["--config-file", str(tmp_path / "empty.yaml"), "--engine", "torchvision"]
-    results = train_net.work(train_net.argument_parser().parse_args([*words, *tiny_coco.words(keys)]))
+    results = train_net.work(train_net.parse([*words, *tiny_coco.words(keys)]))
     # Data are named as the user named them, wherever the run folder keeps the copy without the bad records.
     assert results["protocol"]["train"] == results["protocol"]["test"] == [f"{name}:skip_bad"]
     assert list(results["datasets"]) == [f"{name}:skip_bad"] and str(tmp_path / "out" / "datasets") not in json.dumps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
-from transfer.distributed import refuse_used_output_dir
+from transfer.early import refuse_used_output_dir
 from transfer.weights import check_same_weights
 
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
@@ -42,7 +43,7 @@ def words(folder: Path, engine: str, *flags: str, **keys: Any) -> list[str]:
 
 
 def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return train_net.work(train_net.argument_parser().parse_args(words(folder, engine, *flags, **keys)))
+    return train_net.work(train_net.parse(words(folder, engine, *flags, **keys)))
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
@@ -99,7 +100,7 @@ def test_numbers_that_cannot_work_end_the_run_before_it_starts(
         (tmp_path / "empty.yaml").write_text("SOLVER: {GAMMA: .nan}\n")
         del chosen[chosen.index("nan") - 1 : chosen.index("nan") + 1]
     with pytest.raises(UserError, match=message):
-        train_net.work(train_net.argument_parser().parse_args(chosen))
+        train_net.work(train_net.parse(chosen))
     assert not (tmp_path / "out").exists()
 
 
@@ -151,6 +152,17 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=3)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_precise_bn_takes_no_more_batches_than_a_short_training(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(PLACES[engine][0], lambda _model, batches, count: counts.append(len([*islice(batches, count)])))
+    keys = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 200, "TEST__EVAL_PERIOD": 2}
+    work(tmp_path, engine, SOLVER__MAX_ITER=3, **keys)
+    assert counts == [2, 3]
+
+
 def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(converted, before)
@@ -188,7 +200,7 @@ def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
         work(tmp_path, "torchvision")
     work_in_new = words(tmp_path, "torchvision", "--eval-only", OUTPUT_DIR=str(tmp_path / "new"))
     with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
-        train_net.work(train_net.argument_parser().parse_args(work_in_new))
+        train_net.work(train_net.parse(work_in_new))
     with pytest.raises(UserError, match=r"new is the run folder of evaluation, not of transfer"):
         work(tmp_path, "torchvision", OUTPUT_DIR=str(tmp_path / "new"))
 

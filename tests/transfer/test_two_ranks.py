@@ -137,7 +137,7 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
 
 def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     """Data that one rank cannot use end both."""
-    args = train_net.argument_parser().parse_args(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
+    args = train_net.parse(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
     tiny_coco.write(folder / f"rank{rank}")
     os.chdir(folder / f"rank{rank}")  # each rank has its own disk
     annotations = Path("annotations.json")

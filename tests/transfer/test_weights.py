@@ -15,6 +15,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_detectron2
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
+from transfer import early
 from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
 from transfer.weights import Weights, check_config, detector_provenance, load_weights, read_weights
 
@@ -164,3 +165,22 @@ def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights, name: 
 def test_provenance_that_fits_no_config(tmp_path: Path, r50: Weights, provenance: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_config(dataclasses.replace(r50, provenance=provenance), tiny_coco.config(tmp_path, "x", **R50))
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("runs/jcl", "weights/jcl.pth"),
+        ("runs/jcl/checkpoint_final.pth", "weights/jcl.pth"),
+        ("moco_v2_200ep_pretrain.pth.tar", "weights/moco_v2_200ep_pretrain.pth"),
+        ("weights/jcl.pth", "weights/jcl_d2.pth"),
+    ],
+)
+def test_the_remedy_is_the_command_to_type(source: str, output: str) -> None:
+    assert early.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"
+
+
+def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
+    (tmp_path / "model_final.pth").touch()
+    with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*/model_final\.pth$"):
+        read_weights(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,28 +35,28 @@ def refuse_missing_data(spec: StageSpec) -> None:
     Raises:
         UserError: one of them does not.
     """
-    from pretrain import datasets
-    from pretrain.common.config_io import flatten
-    from pretrain.config import from_yaml_text
-    from transfer.coco import data as coco_data
-
     if spec.stage == "transfer":
+        from pretrain.common.config_io import flatten
+        from transfer import early
+        from transfer.coco import data as coco_data
+
         changed = dict(flatten(yaml.safe_load(spec.config) or {}))
         train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
         for name in (*train, *changed.get("DATASETS.TEST", ())):
             coco_data.find(name)
-        weights = changed.get("MODEL.WEIGHTS", "")
+        early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
     elif spec.config:
+        from pretrain import datasets
+        from pretrain.config import from_yaml_text
+
         cfg = from_yaml_text(spec.config)
         data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
         train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
         for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
             if name:
                 datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
-    else:
-        return
-    if weights and "://" not in weights:
-        existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
+        if weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
+            existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
 
 
 def refuse_other_run(spec: StageSpec, options: Options) -> None:

@@ -30,8 +30,11 @@ def pretrain(args: argparse.Namespace) -> int:
         )
     if not (args.method or args.config_file):
         raise UserError(f"no recipe; give --method NAME ({', '.join(stages.methods())}) or --config-file FILE")
-    config_file = args.config_file or stages.recipe_of(args.method)
-    return _start(stages.pretrain(config_file, args.overrides), from_arguments(args), args)
+    config_file = args.config_file or os.path.relpath(stages.recipe_of(args.method))
+    spec, options = stages.pretrain(config_file, args.overrides), from_arguments(args)
+    if args.method:
+        print(f"recipe: {config_file}", file=sys.stderr)
+    return _start(spec, options, args)
 
 
 def probe(args: argparse.Namespace) -> int:

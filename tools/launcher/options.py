@@ -19,6 +19,7 @@ from pretrain.common.errors import UserError
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm", "debug")
+_SLURM_ONLY = ("nodes", "partition", "account", "qos", "constraint", "exclude", "mem", "comment", "setup", "sbatch")
 STAGES = ("data", "pretrain", "linear", "knn", "embedding", "distributions", "convert", "transfer", "report")
 
 
@@ -136,11 +137,13 @@ class Options:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each field of `Options`, and --cluster-file."""
-    group = parser.add_argument_group("resources")
+    everywhere = parser.add_argument_group("resources")
+    slurm = parser.add_argument_group("SLURM", "those without a description are sbatch's options of the same name")
     for one in fields(Options):
         if "argument" in one.metadata:
+            group = slurm if one.name in _SLURM_ONLY else everywhere
             group.add_argument(flag(one.name), **one.metadata["argument"])
-    group.add_argument(
+    everywhere.add_argument(
         "--cluster-file",
         default="",
         metavar="FILE",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,24 +17,24 @@ from pretrain.common.errors import UserError, nearest
 
 from .spec import ENTRIES, ROOT, StageSpec, content_of, read_record
 
-# The default recipe of a method: its paper's on ImageNet-1K.
+# The default recipe of a method: its paper's on ImageNet-1K where there is one.
 _RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
+_OTHER_RECIPES = {
+    "ressl": "ressl_R18_cifar10_200ep.yaml",
+    "supcon": "supcon_R50_cifar10_100ep.yaml",
+    "tcl": "tcl_R18_IN100_400ep.yaml",
+}
 _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has them
 
 
 def recipe_of(method: str) -> Path:
-    """The default recipe of a method: configs/pretrain/<method>_R50_IN1k_200ep.yaml.
+    """The default recipe of a method.
 
     Raises:
-        UserError: no such method, or no recipe of it for ImageNet-1K; the recipes that there are, are named.
+        UserError: the method has none.
     """
-    path = _RECIPES / f"{method}{_RECIPE}"
+    path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE}")
     if not path.is_file():
-        own = sorted(os.path.relpath(file) for file in _RECIPES.glob(f"{method}_*.yaml"))
-        if own:
-            raise UserError(
-                f"--method {method} has no recipe for ImageNet-1K; choose by --config-file: {', '.join(own)}"
-            )
         raise UserError(
             f"no default recipe for --method {method} (there are {', '.join(methods())}); name a recipe of your own by "
             f"--config-file FILE{nearest(method, methods())}"
@@ -45,7 +44,7 @@ def recipe_of(method: str) -> Path:
 
 def methods() -> list[str]:
     """The methods that have a default recipe."""
-    return sorted(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))
+    return sorted([*_OTHER_RECIPES, *(path.name.split("_")[0] for path in _RECIPES.glob(f"*{_RECIPE}"))])
 
 
 def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:

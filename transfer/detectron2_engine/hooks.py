@@ -19,7 +19,8 @@ from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
-from ..distributed import pool_batch_norm, until_stopped
+from ..config import precise_bn_batches
+from ..distributed import pool_batch_norm, reported, until_stopped
 from ..stream import mix
 
 log = logging.getLogger("detectron2.transfer")
@@ -67,7 +68,8 @@ class PreciseBatchNorm(hooks.PreciseBN):
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
         self._data_loader.seed = mix(seed, self.trainer.iter, 0)
-        self._data_iter = until_stopped(self._data_loader)
+        self._num_iter = precise_bn_batches(self.trainer.cfg, self.trainer.iter + 1)
+        self._data_iter = reported(until_stopped(self._data_loader), self._num_iter, "precise BN", log.info)
         super().update_stats()
         if comm.get_world_size() > 1:
             pool_batch_norm(get_bn_modules(self._model))

@@ -21,8 +21,8 @@ from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints
 from ..coco import results as coco_results
-from ..config import check_supported
-from ..distributed import check_same_start, join, pool_batch_norm, settle_seed, until_stopped
+from ..config import check_supported, precise_bn_batches
+from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
 from .evaluation import evaluate
@@ -178,14 +178,14 @@ def _finish(
 
 
 def _precise_bn(state: State, iteration: int) -> None:
-    """Replaces the running statistics by the true averages over NUM_ITER batches, the same on every rank."""
-    precise, norms = state.cfg.TEST.PRECISE_BN, get_bn_modules(state.model)
-    if not precise.ENABLED or not norms:
+    """Replaces the running statistics by the true averages over some batches, the same on every rank."""
+    norms, count = get_bn_modules(state.model), precise_bn_batches(state.cfg, iteration + 1)
+    if not state.cfg.TEST.PRECISE_BN.ENABLED or not norms:
         return
-    state.log.info(f"precise BN over {precise.NUM_ITER} batches")
+    state.log.info(f"precise BN over {count} batches")
     torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
     batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)
-    update_bn_stats(state.model, until_stopped(batches), precise.NUM_ITER)
+    update_bn_stats(state.model, reported(until_stopped(batches), count, "precise BN", state.log.info), count)
     if state.world > 1:
         pool_batch_norm(norms)
 

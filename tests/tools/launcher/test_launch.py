@@ -16,8 +16,10 @@ from tools.launcher import stages
 def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit):
         launch.main([command, "--help"])
-    usage, *_, last = capsys.readouterr().out.split("\n\n")
-    assert usage.endswith("[KEY VALUE ...]") and "KEY VALUE ... overrides the config" in last
+    shown = capsys.readouterr().out
+    assert shown.split("\n\n")[0].endswith("[KEY VALUE ...]")
+    places = [shown.index(title) for title in ("\noptions:", "\nconfig keys:\n  KEY VALUE", "\nresources:", "\nSLURM:")]
+    assert places == sorted(places) and places[-1] < shown.index("\n  --partition")
     with pytest.raises(SystemExit):
         launch.main(["convert", "--help"])
     assert "KEY VALUE ..." not in capsys.readouterr().out
@@ -27,7 +29,6 @@ def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFi
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain", "--method", "tcl"], "no recipe for ImageNet-1K; choose by --config-file: .*tcl_R18_IN100_400ep"),
         (["pretrain"], r"no recipe; give --method NAME \(jcl, .*mocov2.*\) or --config-file FILE"),
         (["pretrain", "--method", "jcl", "--config-file", "x.yaml"], "--method jcl and --config-file x.yaml each name"),
         (
@@ -122,6 +123,14 @@ def test_missing_data_leave_no_folder(tmp_path: Path, words: list[str], message:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_folder_may_be_the_start_of_another_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for folder in ("images", "run"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", "folder:images"]
+    assert launch.main([*words, "MODEL.WEIGHTS", "run"]) == 0
+
+
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
@@ -130,8 +139,9 @@ def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyP
 
 def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+    shown, err = capsys.readouterr()
     assert f"# pretrain -> {tmp_path / 'runs/jcl_R50_IN1k_200ep'}" in shown
+    assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert "1 process(es) on this machine" in shown and "GiB in checkpoints" in shown
     assert not (tmp_path / "runs").exists()
 

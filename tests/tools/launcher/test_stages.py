@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pretrain.common.errors import UserError
+from pretrain.methods import METHODS
 from tests.tools.launcher.helpers import TINY
 from tests.tools.launcher.test_spec import detector
 from tools.launcher import stages
@@ -21,6 +22,12 @@ def test_a_probe_takes_the_runs_own_config(tmp_path: Path):
     probe = stages.probe("linear", str(tmp_path / "run"), overrides=["LINEAR.BASE_LR", "10"])
     assert probe.folder == str(tmp_path / "run" / "linear") and probe.args == (str(tmp_path / "run"),)
     assert "ARCH: resnet18" in probe.config and "BASE_LR: 10" in probe.config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_default_recipe(method: str):
+    spec = stages.pretrain(stages.recipe_of(method))
+    assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in stages.methods()
 
 
 def test_transfer_takes_its_output_from_the_overrides(tmp_path: Path):

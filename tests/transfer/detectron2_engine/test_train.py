@@ -18,7 +18,7 @@ from pretrain.common.weights_file import tensor_digest
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import convert
-from transfer.train_net import argument_parser, launch, main, work
+from transfer.train_net import launch, main, parse, work
 from transfer.weights import Weights
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
@@ -45,7 +45,7 @@ def command(tmp_path: Path, name: str, *flags: str, **keys: Any) -> list[str]:
 
 
 def go(tmp_path: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
-    return work(argument_parser().parse_args(command(tmp_path, name, *flags, **keys)))
+    return work(parse(command(tmp_path, name, *flags, **keys)))
 
 
 # The recipes' smoke forms train a Mask R-CNN in the ordinary suite.
@@ -180,4 +180,4 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="holds an earlier run"):  # raised by a rank, and again by its parent
-        launch(argument_parser().parse_args(words))
+        launch(parse(words))

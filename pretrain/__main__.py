@@ -1,0 +1,33 @@
+"""Pretrains by a recipe, in this process or as one rank of torchrun; tools/launch.py also starts the ranks.
+
+python -m pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
+torchrun --nproc-per-node 8 -m pretrain --config-file ...
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from .common import interrupt, key_words
+from .common.errors import run_command_line
+from .config import described_keys, load_config
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
+    key_words.add_keys(parser, described_keys)
+    key_words.add_usage(parser)
+    args, overrides = key_words.parse(parser, argv)
+    cfg = load_config(args.config_file, overrides)
+    from . import train  # imports torch; a mistake should not wait for that
+
+    train.main(cfg)
+
+
+if __name__ == "__main__":
+    interrupt.install_handlers()
+    run_command_line(main)

@@ -1,0 +1,100 @@
+"""Config keys on a command line: KEY VALUE words among the options, and --help-keys, which lists the keys."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .errors import UserError, nearest
+
+
+class Key(NamedTuple):
+    """What --help-keys says about a key.
+
+    Attributes:
+        limits: ``at least 0``, or the values to choose from.
+        meaning: a phrase with its unit; empty: the key is only listed.
+    """
+
+    name: str
+    default: Any
+    limits: str
+    meaning: str
+
+
+def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]]) -> None:
+    """Adds --help-keys to a command that takes KEY VALUE words, and names those words in its usage and its help.
+
+    Args:
+        keys: called only when the keys are to be listed.
+    """
+
+    class ListKeys(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
+            print(describe(keys(), values or ""))
+            parser.exit()
+
+    group = parser.add_argument_group(
+        "config keys",
+        "KEY VALUE ... after or between the options override the config, as in SOLVER.BASE_LR 0.05 SEED 1",
+    )
+    group.add_argument(
+        "--help-keys", action=ListKeys, nargs="?", metavar="PREFIX",
+        help="list the keys (those that begin with PREFIX, such as SOLVER): default, values and meaning",
+    )  # fmt: skip
+
+
+def add_usage(parser: argparse.ArgumentParser) -> None:
+    """Ends the parser's usage with KEY VALUE; call it once all options are there."""
+    parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [KEY VALUE ...]"
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the KEY VALUE words among and after them.
+
+    Raises:
+        UserError: an unknown option; the nearest known one is named.
+    """
+    args, words = parser.parse_known_args(argv)
+    refuse_options(words, parser)
+    return args, words
+
+
+def refuse_options(words: Sequence[str], parser: argparse.ArgumentParser, command: str = "") -> None:
+    """Refuses a word that looks like an option: it is none of the parser's, and no key either.
+
+    Raises:
+        UserError: names the first one and the nearest option.
+    """
+    for word in words:
+        if word.startswith("--"):
+            known = [flag for action in parser._actions for flag in action.option_strings]
+            raise UserError(f"{command or parser.prog} does not know {word!r}{nearest(word.partition('=')[0], known)}")
+
+
+def describe(keys: Sequence[Key], prefix: str) -> str:
+    """The keys that begin with ``prefix``: a line with default and values each, and their meaning below it.
+
+    Raises:
+        UserError: no key does; the nearest section or key is named.
+    """
+    prefix = prefix.upper()
+    found = [key for key in keys if key.name.startswith(prefix)]
+    if not found:
+        sections = {key.name[: end + 1] for key in keys for end, letter in enumerate(key.name) if letter == "."}
+        hint = nearest(prefix, [*sorted(sections), *(key.name for key in keys)])
+        raise UserError(f"no config key begins with {prefix}{hint or '; --help-keys alone lists all'}")
+    lines = []
+    for key in found:
+        limits = f"  ({key.limits})" if key.limits else ""
+        lines += [f"{key.name} {_as_typed(key.default)}{limits}"]
+        lines += textwrap.wrap(key.meaning, 100, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _as_typed(value: Any) -> str:
+    """A value as a command line has it."""
+    text = str(list(value) if isinstance(value, tuple) else value)
+    return f"'{text}'" if not text or " " in text else text

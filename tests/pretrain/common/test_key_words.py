@@ -1,0 +1,62 @@
+"""KEY VALUE words may stand anywhere among the options; --help-keys lists the keys and ends the command."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from pretrain.common import key_words
+from pretrain.common.errors import UserError
+from pretrain.common.key_words import Key
+
+KEYS = [Key("SOLVER.BASE_LR", 0.03, "at least 0", "learning rate"), Key("DATA.TRAIN", "", "a string", "")]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="train")
+    made.add_argument("--config-file", required=True)
+    made.add_argument("--resume", action="store_true")
+    key_words.add_keys(made, lambda: KEYS)
+    key_words.add_usage(made)
+    return made
+
+
+def test_options_may_follow_key_value() -> None:
+    words = ["SEED", "-1", "--config-file", "a.yaml", "SOLVER.BASE_LR", "1e-3", "--resume"]
+    args, overrides = key_words.parse(parser(), words)
+    assert (args.config_file, args.resume) == ("a.yaml", True)
+    assert overrides == ["SEED", "-1", "SOLVER.BASE_LR", "1e-3"]
+
+
+def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
+    with pytest.raises(UserError, match="train does not know '--confg-file=x'; did you mean '--config-file'"):
+        key_words.parse(parser(), ["--config-file", "a.yaml", "SEED", "1", "--confg-file=x"])
+
+
+def test_help_says_that_key_value_follows() -> None:
+    shown = parser().format_help()
+    assert "[KEY VALUE ...]\n" in shown.partition("options:")[0] and "--help-keys [PREFIX]" in shown
+
+
+def test_keys_are_listed_without_the_required_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        key_words.parse(parser(), ["--help-keys"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == (
+        "SOLVER.BASE_LR 0.03  (at least 0)\n    learning rate\nDATA.TRAIN ''  (a string)\n"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["solver", "SOLVER.", "SOLVER.BASE_LR"])
+def test_a_prefix_selects_keys(prefix: str) -> None:
+    assert key_words.describe(KEYS, prefix) == "SOLVER.BASE_LR 0.03  (at least 0)\n    learning rate"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "hint"),
+    [("SLOVER", "did you mean 'SOLVER.'"), ("DATA.TRIAN", "did you mean 'DATA.TRAIN'"), ("Q", "--help-keys alone")],
+)
+def test_an_unknown_prefix_names_the_nearest(prefix: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        key_words.describe(KEYS, prefix)

@@ -1,0 +1,80 @@
+"""What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import existing_file
+from pretrain.common.run_folder import refuse_other_stage, stage_of
+
+from .coco import data
+from .config import check_same_training
+
+# Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
+EVALUATING = "evaluating.pth"
+
+
+def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
+    """Refuses what would end the run after its slow imports.
+
+    Raises:
+        UserError: OUTPUT_DIR holds another training, or one to be resumed; data or weights are missing.
+    """
+    out = Path(cfg.OUTPUT_DIR)
+    if not eval_only:
+        refuse_other_stage(out, "transfer")
+        refuse_used_output_dir(out, resume)
+        if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
+            check_same_training(cfg, out / "config.yaml")
+    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
+        data.find(name)
+    if not resume:  # a resumed run may no longer need them
+        refuse_weights(cfg.MODEL.WEIGHTS)
+
+
+def refuse_used_output_dir(out: Path, resume: bool) -> None:
+    """Refuses to start again in a folder that holds a run, and to mix another run's results with a new start.
+
+    Raises:
+        UserError: OUTPUT_DIR has a checkpoint, a line of metrics or results; with ``resume``, results alone.
+    """
+    metrics, results = out / "metrics.json", (out / "results.json").exists()
+    begun = any(out.glob("model_*.pth")) or (out / EVALUATING).exists()
+    if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
+        raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to continue it, or choose another folder")
+    if resume and results and not begun:
+        raise UserError(
+            f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to continue from; delete "
+            "results.json to start again, or choose another folder"
+        )
+
+
+def refuse_weights(path: str) -> None:
+    """Refuses MODEL.WEIGHTS that name no file on this machine; empty means random values.
+
+    Raises:
+        UserError: an address, a folder, or nothing at all.
+    """
+    if not path:
+        return
+    if "://" in path:
+        raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {conversion(Path(path).name)}")
+    if stage_of(path) == "pretrain":
+        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
+    if stage_of(path) == "transfer":
+        raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
+    existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+
+
+def conversion(source: str) -> str:
+    """The remedy for a ``source`` that is not in Detectron2's names, as the command to type."""
+    path = Path(source)
+    name = path.parent.name if path.name.startswith("checkpoint_") else path.name
+    for suffix in (".tar", ".pth", ".pkl", ".safetensors"):
+        name = name.removesuffix(suffix)
+    output = Path("weights", f"{name or 'backbone'}.pth")
+    output = output.with_stem(f"{output.stem}_d2") if output.absolute() == path.absolute() else output
+    return f"convert it first: python tools/convert_to_d2.py {source} {output}"

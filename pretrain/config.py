@@ -6,6 +6,7 @@ The values of recipes are in configs/pretrain/*.yaml, never here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
+from . import extensions
 from .common.config_io import flatten, get, kind, merge_file, merge_overrides
 from .common.errors import UserError
 from .common.key_words import Key
@@ -31,112 +33,120 @@ FREE_ON_RESUME = (*FREE_ANYWHERE, "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LIN
 _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
 _LR_SCHEDULE = Choice(("cosine", "step"))
 
-# key: (default, limits, meaning); the defaults are MoCo v2's where there is no neutral one. The other METHOD keys are
-# declared by the methods that read them.
-_KEYS: dict[str, tuple[Any, Range | Choice | None, str]] = {
-    "METHOD.NAME": ("mocov2", Choice(tuple(METHODS)), "what is learned; pretrain/methods has its equation"),
-    **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
-    "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101")), "the backbone"),
-    "MODEL.STEM": (
-        "imagenet", Choice(("imagenet", "cifar")), "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool",
-    ),
-    "MODEL.WEIGHTS": ("", None, "checkpoint whose backbone starts both encoders; empty: random"),
-    "MODEL.HEAD_HIDDEN_DIMS": (
-        [2048], None, "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
-    ),
-    "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
-    "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "D, the width of what the head returns"),
-    "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1, "K, negatives in the queue"),
-    "MODEL.EMA_MOMENTUM": (0.999, SHARE, "m, of the key encoder"),
-    "MODEL.EMA_SCHEDULE": ("constant", Choice(("constant", "cosine")), "cosine: m rises to 1"),
-    "MODEL.EMA_UPDATE": (
-        "before_keys", Choice(("before_keys", "after_step")), "before_keys: MoCo, JCL; after_step: SCE's pseudo-code",
-    ),
-    "MODEL.BN_GROUPS": (
-        0, Range(high=1 << 20),
-        "parts of the global batch with BN statistics of their own; 0: one per process; 1: SyncBN over all",
-    ),
-    "VIEWS.QUERY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the query's view (pretrain/recipes.py)"),
-    "VIEWS.KEY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the keys' views"),
-    "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
-    "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
-    "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
-    "VIEWS.EXECUTOR": (
-        "cpu", Choice(("cpu", "device")), "device: color operations in batches on the training device",
-    ),
-    "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
-    "DATA.TRAIN": ("imagenet", None, "a named data set (its train split) or folder:/path"),
-    "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
-    "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from; empty: DATA.TRAIN"),
-    "DATA.DOWNLOAD": (False, None, "fetch a named data set that is missing and may be fetched"),
-    "DATALOADER.NUM_WORKERS": (4, Range(high=1024), "worker processes per rank"),
-    "DATALOADER.ON_CORRUPT": (
-        "error", Choice(("error", "skip")), "skip: replace an unreadable image, and fail above 1 in 1,000",
-    ),
-    "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars")), "adamw and lars do not decay biases and norms"),
-    "SOLVER.BASE_LR": (0.03, AT_LEAST_0, "learning rate, for a batch of REFERENCE_BATCH images if that is set"),
-    "SOLVER.REFERENCE_BATCH": (0, _COUNT, "the learning rate is BASE_LR x IMS_PER_BATCH / this; 0: BASE_LR"),
-    "SOLVER.MOMENTUM": (0.9, SHARE, "of sgd and lars"),
-    "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "of the optimizer"),
-    "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient (eta); a layer's rate is min(eta |w| / |g|, lr)"),
-    "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
-    "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
-    "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
-    "SOLVER.STEPS": ([120, 160], None, "step: epochs at which the learning rate falls"),
-    "SOLVER.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
-    "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0, "epochs in which the learning rate rises from 0, linearly"),
-    "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
-    "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), "half precision; fp16: with a gradient scaler"),
-    "SOLVER.CHANNELS_LAST": (False, None, "memory format of images and weights; faster on recent GPUs"),
-    "SOLVER.COMPILE": (False, None, "torch.compile the encoders"),
-    "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT, "optimizer steps; 0: every epoch"),
-    "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1, "newest checkpoints kept besides the final one"),
-    "SOLVER.LOG_PERIOD": (20, _AT_LEAST_1, "optimizer steps between lines of metrics.json"),
-    "SOLVER.MAX_STEPS": (0, _COUNT, "the run ends after this many optimizer steps; 0: after EPOCHS"),
-    "PROBE.KNN_PERIOD": (0, _COUNT, "epochs between kNN evaluations during pretraining; 0: only at the end"),
-    "PROBE.KNN_K": (200, _AT_LEAST_1, "neighbors that vote"),
-    "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0, "a neighbor's vote has weight exp(similarity / this)"),
-    "PROBE.KNN_MAX_IMAGES": (0, _COUNT, "use at most this many training images, evenly spaced; 0: all"),
-    "PROBE.IMAGE_SIZE": (0, _PIXELS, "pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE"),
-    "PROBE.CROP": (
-        "auto", Choice(("auto", "center", "none")),
-        "none: the image is resized to a square; auto: center for the imagenet stem, none for cifar",
-    ),
-    "PROBE.RESIZE": (0, Range(high=1 << 20), "shorter side before the center crop; 0: image size x 256/224"),
-    "PROBE.SPACE": (
-        "features", Choice(("features", "embedding")), "distributions: features after pooling, or after the head",
-    ),
-    "LINEAR.ENCODER": ("query", Choice(("query", "key")), "which encoder of a momentum pair is probed"),
-    "LINEAR.BASE_LR": (30.0, AT_LEAST_0, "learning rate of the linear classifier"),
-    "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1, "the global batch"),
-    "LINEAR.EPOCHS": (100, _AT_LEAST_1, "passes over the labeled training images"),
-    "LINEAR.LR_SCHEDULE": ("step", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
-    "LINEAR.STEPS": ([60, 80], None, "step: epochs at which the learning rate falls"),
-    "LINEAR.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
-    "LINEAR.MOMENTUM": (0.9, SHARE, "of SGD"),
-    "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "of the classifier"),
-    "LINEAR.AUGMENT": (
-        "crop_flip", Choice(tuple(RECIPES)),
-        "augmentation; none: every image as in evaluation, so that features are computed once",
-    ),
-    "LINEAR.LRS": (
-        [], None,
-        "heads trained side by side, one per learning rate; the best one is chosen on a tenth of the training images, "
-        "which none of them learns from; [] is [BASE_LR]",
-    ),
-    "OUTPUT_DIR": ("", None, "the run folder"),
-    "SEED": (0, Range(high=(1 << 32) - 1), "of weights, order and augmentation"),  # times a million it must fit in the
-    # 64 bits of a generator's seed
-    "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
-}  # fmt: skip
 _LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
           "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
+
+
+@functools.cache
+def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
+    """Key -> default, limits and meaning; with those of the user's own methods, views and data sets (`extensions`).
+
+    The defaults are MoCo v2's where there is no neutral one. Methods declare the other METHOD keys that they read.
+    """
+    extensions.load()
+    return {
+        "METHOD.NAME": ("mocov2", Choice(tuple(METHODS)), "what is learned; pretrain/methods has its equation"),
+        **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
+        "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101")), "the backbone"),
+        "MODEL.STEM": (
+            "imagenet", Choice(("imagenet", "cifar")), "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool",
+        ),
+        "MODEL.WEIGHTS": ("", None, "checkpoint whose backbone starts both encoders; empty: random"),
+        "MODEL.HEAD_HIDDEN_DIMS": (
+            [2048], None, "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
+        ),
+        "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
+        "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "D, the width of what the head returns"),
+        "MODEL.QUEUE_SIZE": (65536, _AT_LEAST_1, "K, negatives in the queue"),
+        "MODEL.EMA_MOMENTUM": (0.999, SHARE, "m, of the key encoder"),
+        "MODEL.EMA_SCHEDULE": ("constant", Choice(("constant", "cosine")), "cosine: m rises to 1"),
+        "MODEL.EMA_UPDATE": (
+            "before_keys", Choice(("before_keys", "after_step")),
+            "before_keys: MoCo, JCL; after_step: SCE's pseudo-code",
+        ),
+        "MODEL.BN_GROUPS": (
+            0, Range(high=1 << 20),
+            "parts of the global batch with BN statistics of their own; 0: one per process; 1: SyncBN over all",
+        ),
+        "VIEWS.QUERY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the query's view (pretrain/recipes.py)"),
+        "VIEWS.KEY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the keys' views"),
+        "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
+        "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
+        "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
+        "VIEWS.EXECUTOR": (
+            "cpu", Choice(("cpu", "device")), "device: color operations in batches on the training device",
+        ),
+        "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
+        "DATA.TRAIN": ("imagenet", None, "a named data set (its train split) or folder:/path"),
+        "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
+        "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from; empty: DATA.TRAIN"),
+        "DATA.DOWNLOAD": (False, None, "fetch a named data set that is missing and may be fetched"),
+        "DATALOADER.NUM_WORKERS": (4, Range(high=1024), "worker processes per rank"),
+        "DATALOADER.ON_CORRUPT": (
+            "error", Choice(("error", "skip")), "skip: replace an unreadable image, and fail above 1 in 1,000",
+        ),
+        "SOLVER.OPTIMIZER": ("sgd", Choice(("sgd", "adamw", "lars")), "adamw and lars do not decay biases and norms"),
+        "SOLVER.BASE_LR": (0.03, AT_LEAST_0, "learning rate, for a batch of REFERENCE_BATCH images if that is set"),
+        "SOLVER.REFERENCE_BATCH": (0, _COUNT, "the learning rate is BASE_LR x IMS_PER_BATCH / this; 0: BASE_LR"),
+        "SOLVER.MOMENTUM": (0.9, SHARE, "of sgd and lars"),
+        "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "of the optimizer"),
+        "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is min(eta |w| / |g|, lr)"),
+        "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
+        "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
+        "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
+        "SOLVER.STEPS": ([120, 160], None, "step: epochs at which the learning rate falls"),
+        "SOLVER.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
+        "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0, "epochs in which the learning rate rises from 0, linearly"),
+        "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
+        "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), "half precision; fp16: with a gradient scaler"),
+        "SOLVER.CHANNELS_LAST": (False, None, "memory format of images and weights; faster on recent GPUs"),
+        "SOLVER.COMPILE": (False, None, "torch.compile the encoders"),
+        "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT, "optimizer steps; 0: every epoch"),
+        "SOLVER.CHECKPOINT_KEEP": (2, _AT_LEAST_1, "newest checkpoints kept besides the final one"),
+        "SOLVER.LOG_PERIOD": (20, _AT_LEAST_1, "optimizer steps between lines of metrics.json"),
+        "SOLVER.MAX_STEPS": (0, _COUNT, "the run ends after this many optimizer steps; 0: after EPOCHS"),
+        "PROBE.KNN_PERIOD": (0, _COUNT, "epochs between kNN evaluations during pretraining; 0: only at the end"),
+        "PROBE.KNN_K": (200, _AT_LEAST_1, "neighbors that vote"),
+        "PROBE.KNN_TEMPERATURE": (0.07, ABOVE_0, "a neighbor's vote has weight exp(similarity / this)"),
+        "PROBE.KNN_MAX_IMAGES": (0, _COUNT, "use at most this many training images, evenly spaced; 0: all"),
+        "PROBE.IMAGE_SIZE": (0, _PIXELS, "pixels per side for evaluation; 0: VIEWS.IMAGE_SIZE"),
+        "PROBE.CROP": (
+            "auto", Choice(("auto", "center", "none")),
+            "none: the image is resized to a square; auto: center for the imagenet stem, none for cifar",
+        ),
+        "PROBE.RESIZE": (0, Range(high=1 << 20), "shorter side before the center crop; 0: image size x 256/224"),
+        "PROBE.SPACE": (
+            "features", Choice(("features", "embedding")), "distributions: features after pooling, or after the head",
+        ),
+        "LINEAR.ENCODER": ("query", Choice(("query", "key")), "which encoder of a momentum pair is probed"),
+        "LINEAR.BASE_LR": (30.0, AT_LEAST_0, "learning rate of the linear classifier"),
+        "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1, "the global batch"),
+        "LINEAR.EPOCHS": (100, _AT_LEAST_1, "passes over the labeled training images"),
+        "LINEAR.LR_SCHEDULE": ("step", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
+        "LINEAR.STEPS": ([60, 80], None, "step: epochs at which the learning rate falls"),
+        "LINEAR.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
+        "LINEAR.MOMENTUM": (0.9, SHARE, "of SGD"),
+        "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "of the classifier"),
+        "LINEAR.AUGMENT": (
+            "crop_flip", Choice(tuple(RECIPES)),
+            "augmentation; none: every image as in evaluation, so that features are computed once",
+        ),
+        "LINEAR.LRS": (
+            [], None,
+            "heads trained side by side, one per learning rate; the best one is chosen on a tenth of the training "
+            "images, which none of them learns from; [] is [BASE_LR]",
+        ),
+        "OUTPUT_DIR": ("", None, "the run folder"),
+        "SEED": (0, Range(high=(1 << 32) - 1), "of weights, order and augmentation"),  # times a million it must fit in
+        # the 64 bits of a generator's seed
+        "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
+    }  # fmt: skip
 
 
 def default_config() -> CfgNode:
     """The tree of all keys with their defaults."""
     cfg = CfgNode()
-    for key, (default, *_) in _KEYS.items():
+    for key, (default, *_) in _keys().items():
         *sections, leaf = key.split(".")
         node = cfg
         for section in sections:
@@ -150,7 +160,7 @@ def described_keys() -> list[Key]:
     readers = {key: f" ({', '.join(names)})" for key, names in _readers().items() if len(names) < len(METHODS)}
     return [
         Key(key, default, str(limits or kind(default)), meaning + readers.get(key, ""))
-        for key, (default, limits, meaning) in _KEYS.items()
+        for key, (default, limits, meaning) in _keys().items()
     ]
 
 
@@ -221,7 +231,7 @@ def validate(cfg: CfgNode) -> None:
     Raises:
         UserError: at the first value that cannot work.
     """
-    for key, (_, limits, _) in _KEYS.items():
+    for key, (_, limits, _) in _keys().items():
         if limits:
             limits.check(key, get(cfg, key))
     if any(not isinstance(width, int) or width < 1 for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
@@ -246,7 +256,7 @@ def validate(cfg: CfgNode) -> None:
 def _refuse_unread_keys(cfg: CfgNode) -> None:
     """Refuses a hyperparameter of other methods: its value would be ignored."""
     for key, names in _readers().items():
-        value, default = get(cfg, key), _KEYS[key][0]
+        value, default = get(cfg, key), _keys()[key][0]
         if cfg.METHOD.NAME not in names and value != default:
             raise UserError(
                 f"{key} is {value}, which METHOD.NAME {cfg.METHOD.NAME} does not read; set it to {default}, or choose "

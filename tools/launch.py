@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
+from pretrain import extensions
 from pretrain.common import key_words
 from pretrain.common.errors import UserError, run_command_line
 from tools.launcher import options
@@ -35,6 +36,7 @@ from tools.launcher import options
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
     args, overrides = _parser().parse_known_args(argv)
+    extensions.add(getattr(args, "extensions", []))
     key_words.refuse_options(overrides, args.parser, args.command)
     if overrides and not args.takes_overrides:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
@@ -155,6 +157,14 @@ def _fine_tuning_keys() -> list[key_words.Key]:
 
 
 def _add_modes(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--import",
+        dest="extensions",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="your module or .py file with methods, views or data sets (docs/templates); may be repeated",
+    )
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     sub.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
 

@@ -217,7 +217,7 @@ def write_environment(output_dir: str | Path) -> None:
         *(
             f"{key}={os.environ[key]}"
             for key in sorted(os.environ)
-            if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE"))
+            if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "P2T_"))
         ),
     ]
     atomic_write(path, "\n".join(lines) + "\n")

@@ -6,13 +6,14 @@ Every set has a fixed order (sorted names), so an index means the same image in 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
-__all__ = ["FOLDERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
+__all__ = ["FOLDERS", "LOADERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
 
 FOLDERS = {  # where a named data set may lie in DATA.ROOT
     "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
@@ -20,6 +21,7 @@ FOLDERS = {  # where a named data set may lie in DATA.ROOT
     "tiny_imagenet": ("tiny-imagenet-200",),
 }  # fmt: skip
 NAMES = tuple(FOLDERS)
+LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # by name, (split, DATA.ROOT) -> images: the user's own
 SPLITS = ("train", "val", "unlabelled")
 
 
@@ -27,9 +29,9 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """Opens a split of a data set.
 
     Args:
-        name: one of NAMES, or ``folder:/path``, which holds images (no labels) or one folder per class. Folders in it
-            that are named like splits (train, training, val, valid, validation, test) are splits, never classes; test
-            is the val split where there is no other.
+        name: one of NAMES or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
+            Folders in it that are named like splits (train, training, val, valid, validation, test) are
+            splits, never classes; test is the val split where there is no other.
         split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
             ``train`` split of stl10 is its labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -54,6 +56,8 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
     Raises:
         UserError: unknown name, or no such folder.
     """
+    if name in LOADERS:  # they know where their images are
+        return
     places = [Path(root) / folder for folder in FOLDERS.get(name, ())]
     if name.startswith("folder:"):
         places, download = [_path_in(name)], False
@@ -62,6 +66,8 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
+    if name in LOADERS:
+        return LOADERS[name](split, root)
     if name.startswith("folder:"):
         return folders.load_folder(_path_in(name), split)
     if name in ("imagenet", "imagenet100"):
@@ -72,7 +78,8 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
         return archives.load_stl10(split, root, download)
     if name == "tiny_imagenet":
         return archives.load_tiny_imagenet(split, root, download)
-    raise UserError(f"unknown data set {name!r}; choose {', '.join(NAMES)} or folder:/path{nearest(name, NAMES)}")
+    known = (*NAMES, *LOADERS)
+    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)} or folder:/path{nearest(name, known)}")
 
 
 def _path_in(name: str) -> Path:

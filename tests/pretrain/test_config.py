@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.config import _KEYS, default_config, described_keys, from_yaml_text, load_config
+from pretrain.config import _keys, default_config, described_keys, from_yaml_text, load_config
 from pretrain.limits import Range
 from pretrain.probe.features import evaluation_size
 from pretrain.recipes import RECIPES
@@ -109,7 +109,7 @@ def test_bad_overrides(words, says):
 
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float)}
-    assert numbers == {key for key, (_, limits, _) in _KEYS.items() if isinstance(limits, Range)}
+    assert numbers == {key for key, (_, limits, _) in _keys().items() if isinstance(limits, Range)}
 
 
 def test_a_kept_config_of_another_version_is_one_line():

@@ -21,6 +21,7 @@ from typing import Any
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
+from pretrain.extensions import VARIABLE
 
 from . import control
 from .options import Options, visible_gpus
@@ -146,6 +147,7 @@ def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: 
         "setup": [
             *options.setup, f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1",
+            *([f"export {VARIABLE}={shlex.quote(own)}"] if (own := os.environ.get(VARIABLE)) else []),
         ],
     }  # fmt: skip
 

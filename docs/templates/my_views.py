@@ -1,0 +1,12 @@
+"""A view recipe of your own: small crops without color operations.
+
+    python tools/launch.py pretrain --import docs/templates/my_views.py \
+        --config-file configs/pretrain/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops
+"""
+
+from __future__ import annotations
+
+from pretrain import RECIPES
+from pretrain.recipes import RandomResizedCrop, Recipe
+
+RECIPES["small_crops"] = Recipe(RandomResizedCrop(scale=(0.1, 0.5)), flip=0.0)

@@ -1,0 +1,110 @@
+"""Objectives, views and data sets of the user's own, from the templates in docs/templates."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import extensions
+from pretrain.common.errors import UserError
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec
+from tools.launcher.submit import slurm_parameters
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = sorted((ROOT / "docs" / "templates").glob("*.py"))
+SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
+
+
+def launch(*words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "tools/launch.py", "pretrain", *words]
+    environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: Path):
+    """As it is written at its top, only shorter, and on other images where it brings none."""
+    command = re.search(r"launch\.py pretrain (.+)", path.read_text().split('"""')[1].replace("\\\n", " "))
+    assert command
+    data = [] if "DATA.TRAIN" in command[1] else ["DATA.TRAIN", f"folder:{images}"]
+    done = launch(
+        *command[1].split(),
+        "--cluster",
+        "local",
+        "--gpus",
+        "0",
+        *SMALL.split(),
+        *data,
+        "OUTPUT_DIR",
+        str(tmp_path / "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["steps"] == 2
+    assert results["method"] == ("margin" if path.stem == "my_objective" else "mocov2")
+    assert f"P2T_IMPORT={path}" in (tmp_path / "run/environment.txt").read_text()
+
+
+def test_without_it_the_name_is_unknown_and_a_broken_one_is_one_line(tmp_path: Path):
+    recipe = ["--config-file", "configs/pretrain/demo_mocov2_R18_digits.yaml"]
+    done = launch(*recipe, "METHOD.NAME", "margin", "--dry-run")
+    assert done.returncode == 2 and "METHOD.NAME is 'margin'; choose one of" in done.stderr
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    done = launch(*recipe, "--import", str(tmp_path / "broken.py"), "--dry-run")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: cannot import the extension broken: ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    )
+    done = launch(*recipe, "--import", str(tmp_path / "absent.py"), "--dry-run")
+    assert done.returncode == 2 and f"--import {tmp_path}/absent.py: there is no such file" in done.stderr
+
+
+def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
+    """An installed package needs no option."""
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pretrain_to_transfer]\nmine = my_views\n")
+    (tmp_path / "my_views.py").write_text((ROOT / "docs/templates/my_views.py").read_text())
+    code = "from pretrain.config import load_config; print(load_config('', ['VIEWS.KEY', 'small_crops']).VIEWS.KEY)"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "small_crops\n", done.stderr
+
+
+def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def setup() -> list[str]:
+        spec = StageSpec("pretrain", str(tmp_path), "pretrain.train:main")
+        return slurm_parameters(spec, Options(cluster="slurm"), tmp_path, "")["setup"]
+
+    monkeypatch.setenv(extensions.VARIABLE, "")
+    assert "P2T_IMPORT" not in " ".join(setup())
+    extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
+    assert os.environ[extensions.VARIABLE] == f"{TEMPLATES[0]}{os.pathsep}a_module"
+    assert f"export P2T_IMPORT={TEMPLATES[0]}:a_module" in setup()
+
+
+def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(TEMPLATES[0].parent))
+    methods = pytest.importorskip("pretrain.methods")
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    from docs.templates.my_objective import margin_info_nce  # type: ignore[import-not-found]
+
+    q, k, queue = (torch.nn.functional.normalize(torch.randn(4, 8), dim=1) for _ in range(3))
+    found = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
+    logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2
+    assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
+
+
+def test_a_module_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(extensions.VARIABLE, "no_such_module")
+    with pytest.raises(UserError, match="cannot import the extension no_such_module"):
+        extensions.load.__wrapped__()

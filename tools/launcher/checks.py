@@ -21,6 +21,7 @@ def refuse_missing_data(spec: StageSpec) -> None:
     Raises:
         UserError: one of them does not, or a probe's own images have no labels or no val split.
     """
+    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
         from pretrain.common.config_io import flatten
         from transfer import early
@@ -30,7 +31,8 @@ def refuse_missing_data(spec: StageSpec) -> None:
         train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
         for name in (*train, *changed.get("DATASETS.TEST", ())):
             coco_data.find(name)
-        early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
+        if is_new:
+            early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
     elif spec.config:
         from pretrain import datasets
         from pretrain.config import from_yaml_text
@@ -45,7 +47,7 @@ def refuse_missing_data(spec: StageSpec) -> None:
                 datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
         if spec.stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
             probe_data(cfg)  # of the user's own images; listing a named data set would take long
-        if weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
+        if is_new and weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
             existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
 
 

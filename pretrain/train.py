@@ -29,7 +29,7 @@ from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
-from .probe.features import ProbeData
+from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, over_ranks
 from .recipes import RECIPES

@@ -66,6 +66,7 @@ MISTAKES = {
         "MODEL.WEIGHTS "
     ),
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
+    (LAUNCH, "knn", *LOCAL, "pretrained", "DATA.TRAIN", "folder:images", "OUTPUT_DIR", "own"): "has no labels to probe",
     ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",
     (*TRANSFER,): "no annotation file at datasets/coco/annotations",
     (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "pretrained"): (
@@ -120,6 +121,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
         Path("images").mkdir()
+        Path("images/a.jpg").touch()
         Path("a.json").touch()
         (root / "moved/eval_only").mkdir(parents=True)
         (root / "moved/eval_only/stage.txt").write_text("transfer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -62,9 +63,10 @@ def refuse_weights(path: str) -> None:
         return
     if "://" in path:
         raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {conversion(Path(path).name)}")
-    if stage_of(path) == "pretrain":
+    stage = stage_of(path) if os.path.isdir(path) else ""
+    if stage == "pretrain":
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
-    if stage_of(path) == "transfer":
+    if stage == "transfer":
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
     existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
 

@@ -9,7 +9,8 @@ from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
 from ..common.errors import UserError
-from .features import extract, load_frozen, probe_data
+from .data import probe_data
+from .features import extract, load_frozen
 from .protocol import protocol
 from .run import csv_text, probe_run
 

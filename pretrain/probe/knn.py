@@ -16,7 +16,8 @@ from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
 from ..encoder import build_backbone
-from .features import FeatureFile, Features, NotProbeable, ProbeData, extract, load_frozen, probe_data
+from .data import NotProbeable, ProbeData, probe_data
+from .features import FeatureFile, Features, extract, load_frozen
 from .protocol import protocol
 from .run import probe_run
 

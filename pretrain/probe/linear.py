@@ -22,7 +22,8 @@ from ..encoder import feature_dim, pooled_features
 from ..loader import build_loader
 from ..progress import Progress
 from ..siamese import autocast
-from .features import Features, ProbeData, extract, load_frozen, probe_data
+from .data import ProbeData, probe_data
+from .features import Features, extract, load_frozen
 from .heads import Heads
 from .knn import warning_if_random
 from .protocol import check_same_probe, linear_settings, protocol

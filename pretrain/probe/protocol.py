@@ -12,7 +12,7 @@ from ..common.errors import UserError
 from ..config import default_config
 
 if TYPE_CHECKING:
-    from .features import ProbeData
+    from .data import ProbeData
 
 
 def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> dict[str, Any]:

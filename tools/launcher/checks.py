@@ -33,8 +33,9 @@ def refuse_missing_data(spec: StageSpec) -> None:
     """Checks that the images that a stage reads and the weights that it starts from exist.
 
     Raises:
-        UserError: one of them does not.
+        UserError: one of them does not, or a probe's own images have no labels or no val split.
     """
+    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
         from pretrain.common.config_io import flatten
         from transfer import early
@@ -44,10 +45,13 @@ def refuse_missing_data(spec: StageSpec) -> None:
         train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
         for name in (*train, *changed.get("DATASETS.TEST", ())):
             coco_data.find(name)
-        early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
+        if is_new:
+            early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
     elif spec.config:
         from pretrain import datasets
         from pretrain.config import from_yaml_text
+        from pretrain.probe.data import probe_data
+        from pretrain.probe.protocol import data_names
 
         cfg = from_yaml_text(spec.config)
         data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
@@ -55,7 +59,9 @@ def refuse_missing_data(spec: StageSpec) -> None:
         for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
             if name:
                 datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
-        if weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
+        if spec.stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
+            probe_data(cfg)  # of the user's own images; listing a named data set would take long
+        if is_new and weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
             existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
 
 

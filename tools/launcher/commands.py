@@ -140,7 +140,7 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     spec.refuse_missing_weights()
     checks.refuse_missing_engine([spec])
     checks.refuse_other_run(spec, options)
-    if options.cluster != "slurm" and not Path(spec.folder).exists():  # a cluster's nodes may have other disks
+    if options.cluster != "slurm":  # a cluster's nodes may have other disks
         checks.refuse_missing_data(spec)
     return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
 

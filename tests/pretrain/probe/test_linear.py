@@ -12,6 +12,7 @@ from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import features, linear
+from pretrain.probe.data import probe_data
 from pretrain.probe.protocol import protocol
 from tests.pretrain.ranks import run_ranks
 from tests.resnets import resnet_state
@@ -45,7 +46,7 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
 
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
     learned, real = set(), linear.Heads.step
-    train = features.probe_data(_config(images, tmp_path / "run")).train
+    train = probe_data(_config(images, tmp_path / "run")).train
     monkeypatch.setattr(linear, "extract", lambda _, data, *__, **___: _positions(train, data))
     monkeypatch.setattr(linear.Heads, "step", lambda self, x, y: learned.update(x[:, 0].tolist()) or real(self, x, y))
     scores = [{"held_out_top1": 50.0, "top1": 70.0, "top5": 1.0}, {"held_out_top1": 60.0, "top1": 65.0, "top5": 2.0}]
@@ -173,7 +174,7 @@ def test_features_are_computed_once_whatever_stops(images, tmp_path, monkeypatch
 
 def test_kept_features_of_another_protocol_are_not_taken(images, tmp_path):
     cfg = _config(images, tmp_path, "LINEAR.AUGMENT", "none")
-    data, device = features.probe_data(cfg), torch.device("cpu")
+    data, device = probe_data(cfg), torch.device("cpu")
     backbone, source = features.load_frozen("random", cfg, device)
     warned = []
 

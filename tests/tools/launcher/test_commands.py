@@ -53,6 +53,9 @@ def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch
     write_record("x", {"spec": spec.to_json(), "options": asdict(Options(cluster="local", gpus=0)), "jobs": [{}]})
     found = []
     monkeypatch.setattr(commands, "run_stage", lambda spec, options: found.append((spec, options)) or 0)
+    with pytest.raises(UserError, match="no ImageNet at datasets/imagenet/train"):
+        launch.main(["resume", "x"])
+    Path("datasets/imagenet/train").mkdir(parents=True)
     assert launch.main(["resume", "x"]) == 0
     assert found == [(spec, Options(cluster="local", gpus=0))]
 

@@ -21,7 +21,8 @@ import torch
 from pretrain.common.run_folder import read_json, write_json
 from pretrain.config import load_config
 from pretrain.probe import knn
-from pretrain.probe.features import load_frozen, probe_data
+from pretrain.probe.data import probe_data
+from pretrain.probe.features import load_frozen
 from tools.benchmarks.peers import OURS
 
 _RECIPE = Path(__file__).resolve().parents[3] / "configs/pretrain/demo_mocov2_R18_digits.yaml"

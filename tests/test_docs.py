@@ -1,4 +1,4 @@
-"""Every command in the README and in docs/ is one that its program accepts, and every link between them has a target."""
+"""Every command in the documentation is one that its program accepts, and every link has a target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transfer.config import load_config as load_detector_config
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 # At the start of an indented line or of code within a line; what a file is called is no command.
-START = r"(?:^    |`)(?:python )?"
+START = r"(?:^ {4,}|`)(?:python )?"
 PROGRAM = r"(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>[^`\n]+)"
 
 
@@ -81,7 +81,8 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
 
 def test_every_target_of_make_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {name for page in PAGES for name in re.findall(r"(?:^    |`)make ([\w-]+)", page.read_text(), re.MULTILINE)}
+    pages = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:^ {4,}|`)make ([\w-]+)", pages, re.MULTILINE))
     assert {"demo", "detectron2", "docs", "test-lowest"} <= named <= targets
 
 

@@ -71,6 +71,8 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
         return
     keys = [*getattr(args, "opts", []), *rest]
     assert not [word for word in keys if word.startswith("--")], words
+    if getattr(args, "extensions", []):  # the templates have tests of their own
+        return
     detector = program == "transfer/train_net.py"
     assert not keys or detector or getattr(args, "takes_overrides", False), words
     if detector or getattr(args, "command", "") == "transfer":

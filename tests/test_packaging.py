@@ -12,10 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README = (ROOT / "README.md").read_text()
 
 
 def test_every_package_is_installed() -> None:
@@ -58,3 +60,10 @@ def test_p2t_runs_the_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert ended.value.code == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and "did you mean 'jcl'?" in message
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+    titles = {reference["title"] for reference in citation["references"]}
+    assert len(titles) == 5 and all(f"title     = {{{t}}}" in README or f"title   = {{{t}}}" in README for t in titles)

@@ -53,6 +53,7 @@ MEANINGS = {
     "MODEL.ROI_HEADS.NAME": "the heads for boxes, masks and keypoints",
     "MODEL.ROI_HEADS.NUM_CLASSES": "categories in the annotation files",
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": "detections below this score are dropped",
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": "channels of each convolution of the keypoint head",
     "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": "keypoints per instance in the annotation files",
     "MODEL.ROI_MASK_HEAD.CONV_DIM": "channels of its convolutions",
     "MODEL.ROI_MASK_HEAD.NORM": "normalization of its convolutions",

@@ -89,14 +89,28 @@ def main(argv: Sequence[str] | None = None) -> None:
             "detectron2` to install it, or choose this engine with --engine torchvision",
             file=sys.stderr,
         )
+    is_started_here = "WORLD_SIZE" not in os.environ and args.num_gpus * args.num_machines > 1
+    if is_started_here:
+        _check_address(args)
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
         from transfer import early
 
         early.refuse(settle(args)[1], resume=args.resume, eval_only=args.eval_only)
-    if "WORLD_SIZE" in os.environ or args.num_gpus * args.num_machines == 1:
-        work(args)
-    else:
+    if is_started_here:
         launch(args)
+    else:
+        work(args)
+
+
+def _check_address(args: argparse.Namespace) -> None:
+    """Refuses a --dist-url at which ranks could not meet."""
+    if args.dist_url == "auto":
+        if args.num_machines > 1:
+            raise UserError("--dist-url auto works on one machine only; give tcp://HOST:PORT of machine 0")
+        return
+    host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"--dist-url {args.dist_url} is not tcp://HOST:PORT")
 
 
 def pick_engine(wanted: str) -> str:
@@ -132,14 +146,10 @@ def launch(args: argparse.Namespace) -> None:
     that have received it from the terminal already, which makes them stop immediately, without a checkpoint.
     """
     if args.dist_url == "auto":
-        if args.num_machines > 1:
-            raise UserError("--dist-url auto works on one machine only; give tcp://HOST:PORT of machine 0")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             args.dist_url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"--dist-url {args.dist_url} is not tcp://HOST:PORT")
     device = settle(args)[1].MODEL.DEVICE
 
     import torch

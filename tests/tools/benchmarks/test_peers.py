@@ -50,7 +50,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peers") / "digits"
-    write_digits(folder, {"train": 130, "val": 40}, 32, {"train": 1, "val": 1}, seed=0)
+    write_digits(folder, {"train": 130, "val": 40}, 32, {"train": 1, "val": 1}, seed=0, clutter=False)
     return folder
 
 

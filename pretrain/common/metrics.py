@@ -14,7 +14,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
-        kept = [line for line in read_lines(path) if line["iteration"] < start_iteration]
+        kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
         atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
 
 
@@ -49,13 +49,13 @@ class MetricsWriter:
 
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
-        return any(line["iteration"] == iteration and name in line for line in read_lines(self._path))
+        return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
 
     def close(self) -> None:
         self._events.close()
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[dict[str, Any]]:
     """The good lines of a metrics file; one that was cut short by a crash, or damaged, is dropped."""
     kept: list[dict[str, Any]] = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:

@@ -62,6 +62,8 @@ def _by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
     found: dict[str, list[tuple[str, Path]]] = {}
     for folder, key in plan.stages.items():
         branch, _, stage = key.partition("/")
+        if not (folder / "metrics.json").is_file():  # not begun, or a stage without curves
+            continue
         found.setdefault(stage, []).append((branch.partition("_seed=")[0], folder))
     return found
 

@@ -97,8 +97,7 @@ def table(sweep: Sweep) -> Table:
             paper = sweep.published[setting]
             rows[-1] += ["-", "-"] if paper is None else [f"{paper:.2f}", f"{mean - paper:+.2f}"]
     head = [*sweep.keys, sweep.score, "95% interval", "seeds", *(["paper", "difference"] if is_compared else [])]
-    what = _SCORES.get(sweep.score, sweep.score)
-    note = f"{what[0].upper()}{what[1:]}, in percent: the mean over seeds."
+    note = f"Score: {_SCORES.get(sweep.score, sweep.score)}, in percent; the mean over seeds."
     return Table(f"Sweep {sweep.name}", [note], head, rows, (lambda: figure(sweep)) if sweep.scores else None)
 
 
@@ -122,7 +121,8 @@ def figure(sweep: Sweep) -> Any:
     image = axes.imshow(values, aspect="auto")
     for (i, row), (j, _) in itertools.product(enumerate(values), enumerate(columns)):
         if not math.isnan(row[j]):
-            axes.text(j, i, f"{row[j]:.1f}", ha="center", va="center", color="white")
+            color = "white" if image.norm(row[j]) < 0.6 else "black"  # the colors get lighter
+            axes.text(j, i, f"{row[j]:.1f}", ha="center", va="center", color=color)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(keys[1])

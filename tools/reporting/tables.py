@@ -122,6 +122,15 @@ def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
 
 def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
     """Yields one table per protocol; protocols with the same headline are told apart by the keys that differ."""
+    found = list(_by_protocol(runs, names))
+    titles = [table.title for table in found]
+    for table in found:
+        stages = {row[0].rpartition("/")[2] for row in table.rows}  # jcl/mask_40: what a pipeline calls the detector
+        is_named = titles.count(table.title) > 1 and len(stages) == 1 < len(table.rows)
+        yield replace(table, title=f"{table.title}: {stages.pop()}") if is_named else table
+
+
+def _by_protocol(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
     for headline in dict.fromkeys(run.headline for run in runs):
         alike = [run for run in runs if run.headline == headline]
         protocols = _distinct(run.protocol for run in alike)

@@ -16,7 +16,7 @@ from ..document import Report, Table, printable
 from ..files import Plan, short_names
 
 _FOLDER = Path(__file__).parent
-_NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
+_NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 _LONG = 40  # characters of a cell that may break into lines
 
 

@@ -1,10 +1,10 @@
 "use strict";
 // A click, Enter or Space on a heading sorts by its column; the next one reverses the order.
-const NUMBER = /^[+-]?\d[\d.]*(e[+-]?\d+)?(?=$|[\s%])/;
+const NUMBER = /^(?:± )?([+-]?\d[\d.]*(?:e[+-]?\d+)?)(?=$|[\s%])/;
 
 function compare(a, b) {
   const x = NUMBER.exec(a), y = NUMBER.exec(b);
-  if (x && y) return Number(x[0]) - Number(y[0]);
+  if (x && y) return Number(x[1]) - Number(y[1]);
   if (x || y) return x ? -1 : 1;
   return a.localeCompare(b, "en", { numeric: true });
 }

@@ -50,7 +50,7 @@ def ran(folder: Path, hours: float, devices: str, processes: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline with two pretrainings and three detectors, a run of Fig. 3, and a run whose folder has HTML as name."""
+    """A pipeline with two pretrainings and three detectors, a run of Fig. 3, and a run with HTML as name."""
     root = tmp_path_factory.mktemp("page")
     test, folder = tiny_coco.write(root / "data"), root / "runs/demo"
     stages = ("pretrain", "knn", "mask")

@@ -141,16 +141,17 @@ def _cell(study: Study, column: str, name: str) -> str:
         return "-"
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     digits = 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
-    text = _with_interval(list(branches[name].values()), digits, "")
+    text = with_interval(list(branches[name].values()), digits, "")
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
     differences = paired_differences(branches[name], branches.get(baseline, {}))
     if name != baseline and differences:
-        text += f" ({_with_interval(differences, digits, '+')})"
+        text += f" ({with_interval(differences, digits, '+')})"
     return text
 
 
-def _with_interval(values: Sequence[float], digits: int, sign: str) -> str:
+def with_interval(values: Sequence[float], digits: int, sign: str) -> str:
+    """``44.1 ± 2.0``, or ``44.1`` of a single value; ``sign`` is + to show one, or empty."""
     mean, half = mean_and_interval(values)
     return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 

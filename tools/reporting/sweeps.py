@@ -119,9 +119,11 @@ def figure(sweep: Sweep) -> Any:
     rows, columns = sweep.grid[keys[0]], sweep.grid[keys[1]]
     values = [[mean_and_interval(scores[(r, c)])[0] if (r, c) in scores else math.nan for c in columns] for r in rows]
     image = axes.imshow(values, aspect="auto")
+    known = [value for row in values for value in row if not math.isnan(value)]
+    bright = min(known) + 0.6 * (max(known) - min(known))  # above, the colors are too light for white
     for (i, row), (j, _) in itertools.product(enumerate(values), enumerate(columns)):
         if not math.isnan(row[j]):
-            color = "white" if image.norm(row[j]) < 0.6 else "black"  # the colors get lighter
+            color = "white" if row[j] < bright else "black"
             axes.text(j, i, f"{row[j]:.1f}", ha="center", va="center", color=color)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)

@@ -98,7 +98,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 head.append(f"{kind} {score.replace('top', 'top-')}{which}")
                 for line, probes in zip(lines, cells, strict=True):
                     line.append(_numbers([probe.scores.get(score) for probe in probes]))
-            verdicts = [_linear_result(row, probes) for row, probes in zip(rows, cells, strict=True)]
+            verdicts = [linear_result(row, probes) for row, probes in zip(rows, cells, strict=True)]
             for row, verdict in zip(rows, verdicts, strict=True):
                 refused[verdict.table, verdict.reason].append(names[row.folder])
             if any(verdict.numbers for verdict in verdicts):
@@ -113,7 +113,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
     return _table(title, notes, head, lines)
 
 
-def _linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
+def linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
     """The verdict on probes by one protocol; a probe's record of its checkpoint is preferred to the folder's config."""
     if not probes or probes[0].kind != "linear":
         return papers.Verdict()

@@ -10,9 +10,10 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import CONFIGS
+from tools import report
 from tools.launcher import stages, sweep
 from tools.launcher.options import Options
-from tools.reporting import sweeps
+from tools.reporting import charts, sweeps
 
 SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
 
@@ -69,6 +70,10 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     assert re.search(r"not done: num_keys=5_jcl_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
     assert table.count("not done: num_keys=5_jcl_lambda=4_seed") == 2
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (shown,) = (one for one in report.gather([tmp_path / "moved"]).tables if one.title == "Sweep moved")
+    assert ["2", "0.5", "10.50", "± 6.35", "2"] in shown.rows and shown.figure
+    assert ">10.5</text>" in charts.svg(shown.figure)
 
 
 def test_points_vary_keys_together(tmp_path: Path):

@@ -64,6 +64,7 @@ def line_chart(title: str, lines: Sequence[Line], styles: Styles) -> str:
 
     def draw() -> Any:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(4.2, 2.6))
         figure.subplots_adjust(left=0.15, right=0.97, bottom=0.18, top=0.89)  # a layout by size takes twice the time
@@ -75,6 +76,7 @@ def line_chart(title: str, lines: Sequence[Line], styles: Styles) -> str:
         axes.set_title(title)
         axes.set_xlabel("iteration")
         axes.margins(x=0.02)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(alpha=0.25)
         return figure
 

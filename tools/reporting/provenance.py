@@ -128,7 +128,7 @@ def _machine(folder: Path) -> dict[str, str]:
 
 def _hours_in_words(folder: Path) -> str:
     hours, what = process_hours(folder), "GPU" if _has_gpu(folder) else "CPU"
-    return "not recorded" if hours is None else f"{hours:.2f} {what}-hours"
+    return "not recorded" if hours is None else f"{hours:.3f} {what}-hours"
 
 
 def process_hours(folder: Path) -> float | None:
@@ -161,7 +161,7 @@ def _computation(runs: Sequence[Run]) -> Table:
         time = "-" if hours is None else f"{hours:.3f}"
         cells = (lines.get("started"), lines.get("host"), lines.get("devices"), (lines.get("git") or "")[:12])
         rows.append([names[run.folder], str(run.results.get("stage")), time, *(cell or "-" for cell in cells)])
-    sums = " and ".join(f"{hours:.2f} {what}-hours" for what, hours in total.items() if hours)
+    sums = " and ".join(f"{hours:.3f} {what}-hours" for what, hours in total.items() if hours)
     note = f"Hours times processes, from the starts and ends that the launcher recorded: {sums or 'none'} in all."
     return Table("Computation", [note], ["run", "stage", "hours", "last start", "host", "devices", "commit"], rows)
 

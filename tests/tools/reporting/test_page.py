@@ -150,10 +150,10 @@ def test_a_chain_leads_from_an_ap_to_the_pretraining(runs: Path, source: str):
         "15",
         "150",
     )
-    assert (facts["devices"], facts["time"]) == ("NVIDIA H200, NVIDIA H200", "5.00 GPU-hours")
+    assert (facts["devices"], facts["time"]) == ("NVIDIA H200, NVIDIA H200", "5.000 GPU-hours")
     config = next(one for one in source.split("<details>") if one.lstrip().startswith("<summary>config</summary>"))
     assert "NAME: mocov2" in html.unescape(config)
-    assert "10.00 GPU-hours and 1.50 CPU-hours in all" in source
+    assert "10.000 GPU-hours and 1.500 CPU-hours in all" in source
     assert ["METHOD.NAME", "mocov2", "jcl"] in [
         [*texts(row, "th"), *texts(row, "td")] for row in re.findall(r"<tr>(.*?)</tr>", source, re.DOTALL)
     ]

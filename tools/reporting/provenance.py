@@ -159,7 +159,8 @@ def _computation(runs: Sequence[Run]) -> Table:
         lines, hours = environment(run.folder), process_hours(run.folder)
         total["GPU" if _has_gpu(run.folder) else "CPU"] += hours or 0.0
         time = "-" if hours is None else f"{hours:.3f}"
-        cells = (lines.get("started"), lines.get("host"), lines.get("devices"), (lines.get("git") or "")[:12])
+        host, commit = lines.get("host", "").partition(" (")[0], lines.get("git", "")[:12]  # in whole in the chains
+        cells = (lines.get("started"), host, lines.get("devices"), commit)
         rows.append([names[run.folder], str(run.results.get("stage")), time, *(cell or "-" for cell in cells)])
     sums = " and ".join(f"{hours:.3f} {what}-hours" for what, hours in total.items() if hours)
     note = f"Hours times processes, from the starts and ends that the launcher recorded: {sums or 'none'} in all."

@@ -18,6 +18,7 @@ from ..files import Plan, short_names
 _FOLDER = Path(__file__).parent
 _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 _LONG = 40  # characters of a cell that may break into lines
+_FOLDED = 12  # lines of an appendix; more are folded
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def page(report: Report) -> str:
         chains=provenance.chains(report),
         lists=report.lists,
         long=_LONG,
+        folded=_FOLDED,
     )
     return printable(text)
 

@@ -26,6 +26,19 @@ def test_every_package_is_installed() -> None:
     assert set(found) == {str(path.relative_to(ROOT)).replace("/", ".") for path in here}
 
 
+def test_every_other_file_of_a_package_is_installed() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]
+    listed = {
+        path
+        for name, globs in patterns.items()
+        for glob in globs
+        for path in (ROOT / name.replace(".", "/")).glob(glob)
+    }
+    folders = [ROOT / name for name in ("pretrain", "transfer", "tools")]
+    here = {path for folder in folders for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert here and here <= listed
+
+
 def imported(path: Path) -> Iterator[str]:
     """The packages that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text())):

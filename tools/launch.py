@@ -72,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
-    sub.add_argument("--output", default="", metavar="FILE", help="also write the Markdown to this file")
+    sub.add_argument(
+        "--output", default=[], action="append", metavar="FILE",
+        help="also write the report to this file: .html is a page, any other name Markdown; may be given several times",
+    )  # fmt: skip
     sub = _command(commands, "compare", "names what two runs differ in, and the step at which their curves part")
     sub.add_argument("runs", nargs=2, metavar="RUN", help="run folders")
     sub = _command(commands, "doctor", "checks this machine: versions, GPUs, engines, SLURM, data sets, disk")

@@ -14,6 +14,7 @@ from pretrain.config import load_config
 from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
 from tools import report
+from tools.reporting.document import markdown
 from transfer import train_net
 from transfer.convert import convert
 from transfer.weights import read_weights
@@ -64,7 +65,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
         assert provenance["source"] == source
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
-    shown = report.render([tmp_path / "out"])[0]
+    shown = markdown(report.gather([tmp_path / "out"]))
     (row,) = [line for line in shown.splitlines() if line.startswith("| out ")]
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert "- Every pretraining: pretrained on digits, epochs 7, seed 3.\n" in shown

@@ -70,7 +70,7 @@ def sweep(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from tools import report as module
 
-    return module.main([*args.folders, *(["--output", args.output] if args.output else [])])
+    return module.main([*args.folders, *(word for file in args.output for word in ("--output", file))])
 
 
 def compare(args: argparse.Namespace) -> None:

@@ -60,7 +60,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
         raise UserError(f"--engine {engine} would have no effect, because {path} has no TRANSFER; leave it out")
     plan["ENGINE"] = engine or plan["ENGINE"]
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
-    words = [str(folder), "--output", str(folder / "report.md")]
+    words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
     seeds, baseline = _seeds(plan["SEEDS"], path), plan["BASELINE"]
     if baseline and baseline not in plan["BRANCHES"]:

@@ -49,7 +49,7 @@ def compare(one: Path, two: Path) -> str:
     """
     sections = [
         ("config", _differences(_config(one), _config(two))),
-        ("versions and machine", _differences(_environment(one), _environment(two))),
+        ("versions and machine", _differences(_comparable(environment(one)), _comparable(environment(two)))),
         ("data and weights", _differences(_inputs(one), _inputs(two))),
         ("results", _differences(_results(one), _results(two))),
     ]
@@ -126,13 +126,16 @@ def _config(run: Path) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "OUTPUT_DIR"}
 
 
-def _environment(run: Path) -> dict[str, str]:
-    """The lines of environment.txt, of its last start."""
+def environment(run: Path) -> dict[str, str]:
+    """The lines of environment.txt, of its last start; {} where there is none."""
     path = run / "environment.txt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     last = text.rstrip().rpartition("\n\n")[2]
-    lines = re.findall(r"^([\w.-]+)(?:: |=)(.*)$", last, re.MULTILINE)
-    return {key: value for key, value in lines if key not in _PER_RUN}
+    return dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", last, re.MULTILINE))
+
+
+def _comparable(lines: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in lines.items() if key not in _PER_RUN}
 
 
 def _inputs(run: Path) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from typing import Any
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
 
-from .seeds import Study, explanation, mean_and_interval, read_study, table
+from .document import grid
+from .seeds import Study, figure, read_study, table
 
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = ROOT / "docs" / "evidence"
 _MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
-_COLUMNS = 4  # panels beside one another
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,7 +70,8 @@ def up_to_date(page: str) -> str:
         columns = [name.strip() for name in match[3].split(",")]
         if missing := [name for name in columns if name not in study.scores]:
             raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(study.scores)}")
-        return f"{match[1]}{explanation(study)}\n{table(study, columns)}\n{match[4]}"
+        shown = table(study, columns)
+        return f"{match[1]}{' '.join(shown.notes)}\n\n{grid(shown)}\n{match[4]}"
 
     return _MARKED.sub(section, page)
 
@@ -86,37 +87,11 @@ def load(name: str) -> Study:
 
 
 def draw(study: Study, path: Path) -> None:
-    """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
+    """Writes the scores as a picture."""
     import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
-    columns = min(_COLUMNS, len(study.scores))
-    rows = -(-len(study.scores) // columns)
-    figure = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
-    FigureCanvasSVG(figure)
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-    for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
-        for place, name in enumerate(names):
-            values = list(branches.get(name, {}).values())
-            if values:
-                mean, half = mean_and_interval(values)
-                panel.plot(values, [place] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
-                panel.errorbar(mean, place, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
-        if study.baseline in branches:
-            panel.axvline(
-                mean_and_interval(list(branches[study.baseline].values()))[0], color="tab:gray", lw=0.8, ls=":"
-            )
-        panel.set_title(score, fontsize=9)
-        panel.tick_params(labelsize=8)
-        panel.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    for panel in panels[len(study.scores) :]:
-        panel.set_visible(False)
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        figure.savefig(path, metadata={"Date": None})
+        figure(study).savefig(path, metadata={"Date": None})
 
 
 def _machine() -> str:

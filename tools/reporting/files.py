@@ -29,18 +29,36 @@ class Run:
     config: dict[str, Any]
 
 
-@dataclass
-class Found:
-    """Runs, a line per file that could not be read, and a line per stage that is not done.
+@dataclass(frozen=True)
+class Plan:
+    """A pipeline or sweep.
 
     Attributes:
-        pipelines: folder of a pipeline -> its run folders and the keys of their stages, ``jcl/mask``.
+        file: that it was started from; empty if an earlier version did not record it.
+        stages: run folder -> key, ``jcl/mask``.
+        not_done: a line per stage.
     """
 
+    folder: Path
+    is_sweep: bool
+    file: str
+    stages: dict[Path, str]
+    not_done: list[str]
+
+
+@dataclass
+class Found:
+    """Runs, the pipelines and sweeps that they belong to, and a line per file that could not be read."""
+
     runs: list[Run] = field(default_factory=list)
-    pipelines: dict[Path, dict[Path, str]] = field(default_factory=dict)
+    plans: list[Plan] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    not_done: list[str] = field(default_factory=list)
+
+    @property
+    def not_done(self) -> list[str]:
+        """A line per stage that is not done; it names the pipeline where there are several."""
+        several = len(self.plans) > 1
+        return [f"{plan.folder.name}/{line}" if several else line for plan in self.plans for line in plan.not_done]
 
 
 def find(folders: Sequence[Path]) -> Found:
@@ -63,15 +81,14 @@ def find(folders: Sequence[Path]) -> Found:
         results |= dict.fromkeys(path for path in found_here if "launch" not in path.relative_to(folder).parts)
     for path in graphs:
         try:
-            stages = _stages(path)
+            file, stages = _stages(path)
         except UserError as error:
             found.unread.append(str(error))
             continue
         order += stages
-        if path.name == "pipeline.json":
-            found.pipelines[path.parents[1]] = {folder: stage["key"] for folder, stage in stages.items()}
-        prefix = f"{path.parents[1].name}/" if len(graphs) > 1 else ""
-        found.not_done += [f"{prefix}{line}" for line in _not_done(stages)]
+        keys = {folder: stage["key"] for folder, stage in stages.items()}
+        plan = Plan(path.parents[1], path.name == "sweep.json", file, keys, list(_not_done(stages)))
+        found.plans.append(plan)
     position = {folder: place for place, folder in enumerate(order)}
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
         try:
@@ -120,22 +137,25 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _stages(path: Path) -> dict[Path, dict[str, Any]]:
-    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json lists them, wherever the folder is now.
+def _stages(path: Path) -> tuple[str, dict[Path, dict[str, Any]]]:
+    """The plan's file, and run folder -> stage, as launch/pipeline.json or launch/sweep.json has them.
+
+    They are found wherever the plan's folder is now.
 
     Raises:
         UserError: the file is damaged.
     """
     stages: dict[Path, dict[str, Any]] = {}
     try:
-        for stage in read_json(path)["stages"]:
+        content = read_json(path)
+        for stage in content["stages"]:
             if not all(isinstance(stage[word], str) for word in ("key", "folder", "produces", "fingerprint")):
                 raise TypeError
             beside = path.parents[1] / stage["key"]
             stages[beside if beside.is_dir() else Path(stage["folder"])] = stage | {"parents": list(stage["parents"])}
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} lists no stages; start its pipeline or sweep again to rewrite it") from error
-    return stages
+    return str(content.get("file") or ""), stages
 
 
 def _not_done(stages: dict[Path, dict[str, Any]]) -> Iterable[str]:

@@ -28,11 +28,13 @@ class Verdict(NamedTuple):
         numbers: the paper's; None: not comparable.
         table: ``JCL (Cai et al. 2020), Table 1``; empty: the run is unrelated to any row.
         reason: why it is not comparable.
+        row: of the table, if it is comparable.
     """
 
     numbers: Numbers | None = None
     table: str = ""
     reason: str = ""
+    row: Mapping[str, str] | None = None
 
 
 def linear_result(origin: Origin, probe: Probe) -> Verdict:
@@ -82,9 +84,15 @@ def detection_result(run: Detection) -> Verdict:
     return Verdict()
 
 
+def rows_of(table: str) -> list[dict[str, str]]:
+    """All rows of a published table by its name, as verdicts hold them."""
+    files = sorted((ROOT / "configs" / "papers").glob("*.csv"))
+    return next(rows for name, rows in (_read(file.name) for file in files) if name == table)
+
+
 def _verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
     if not reasons:
-        return Verdict({name: float(row[name]) if row[name] else None for name in names}, table)
+        return Verdict({name: float(row[name]) if row[name] else None for name in names}, table, row=row)
     more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
     return Verdict(None, table, "; ".join(reasons[:3]) + more)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
 from pretrain.common.errors import UserError
 
-from .files import short_names
+from .document import Picture
+from .files import Plan, short_names
 from .runs import Detection
 
 _COUNT = 4  # images in a picture
@@ -17,30 +17,30 @@ _COUNT = 4  # images in a picture
 
 @dataclass
 class Pictures:
-    """The files that were written, a part of the report per file, and a line per file that could not be read."""
+    """The pictures that were written, and a line per file that could not be read."""
 
-    written: list[Path] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
+    written: list[Picture] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
 
-def draw(pipelines: Mapping[Path, Mapping[Path, str]], runs: Sequence[Detection], output: Path) -> Pictures:
+def draw(plans: Sequence[Plan], runs: Sequence[Detection], output: Path) -> Pictures:
     """Draws what at least two branches of a pipeline predict with one detector on one test set.
 
     Args:
-        pipelines: folder -> the run folders in it and their keys (``jcl/mask``); see `files.Found`.
+        plans: those of sweeps have no detectors.
         runs: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
         output: the report; pictures lie beside it and begin with its name.
     """
-    made, names = Pictures(), short_names(list(pipelines))
-    for pipeline, keys in pipelines.items():
+    made, names = Pictures(), short_names([plan.folder for plan in plans])
+    for plan in plans:
+        keys = plan.stages
         found: dict[str, dict[str, dict[str, Detection]]] = {}  # detector, test set, branch
         for run in (run for run in runs if run.folder in keys):
             branch, _, detector = keys[run.folder].partition("/")
             found.setdefault(detector, {}).setdefault(run.test, {}).setdefault(branch.partition("_seed=")[0], run)
         for detector, by_test in found.items():
             for number, (test, branches) in enumerate(by_test.items(), start=1):
-                words = [*([names[pipeline]] if len(pipelines) > 1 else []), detector]
+                words = [*([names[plan.folder]] if len(plans) > 1 else []), detector]
                 words += [str(number)] if len(by_test) > 1 else []
                 title = "/".join(words)
                 file = output.with_name(f"{output.stem}_{title.replace('/', '_')}.png")
@@ -77,10 +77,8 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
     if len(columns) < 2:
         return
     pictures.compare(content, images, folder, columns, file)
-    made.written.append(file)
-    made.parts.append(
-        f"## Predictions of {title}\n\n"
-        f"- The first {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Predictions that "
-        f"score at least {pictures.SCORE_THRESHOLD:g}, and in any case the best one.\n\n"
-        f"![predictions of {title}]({quote(file.name, errors='surrogateescape')})\n"
+    note = (
+        f"The first {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Predictions that "
+        f"score at least {pictures.SCORE_THRESHOLD:g}, and in any case the best one."
     )
+    made.written.append(Picture(f"Predictions of {title}", [note], f"predictions of {title}", file))

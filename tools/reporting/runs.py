@@ -102,7 +102,10 @@ class Detection:
     predictions: Path | None
 
 
-def parse(run: Run) -> list[Pretraining | Probe | Detection]:
+Item = Pretraining | Probe | Detection
+
+
+def parse(run: Run) -> list[Item]:
     """The rows of tables; nothing for stages without a score (a map of features, distributions).
 
     Raises:

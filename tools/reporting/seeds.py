@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
 
+from .document import Table
+
 _TASKS = {"bbox": "box AP", "segm": "mask AP", "keypoints": "keypoint AP"}
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
+_COLUMNS = 4  # panels beside one another
 _SPREAD = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 
 
@@ -88,22 +89,50 @@ def paired_differences(ours: Mapping[str, float], base: Mapping[str, float]) -> 
     return [ours[seed] - base[seed] for seed in ours if seed in base]
 
 
-def table(study: Study, columns: Iterable[str] = ()) -> str:
-    """A Markdown table with a row per branch and a column per score (``columns``, or all of them)."""
+def table(study: Study, columns: Iterable[str] = ()) -> Table:
+    """A row per branch and a column per score (``columns``, or all of them)."""
     shown = list(columns) or list(study.scores)
     names = dict.fromkeys(name for column in shown for name in study.scores[column])
     rows = [[name, *(_cell(study, column, name) for column in shown)] for name in names]
-    align = ["left", *["right"] * len(shown)]
-    return tabulate(rows, ["", *shown], "pipe", disable_numparse=True, colalign=align)
+    return Table(study.name, [_explanation(study)], ["", *shown], rows, lambda: figure(study))
 
 
-def explanation(study: Study) -> str:
-    """How to read `table`."""
+def figure(study: Study) -> Any:
+    """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
+    columns = min(_COLUMNS, len(study.scores))
+    rows = -(-len(study.scores) // columns)
+    drawn = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
+    panels = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
+        for place, name in enumerate(names):
+            values = list(branches.get(name, {}).values())
+            if values:
+                mean, half = mean_and_interval(values)
+                panel.plot(values, [place] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
+                panel.errorbar(mean, place, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
+        if study.baseline in branches:
+            panel.axvline(
+                mean_and_interval(list(branches[study.baseline].values()))[0], color="tab:gray", lw=0.8, ls=":"
+            )
+        panel.set_title(score, fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    for panel in panels[len(study.scores) :]:
+        panel.set_visible(False)
+    return drawn
+
+
+def _explanation(study: Study) -> str:
     text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
     if study.baseline:
         text += f"; in parentheses the difference to {study.baseline} with the same seed, and its interval"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
-    return text + (". A cell with fewer seeds says how many (n).\n" if counts - {len(study.seeds)} else ".\n")
+    return text + (". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else ".")
 
 
 def _cell(study: Study, column: str, name: str) -> str:
@@ -112,16 +141,17 @@ def _cell(study: Study, column: str, name: str) -> str:
         return "-"
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     digits = 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
-    text = _with_interval(list(branches[name].values()), digits, "")
+    text = with_interval(list(branches[name].values()), digits, "")
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
     differences = paired_differences(branches[name], branches.get(baseline, {}))
     if name != baseline and differences:
-        text += f" ({_with_interval(differences, digits, '+')})"
+        text += f" ({with_interval(differences, digits, '+')})"
     return text
 
 
-def _with_interval(values: Sequence[float], digits: int, sign: str) -> str:
+def with_interval(values: Sequence[float], digits: int, sign: str) -> str:
+    """``44.1 ± 2.0``, or ``44.1`` of a single value; ``sign`` is + to show one, or empty."""
     mean, half = mean_and_interval(values)
     return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 

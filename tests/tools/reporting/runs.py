@@ -12,6 +12,7 @@ from pretrain.common.config_io import merge_file
 from pretrain.config import from_yaml_text, load_config
 from pretrain.probe.protocol import protocol as probe_protocol
 from tools import report
+from tools.reporting.document import markdown
 from transfer import config as transfer_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -111,7 +112,7 @@ def pipeline(folder: Path, *keys: str, parents: dict[str, list[str]] | None = No
 
 
 def render(folders: list[Path]) -> str:
-    return report.render(folders)[0]
+    return markdown(report.gather(folders))
 
 
 def cells(text: str, first: str) -> list[str]:

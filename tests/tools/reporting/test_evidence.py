@@ -11,6 +11,7 @@ import pytest
 from pretrain.common.errors import UserError
 from tests.tools.reporting.test_seeds import study_in
 from tools.reporting import evidence
+from tools.reporting.document import grid
 from tools.reporting.seeds import read_study, table
 
 PAGE = evidence.ROOT / "docs" / "evidence.md"
@@ -40,7 +41,7 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(recorded:
     study = read_study(recorded / "runs/small")
     assert study
     page = (recorded / "docs/evidence.md").read_text()
-    assert table(study, ["kNN top-1"]) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
+    assert grid(table(study, ["kNN top-1"])) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
 
 
 def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded: Path):

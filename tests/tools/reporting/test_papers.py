@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
+from scipy.stats import t
 
 from tests.tools.reporting.runs import (
     DIGITS,
@@ -19,6 +21,7 @@ from tests.tools.reporting.runs import (
     render,
     write,
 )
+from tools import report
 
 TABLE = "JCL (Cai et al. 2020), Table "
 
@@ -156,3 +159,31 @@ def test_an_evaluation_alone_is_marked_and_not_compared(tmp_path: Path):
     write(tmp_path / "d/eval_only", detector(leaf=JCL, weights=tuned, iteration=None))
     text = render([tmp_path / "d"])
     assert cells(text, "eval_only (evaluation only)")[1] == "jcl, then coco_2017_train" and "35.6" not in text
+
+
+def test_a_papers_whole_table_has_the_mean_of_our_seeds_beside_its_numbers(tmp_path: Path):
+    values = (37.0, 38.0, 39.4)
+    for seed, ap in enumerate(values):
+        found = detector("SEED", str(seed + 1))
+        found["metrics"]["segm"] = {"AP": ap, "AP50": ap + 20, "AP75": None}
+        write(tmp_path / f"d{seed}", found)
+    other = detector(engine="torchvision")
+    other["metrics"]["segm"] = {"AP": 20.0, "AP50": 30.0, "AP75": 31.0}
+    write(tmp_path / "other", other)
+    tables = {table.title: table for table in report.gather([tmp_path]).tables}
+    shown = tables[f"Published: {TABLE}2, engine detectron2"]
+    assert len(shown.rows) == 15 and shown.head[:4] == ["published row", "paper's AP", "our AP", "difference"]
+    rows = {row[0]: row[1:] for row in shown.rows}
+    half = t.ppf(0.975, 2) * stdev(values) / 3**0.5
+    assert rows["mask: random"] == [
+        "28.5", f"38.1 ± {half:.1f} [n 3]", "+9.6", "46.8", f"58.1 ± {half:.1f} [n 3]", "+11.3", "30.4", "-", "-",
+    ]  # fmt: skip
+    assert rows["box: random"] == ["30.1", "-", "-", "48.6", "-", "-", "31.9", "-", "-"]
+    apart = tables[f"Published: {TABLE}2, engine torchvision"]
+    assert ["mask: random", "28.5", "20.0", "-8.5"] in [list(row[:4]) for row in apart.rows]
+    assert "The paper's engine is Detectron2, this table's is not." in apart.notes
+
+
+def test_a_papers_table_without_a_comparable_run_is_not_shown(tmp_path: Path):
+    write(tmp_path / "d", detector("SOLVER.MAX_ITER", "100"))
+    assert "Published" not in render([tmp_path])

@@ -14,6 +14,7 @@ from tests.tools.reporting.runs import cells, detector, pipeline, provenance, wr
 from tests.tools.reporting.runs import pretrain as pretrained
 from tests.transfer import tiny_coco
 from tools import report
+from tools.reporting.document import markdown
 
 BRANCHES = ("random", "tcl", "jcl")
 
@@ -33,6 +34,13 @@ def folder(tmp_path: Path) -> Path:
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps([record | {"score": 0.8} for record in truth if branch == "tcl"]))
     return tmp_path / "p"
+
+
+def rendered(folders: list[Path], output: Path) -> tuple[str, list[Path]]:
+    """The Markdown, and the files of the pictures."""
+    content = report.gather(folders, output)
+    assert content.is_readable
+    return markdown(content), [picture.file for picture in content.pictures]
 
 
 def predictions_of(folder: Path, branch: str) -> Path:
@@ -68,7 +76,7 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
 def test_a_pipeline_that_was_moved_keeps_its_picture(folder: Path):
     shutil.move(folder, folder.parent / "moved")
     output = folder.parent / "report.md"
-    text, _, (picture,) = report.render([folder.parent / "moved"], output)
+    text, (picture,) = rendered([folder.parent / "moved"], output)
     assert "## Not read" not in text and len(columns_of(picture)) == 4 and picture == folder.parent / "report_mask.png"
 
 
@@ -76,16 +84,16 @@ def test_a_pipeline_that_was_moved_keeps_its_picture(folder: Path):
 def test_a_damaged_file_costs_its_column_only(folder: Path, content: str | None):
     file = predictions_of(folder, "jcl")
     file.unlink() if content is None else file.write_text(content)
-    text, is_readable, (picture,) = report.render([folder], folder / "report.md")
+    text, (picture,) = rendered([folder], folder / "report.md")
     (line,) = not_read(text)
     assert line.startswith("- the predictions of jcl are not in the picture of mask: ") and str(file) in line
-    assert is_readable and cells(text, "jcl/mask")[2] == "38.0" and len(columns_of(picture)) == 3
+    assert cells(text, "jcl/mask")[2] == "38.0" and len(columns_of(picture)) == 3
 
 
 def test_results_that_do_not_name_their_predictions_cost_their_column_only(folder: Path):
     path = folder / "random/mask/results.json"
     path.write_text(json.dumps({key: v for key, v in json.loads(path.read_text()).items() if key != "predictions"}))
-    text, _, (picture,) = report.render([folder], folder / "report.md")
+    text, (picture,) = rendered([folder], folder / "report.md")
     (line,) = not_read(text)
     assert line.endswith(f"{path} does not name their file; an earlier version wrote it")
     assert len(columns_of(picture)) == 3
@@ -100,20 +108,20 @@ def test_a_picture_that_cannot_be_made_is_one_line(folder: Path, lost: str):
         (data / lost).unlink()
     else:
         shutil.rmtree(data)
-    text, is_readable, pictures = report.render([folder], folder / "report.md")
+    text, pictures = rendered([folder], folder / "report.md")
     (line,) = not_read(text)
     assert line.startswith("- the predictions of mask are not drawn: ") and lost in line
-    assert is_readable and not pictures and "![" not in text
+    assert not pictures and "![" not in text
     assert [cells(text, f"{branch}/mask")[2] for branch in BRANCHES] == ["38.0"] * 3
 
 
 def test_one_branch_is_no_comparison(folder: Path):
     for branch in BRANCHES[1:]:
         (folder / branch / "mask/results.json").unlink()
-    text, _, pictures = report.render([folder], folder / "report.md")
+    text, pictures = rendered([folder], folder / "report.md")
     assert not pictures and "picture" not in text
     predictions_of(folder, "random").unlink()
-    assert "## Not read" not in report.render([folder], folder / "report.md")[0]
+    assert "## Not read" not in rendered([folder], folder / "report.md")[0]
 
 
 def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
@@ -125,7 +133,7 @@ def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
         kept = {"metrics": content["metrics"], "datasets": dict.fromkeys(sets, content["metrics"])}
         path.write_text(json.dumps(content | kept | {"predictions": dict.fromkeys(sets, "inference/x/found.json")}))
     shutil.copytree(folder, folder.parent / "q")
-    _, _, pictures = report.render([folder, folder.parent / "q"], folder / "all.md")
+    _, pictures = rendered([folder, folder.parent / "q"], folder / "all.md")
     assert [picture.name for picture in pictures] == [f"all_{which}.png" for which in (
         "p_mask_1", "p_mask_2", "q_mask_1", "q_mask_2"
     )]  # fmt: skip

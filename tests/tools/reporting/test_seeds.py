@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from pretrain.common.errors import UserError
-from tests.tools.reporting.runs import write
-from tools import report
-from tools.reporting.seeds import explanation, read_study, table
+from tests.tools.reporting.runs import render, write
+from tools.reporting.document import grid
+from tools.reporting.seeds import mean_and_interval, read_study, table
 
 AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
 SEEDS = ["1", "2", "3"]
@@ -57,8 +57,8 @@ def test_mean_interval_and_paired_difference(tmp_path: Path):
     assert study and (study.name, study.seeds, study.baseline) == ("study", SEEDS, "random")
     random, jcl = AP.values()
     differences = [a - b for a, b in zip(jcl, random, strict=True)]
-    shown = [line.split("|")[1:-1] for line in table(study, ["mask_40 box AP"]).splitlines()[2:]]
-    assert [[cell.strip() for cell in line] for line in shown] == [
+    shown = table(study, ["mask_40 box AP"])
+    assert shown.title == "study" and shown.head == ["", "mask_40 box AP"] and shown.rows == [
         ["random", f"{sum(random) / 3:.1f} ± {half_of_interval(random):.1f}"],
         ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} "
                 f"({sum(differences) / 3:+.1f} ± {half_of_interval(differences):.1f})"],
@@ -71,10 +71,11 @@ def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Pa
     assert study
     columns = ["kNN top-1", "similarity of views", "variance of views", "mask_40 box AP", "mask_9 box AP"]
     assert list(study.scores) == columns
-    text = table(study)
+    shown = table(study)
+    text = grid(shown)
     assert f"{sum(AP['jcl']) / 300:.4f} ± " in text and f"{sum(AP['jcl']) / 3e5:.7f} ± " in text
-    assert explanation(study).startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses the")
-    assert "(n)" not in explanation(study)
+    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses the")
+    assert "(n)" not in shown.notes[0]
 
 
 def test_a_missing_seed_is_counted_and_not_paired(tmp_path: Path):
@@ -82,8 +83,8 @@ def test_a_missing_seed_is_counted_and_not_paired(tmp_path: Path):
     (tmp_path / "random_seed=2/mask_40/results.json").unlink()
     (tmp_path / "jcl_seed=1/mask_40/results.json").unlink()
     study = read_study(tmp_path)
-    assert study and "says how many (n)" in explanation(study)
-    random, jcl = table(study, ["mask_40 box AP"]).splitlines()[2:]
+    assert study and "says how many (n)" in table(study).notes[0]
+    random, jcl = (cell for _, cell in table(study, ["mask_40 box AP"]).rows)
     assert "[n 2]" in random and "[n 2]" in jcl
     assert f"({AP['jcl'][2] - AP['random'][2]:+.1f})" in jcl  # seed 3 alone: no interval
 
@@ -93,10 +94,10 @@ def test_the_report_shows_it_and_survives_a_damaged_file(tmp_path: Path):
     (tmp_path / "study/jcl_seed=1/knn/results.json").write_text(json.dumps({"stage": "knn", "metrics": {}}))
     with pytest.raises(UserError, match=r"jcl_seed=1/knn/results.json is not what a knn stage writes"):
         read_study(tmp_path / "study")
-    text, *_ = report.render([tmp_path])
+    text = render([tmp_path])
     assert "is not what a knn stage writes" in text and "## study" not in text
     (tmp_path / "study/jcl_seed=1/knn/results.json").unlink()
-    assert "## study\n" in report.render([tmp_path])[0]
+    assert "## study\n" in render([tmp_path])
 
 
 def test_other_folders_are_no_study(tmp_path: Path):
@@ -108,3 +109,11 @@ def test_other_folders_are_no_study(tmp_path: Path):
         read_study(tmp_path)
     record.write_text(json.dumps({"stages": []}))
     assert read_study(tmp_path) is None
+
+
+def test_interval_is_students():
+    mean, half = mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0 and half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert mean_and_interval([5.0]) == (5.0, None)
+    thirty = [float(value % 2) for value in range(30)]  # sample deviation (30 / 116) ** 0.5
+    assert mean_and_interval(thirty)[1] == pytest.approx(2.04523 * (30 / 116) ** 0.5 / 30**0.5, rel=1e-5)

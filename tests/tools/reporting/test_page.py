@@ -1,0 +1,265 @@
+"""The report as a page: what it shows of runs, that their text is inert, and how it behaves in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.files import sha256
+from tests.tools.reporting.runs import (
+    DIGITS,
+    detector,
+    pipeline,
+    probe,
+    provenance,
+    write,
+)
+from tests.tools.reporting.runs import pretrain as pretrained
+from tests.transfer import tiny_coco
+from tools import report
+from tools.reporting.charts import Line, line_chart, looks
+
+ATTACK = "<img src=x onerror=window.hacked=1>"
+NUMBERS = {"random": 9.0, "mocov2": 44.1, "jcl": 10.0}  # as text, "9.0" would be the largest
+
+
+def log(folder: Path, **metrics: float) -> None:
+    lines = [{"iteration": 10 * i + 9} | {name: value / (i + 1) for name, value in metrics.items()} for i in range(5)]
+    (folder / "metrics.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ran(folder: Path, hours: float, devices: str, processes: int = 1) -> None:
+    """What a stage and the launcher record of where and how long it ran."""
+    lines = ("started: today", "command: x", "git: " + "ab" * 20, "host: node7 (Linux)", f"devices: {devices}",
+             "torch: 2.15.0")  # fmt: skip
+    (folder / "environment.txt").write_text("\n".join(lines) + "\n")
+    (folder / "launch/ranks").mkdir(parents=True, exist_ok=True)
+    for rank in range(processes):
+        record = {"started": 1000.0, "ended": 1000.0 + 3600 * hours, "state": "done"}
+        (folder / f"launch/ranks/a.1.0.{rank}.json").write_text(json.dumps(record))
+    (folder / "launch/ranks/a.1.1.0.json").write_text(json.dumps({"started": 9.0, "state": "running"}))  # was killed
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline with two pretrainings and three detectors, a run of Fig. 3, and a run with HTML as name."""
+    root = tmp_path_factory.mktemp("page")
+    test, folder = tiny_coco.write(root / "data"), root / "runs/demo"
+    stages = ("pretrain", "knn", "mask")
+    pipeline(
+        folder, *(f"{branch}/{stage}" for branch in NUMBERS for stage in stages if branch + stage != "randompretrain")
+    )
+    for branch, ap in NUMBERS.items():
+        run, origin = folder / branch, None
+        if branch != "random":
+            config = pretrained(run / "pretrain", *DIGITS, recipe=f"{branch}_R50_IN1k_200ep")
+            (run / "pretrain/checkpoint_final.pth").write_text(branch)
+            (run / "backbone.pth").write_text(f"converted {branch}")
+            origin = provenance(config, source_sha256=sha256(run / "pretrain/checkpoint_final.pth"))
+            log(run / "pretrain", loss=5.0, lr=0.1, knn_top1=50.0, queue_accuracy=9.0, feature_spread=0.9)
+            ran(run / "pretrain", 2.5, "NVIDIA H200, NVIDIA H200", processes=2)
+            probe(run / "knn", config, ap)
+        found = detector("DATASETS.TEST", str((test,)), weights=origin)
+        found["metrics"]["bbox"]["AP"] = ap
+        if origin:
+            found["weights"] |= {"path": str(run / "backbone.pth"), "sha256": sha256(run / "backbone.pth")}
+        write(run / "mask", found | {"predictions": {test: "found.json"}})
+        (run / "mask/found.json").write_text("[]")
+        log(run / "mask", total_loss=3.0, **{"bbox/AP": ap})
+        ran(run / "mask", 0.5, "cpu")
+    spread(root / "runs/fig3")
+    write(root / "runs" / ATTACK, detector(weights={"source": ATTACK, "method": f"</script>{ATTACK}", "epoch": "'\">"}))
+    log(root / "runs" / ATTACK, total_loss=3.0)
+    (root / "runs/broken").mkdir()
+    (root / "runs/broken/results.json").write_text(
+        json.dumps({"stage": "knn", "metrics": {"top1": ATTACK}, "source": {}})
+    )
+    return root / "runs"
+
+
+def spread(folder: Path) -> None:
+    names = ("$jcl_$", ATTACK)  # matplotlib would read the first as mathematics
+    row = {"similarity_mean": 0.85, "similarity_std": 0.01, "variance_mean": 1e-3, "variance_std": 1e-4}
+    write(folder, {"stage": "distributions", "images": 2, "augmentations": 32, "runs": dict.fromkeys(names, row),
+                   "protocol": {"data": "digits", "space": "features"}})  # fmt: skip
+    points = "".join(f"{name},0.8{i},0.00{i + 1}\n" for name in names for i in range(2))
+    (folder / "distributions.csv").write_text(f"run,similarity,variance\n{points}")
+
+
+@pytest.fixture(scope="module")
+def written(runs: Path) -> tuple[Path, Path]:
+    """The page and the Markdown of the same call."""
+    page, text = runs.parent / "report.html", runs.parent / "report.md"
+    assert report.main([str(runs), "--output", str(page), "--output", str(text)]) == 0
+    return page, text
+
+
+@pytest.fixture(scope="module")
+def source(written: tuple[Path, Path]) -> str:
+    return written[0].read_text(encoding="utf-8")
+
+
+def texts(source: str, tag: str) -> list[str]:
+    found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", source, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", one)).split()) for one in found]
+
+
+def test_page_and_markdown_show_the_same_tables(written: tuple[Path, Path], source: str):
+    text = written[1].read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    rows = [row for row in lines if not row[0].startswith(":")]
+    shown = [[*texts(row, "th"), *texts(row, "td")] for row in re.findall(r"<tr>(.*?)</tr>", source, re.DOTALL)]
+    assert rows and all(row in shown for row in rows)
+    for title in re.findall(r"^## (.+)$", text, re.MULTILINE):
+        assert title in texts(source, "h2")
+
+
+def test_it_is_one_file(source: str, written: tuple[Path, Path]):
+    assert len(written[0].read_bytes()) < 3e6
+    places = re.findall(r'\b(?:src|href|srcset|action)="([^"]*)"', source.partition("<body>")[2])
+    assert places and all(place.startswith(("data:image/", "#")) for place in places)
+    assert "url(" not in source and "@import" not in source and "http://" not in source
+
+
+def test_the_same_points_give_the_same_bytes():
+    lines = [Line("jcl", [1, 2], [0.5, 0.25]), Line("$x_$", [1, 2], [0.5, 0.75])]
+    one, two = (line_chart("loss", lines, looks(["jcl", "$x_$"])) for _ in range(2))
+    assert one == two != line_chart("loss", lines[:1], looks(["jcl", "$x_$"]))
+    assert ">loss</text>" in one and "currentColor" in one and "<clipPath" in one
+
+
+def test_a_chain_leads_from_an_ap_to_the_pretraining(runs: Path, source: str):
+    (chain,) = [one for one in source.split("<details>") if "<summary>demo/jcl/mask: box AP 10.0" in one]
+    facts = dict(zip(texts(chain, "dt"), texts(chain, "dd"), strict=True))
+    branch = runs / "demo/jcl"
+    assert [one.split()[0] for one in texts(chain, "strong")] == ["Detector", "Weights", "Checkpoint", "Pretraining"]
+    assert f"{branch}/backbone.pth" in texts(chain, "dd")
+    for file in ("backbone.pth", "pretrain/checkpoint_final.pth"):
+        assert f"{sha256(branch / file)} (the file has it)" in texts(chain, "dd")
+    assert (facts["run"], facts["method"], facts["epochs"], facts["steps"]) == (
+        f"{branch}/pretrain",
+        "jcl",
+        "15",
+        "150",
+    )
+    assert (facts["devices"], facts["time"]) == ("NVIDIA H200, NVIDIA H200", "5.000 GPU-hours")
+    config = next(one for one in source.split("<details>") if one.lstrip().startswith("<summary>config</summary>"))
+    assert "NAME: mocov2" in html.unescape(config)
+    assert "10.000 GPU-hours and 1.500 CPU-hours in all" in source
+    assert ["METHOD.NAME", "mocov2", "jcl"] in [
+        [*texts(row, "th"), *texts(row, "td")] for row in re.findall(r"<tr>(.*?)</tr>", source, re.DOTALL)
+    ]
+
+
+def test_a_file_that_was_replaced_or_removed_is_named(runs: Path, tmp_path: Path):
+    shutil.copytree(runs / "demo", tmp_path / "demo")
+    (tmp_path / "demo/jcl/pretrain/checkpoint_final.pth").write_text("another")
+    results = tmp_path / "demo/mocov2/mask/results.json"
+    results.write_text(results.read_text().replace("mocov2/backbone.pth", "mocov2/gone.pth"))
+    report.main([str(tmp_path / "demo"), "--output", str(tmp_path / "report.html")])
+    assert not list(tmp_path.glob("*.png"))  # without Markdown beside it, the page alone has the pictures
+    shown = (tmp_path / "report.html").read_text()
+    assert "data:image/png" in shown
+    other = sha256(tmp_path / "demo/jcl/pretrain/checkpoint_final.pth")
+    assert f"(recorded; the file has {other})" in shown and "(recorded; no longer at this path)" in shown
+
+
+def test_points_that_cannot_be_read_cost_their_picture_only(runs: Path, tmp_path: Path):
+    shutil.copytree(runs / "fig3", tmp_path / "fig3")
+    (tmp_path / "fig3/distributions.csv").write_text("run,similarity\njcl,much\n")
+    report.main([str(tmp_path), "--output", str(tmp_path / "report.html")])
+    shown = (tmp_path / "report.html").read_text()
+    assert "The picture cannot be drawn: " in shown and "0.8500" in shown
+
+
+def test_what_is_in_run_folders_is_text(source: str):
+    elements, words = [], []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: elements.append((tag, dict(attrs)))
+    parser.handle_data = words.append
+    parser.feed(source)
+    assert [tag for tag, _ in elements].count("script") == 1
+    assert not [(tag, name) for tag, attributes in elements for name in attributes if name.startswith("on")]
+    assert all(attributes["src"].startswith("data:image/") for tag, attributes in elements if tag == "img")
+    for place in (f"{ATTACK}: box AP 38.0", f"</script>{ATTACK}", f"fig3: {ATTACK}", f"top1 is {ATTACK!r}"):
+        assert any(place in one for one in words)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make setup")
+    path = shutil.which("chromium")
+    with api.sync_playwright() as playwright:
+        try:
+            opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # which root needs
+        except api.Error as error:
+            pytest.skip(f"needs Chromium (apt-get install chromium): {str(error).splitlines()[0]}")
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(params=[400, 1280])
+def shown(request: pytest.FixtureRequest, browser: Any, written: tuple[Path, Path]) -> Iterator[Any]:
+    """The page in a window of this width; afterwards, no error and no request to a network was seen."""
+    said: list[str] = []
+    page = browser.new_page(viewport={"width": request.param, "height": 900})
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:")) else said.append(asked.url))
+    page.goto(written[0].as_uri())
+    yield page
+    assert said == []
+    page.close()
+
+
+def test_in_a_browser_nothing_is_broken_or_too_wide(shown: Any):
+    shown.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    widths = shown.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert len(widths) > 8 and all(widths)
+    assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert shown.evaluate("window.hacked === undefined && document.scripts.length === 1")
+    ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
+    links = shown.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
+    assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)
+
+
+def test_a_heading_sorts_by_keyboard(shown: Any):
+    table = shown.locator("section", has=shown.get_by_role("heading", name=re.compile("^Mask R-CNN"))).first
+    column = table.locator("thead th", has_text=re.compile("^box AP75")).first
+    head = [text.strip("↕ ") for text in table.locator("thead th").all_inner_texts()]
+    place = head.index("box AP")
+
+    def values() -> list[str]:
+        return table.locator(f"tbody tr > :nth-child({place + 1})").all_inner_texts()
+
+    assert values() == ["9.0", "44.1", "10.0"] and column.get_attribute("aria-sort") is None
+    heading = table.locator("thead th").nth(place)
+    before = table.locator("thead th").nth(place - 1).get_by_role("button")
+    before.focus()
+    shown.keyboard.press("Tab")  # to the next heading
+    shown.keyboard.press("Enter")
+    assert values() == ["9.0", "10.0", "44.1"] and heading.get_attribute("aria-sort") == "ascending"
+    shown.keyboard.press("Enter")
+    assert values() == ["44.1", "10.0", "9.0"] and heading.get_attribute("aria-sort") == "descending"
+    shown.keyboard.press("Shift+Tab")
+    shown.keyboard.press("Space")
+    assert heading.get_attribute("aria-sort") is None
+
+
+def test_what_there_is_not_is_last_in_both_orders(shown: Any):
+    table = shown.locator("section", has=shown.get_by_role("heading", name="Provenance")).locator("table").first
+    heading = table.locator("thead th", has_text="hours")
+    for order in ("ascending", "descending"):
+        heading.get_by_role("button").press("Enter")
+        hours = table.locator("tbody td:nth-child(3)").all_inner_texts()
+        numbers = [float(one) for one in hours if one != "-"]
+        assert numbers == sorted(numbers, reverse=order == "descending") and len(set(numbers)) > 1
+        assert hours == [*hours[: len(numbers)], *["-"] * (len(hours) - len(numbers))] and hours[-1] == "-"

@@ -1,0 +1,96 @@
+"""What a report holds, and its Markdown. The HTML page (`page`) shows the same tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import tabulate
+
+from .files import Found
+from .runs import Item
+
+tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a heading.
+
+    Attributes:
+        notes: sentences above it.
+        head: the columns' names; the first column names the row.
+        rows: cells as text; ``-`` for what there is not.
+        figure: draws the table as a matplotlib figure, for the page.
+    """
+
+    title: str
+    notes: Sequence[str]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    figure: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG.
+
+    Attributes:
+        file: where it lies.
+    """
+
+    title: str
+    notes: Sequence[str]
+    alt: str
+    file: Path
+
+
+@dataclass
+class Report:
+    """What Markdown and page show, and what they were made from.
+
+    Attributes:
+        lists: heading -> lines: what could not be read, and what is not done.
+        is_readable: False if there are results of which none could be read.
+    """
+
+    tables: list[Table]
+    pictures: list[Picture]
+    lists: dict[str, list[str]]
+    found: Found
+    items: list[Item]
+    is_readable: bool
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown; pictures are linked by name, because they lie beside it."""
+    parts = ["# Results\n"]
+    parts += [f"## {one_line(table.title)}\n\n{_bullets(table.notes)}\n{grid(table)}\n" for table in report.tables]
+    for picture in report.pictures:
+        link = quote(picture.file.name, errors="surrogateescape")
+        parts.append(f"## {picture.title}\n\n{_bullets(picture.notes)}\n![{picture.alt}]({link})\n")
+    parts += [f"## {title}\n\n{_bullets(lines)}" for title, lines in report.lists.items()]
+    return printable("\n".join(parts))
+
+
+def grid(table: Table) -> str:
+    """The cells of a table as Markdown."""
+    cells = [[one_line(cell).replace("|", "\\|") for cell in line] for line in (table.head, *table.rows)]
+    align = ["left", *["right"] * (len(table.head) - 1)]
+    return tabulate.tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align if table.rows else None)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def printable(text: str) -> str:
+    """Escapes bytes of a path that are not UTF-8, as in ``\\udcff``: they could not be printed otherwise."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "".join(f"- {one_line(line)}\n" for line in lines)

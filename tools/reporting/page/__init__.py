@@ -1,0 +1,95 @@
+"""The report as one HTML page that needs no other file and no network: tables, curves, pictures and provenance."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from .. import charts, curves, provenance
+from ..document import Report, Table, printable
+from ..files import Plan, short_names
+
+_FOLDER = Path(__file__).parent
+_NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
+_LONG = 40  # characters of a cell that may break into lines
+_FOLDED = 12  # lines of an appendix; more are folded
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A table as the template needs it: which columns hold numbers, and the picture below it or why there is none."""
+
+    table: Table
+    numeric: list[bool]
+    picture: str
+    problem: str
+
+
+def page(report: Report) -> str:
+    """The page. What it shows of run folders is text: a name or an error that holds markup does nothing."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["svg"] = lambda text: _uri("image/svg+xml", text.encode())
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
+    text = environment.get_template("page.html.jinja").render(
+        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        compared=list(_compared(report)),
+        tables=[_shown(table) for table in report.tables],
+        groups=curves.groups(report),
+        pictures=[(picture, _uri("image/png", picture.file.read_bytes())) for picture in report.pictures],
+        provenance=[_shown(table) for table in provenance.tables(report)],
+        chains=provenance.chains(report),
+        lists=report.lists,
+        long=_LONG,
+        folded=_FOLDED,
+    )
+    return printable(text)
+
+
+def _compared(report: Report) -> Iterable[tuple[str, str]]:
+    """Name and description of each pipeline and sweep, and of the runs that belong to none."""
+    planned: set[Path] = set()
+    for plan in report.found.plans:
+        planned |= set(plan.stages)
+        yield plan.folder.name, _described(plan)
+    others = [run.folder for run in report.found.runs if run.folder not in planned]
+    if others:
+        yield f"{len(others)} single run{'s' if len(others) > 1 else ''}", ", ".join(short_names(others).values())
+
+
+def _described(plan: Plan) -> str:
+    branches = dict.fromkeys(key.partition("/")[0].partition("_seed=")[0] for key in plan.stages.values() if "/" in key)
+    seeds = dict.fromkeys(
+        seed for key in plan.stages.values() if (seed := key.partition("_seed=")[2].partition("/")[0])
+    )
+    named = [name for name in branches if name != "data"]
+    words = [f"{'sweep' if plan.is_sweep else 'pipeline'} {Path(plan.file).name}".strip(), ", ".join(named)]
+    words += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"] if seeds else []
+    done = len(plan.stages) - len(plan.not_done)
+    return "; ".join([*(word for word in words if word), f"{done} of {len(plan.stages)} stages done"])
+
+
+def _shown(table: Table) -> _Shown:
+    columns: Sequence[Sequence[str]] = list(zip(*table.rows, strict=True)) or [[] for _ in table.head]
+    numeric = [all(cell == "-" or _NUMBER.match(cell) for cell in column) for column in columns]
+    picture, problem = "", ""
+    if table.figure:
+        try:
+            picture = charts.svg(table.figure)
+        except (KeyError, OSError, TypeError, ValueError) as error:  # its points lie in a file of their own
+            problem = f"The picture cannot be drawn: {error}"
+    return _Shown(table, numeric, picture, problem)
+
+
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

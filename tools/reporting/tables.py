@@ -1,0 +1,205 @@
+"""The tables of a report: scores share a table only if they are of the same data, a column only by one protocol."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from . import papers
+from .document import Table
+from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differing, words
+
+_TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
+_METRICS = ("AP", "AP50", "AP75")
+_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
+_ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
+
+
+@dataclass
+class Row:
+    """One frozen backbone: a pretraining with its probes, or probes of the same weights from elsewhere.
+
+    Attributes:
+        folder: what the row is named after.
+        pretraining: None where the weights came from elsewhere.
+    """
+
+    folder: Path
+    origin: Origin
+    probes: list[Probe] = field(default_factory=list)
+    pretraining: Pretraining | None = None
+
+
+def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
+    """A row per pretraining, with the probes of its final weights, and a row per other probed weights."""
+    rows: list[Row] = []
+    for item in items:
+        if isinstance(item, Pretraining):
+            folder = item.folder.parent if item.folder.name == "pretrain" else item.folder  # a pipeline's branch
+            probes = [item.probe] if item.probe else []
+            rows.append(Row(folder, item.origin, probes, item))
+    others: dict[tuple[Path, str], Row] = {}
+    for probe in (item for item in items if isinstance(item, Probe)):
+        owner = max(rows, key=lambda row: _kinship(probe, row), default=None)
+        if owner is None or not _kinship(probe, owner):
+            parent = probe.folder.parent
+            is_branch = not any(folder.is_relative_to(parent) for folder in given)
+            folder, weights = parent if is_branch else probe.folder, probe.origin.sha256 or str(probe.origin)
+            owner = others.setdefault((folder, weights), Row(folder, probe.origin))
+        owner.probes.append(probe)
+    for row in others.values():  # several weights were probed in one folder
+        if sum(other.folder == row.folder for other in (*rows, *others.values())) > 1:
+            row.folder = row.probes[0].folder
+    position = {item.folder: place for place, item in enumerate(items)}
+    return sorted((*rows, *others.values()), key=lambda row: position[(row.pretraining or row.probes[0]).folder])
+
+
+def _kinship(probe: Probe, row: Row) -> int:
+    """2: a probe of the row's final weights beside or inside its folder; 1: recorded as coming from it; 0: neither."""
+    own = row.pretraining
+    if own is None or probe.origin.method != own.origin.method or probe.steps not in (None, own.steps):
+        return 0
+    if own.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
+        return 2
+    recorded = probe.origin.config.get("OUTPUT_DIR")
+    return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
+
+
+def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
+    """Yields one table per data set that was scored, and one of the pretrainings without a score."""
+    for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
+        mine = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
+        yield _probe_table(scored_on, [row for row in mine if row.probes], names)
+    unscored = [_about(row, names) for row in rows if not row.probes]
+    if unscored:
+        yield _table("Pretraining without scores", ["Its data have no labels."], _ABOUT, unscored)
+
+
+def _about(row: Row, names: dict[Path, str]) -> list[str]:
+    o = row.origin
+    return [cell or "-" for cell in (names[row.folder], o.method or o.source, o.arch, o.data, o.epochs, o.seed)]
+
+
+def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
+    """A row per backbone, a column per protocol and score; a heading names what distinguishes its protocol."""
+    head, notes, refused = list(_ABOUT), [], defaultdict(list)
+    lines = [_about(row, names) for row in rows]
+    for kind, scores in _SCORES.items():
+        protocols = _distinct(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
+        different = differing(protocols)
+        if protocols:
+            notes.append(f"{kind}: {words(protocols[0], [name for name in protocols[0] if name not in different])}.")
+        for protocol in protocols:
+            cells = [[p for p in row.probes if (p.kind, p.protocol) == (kind, protocol)] for row in rows]
+            for score in scores:
+                which = f" ({words(protocol, different)})" if different else ""
+                head.append(f"{kind} {score.replace('top', 'top-')}{which}")
+                for line, probes in zip(lines, cells, strict=True):
+                    line.append(_numbers([probe.scores.get(score) for probe in probes]))
+            verdicts = [linear_result(row, probes) for row, probes in zip(rows, cells, strict=True)]
+            for row, verdict in zip(rows, verdicts, strict=True):
+                refused[verdict.table, verdict.reason].append(names[row.folder])
+            if any(verdict.numbers for verdict in verdicts):
+                head += ["paper's top-1", "difference"]
+                for line, probes, verdict in zip(lines, cells, verdicts, strict=True):
+                    top1 = verdict.numbers["top1"] if verdict.numbers else None
+                    line += [_numbers([top1]), _numbers([_minus(p.scores["top1"], top1) for p in probes], "+.1f")]
+                tables = dict.fromkeys(verdict.table for verdict in verdicts if verdict.numbers)
+                notes.append(f"Paper: {', '.join(tables)}.")
+    notes += _refusals(refused)
+    title = f"Frozen features: accuracy on the validation images of {scored_on}, in percent"
+    return _table(title, notes, head, lines)
+
+
+def linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
+    """The verdict on probes by one protocol; a probe's record of its checkpoint is preferred to the folder's config."""
+    if not probes or probes[0].kind != "linear":
+        return papers.Verdict()
+    return papers.linear_result(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
+
+
+def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
+    """Yields one table per protocol; protocols with the same headline are told apart by the keys that differ."""
+    found = list(_by_protocol(runs, names))
+    titles = [table.title for table in found]
+    for table in found:
+        stages = {row[0].rpartition("/")[2] for row in table.rows}  # jcl/mask_40: what a pipeline calls the detector
+        is_named = titles.count(table.title) > 1 and len(stages) == 1 < len(table.rows)
+        yield replace(table, title=f"{table.title}: {stages.pop()}") if is_named else table
+
+
+def _by_protocol(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
+    for headline in dict.fromkeys(run.headline for run in runs):
+        alike = [run for run in runs if run.headline == headline]
+        protocols = _distinct(run.protocol for run in alike)
+        different = differing(protocols)
+        for protocol in protocols:
+            detail = words(protocol, different) if different else ""
+            yield _detection_table([run for run in alike if run.protocol == protocol], detail, names)
+
+
+def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
+    (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
+    tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
+    head = ["run", "method", "pretrained on", "epochs", "seed"]
+    head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
+    verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
+    is_compared = any(verdict.numbers for verdict in verdicts)
+    head += [f"paper's {_TASKS[task]} {name}" for name in _METRICS if is_compared]
+    lines = []
+    for run, verdict in zip(runs, verdicts, strict=True):
+        o, name = run.origin, names[run.folder]
+        refused[verdict.table, verdict.reason].append(name)
+        cells = [name + (" (evaluation only)" if run.evaluated_only else "")]
+        cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
+        cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
+        for metric in _METRICS if is_compared else ():
+            paper, ours = (verdict.numbers or {}).get(metric), run.metrics.get(task, {}).get(metric)
+            cells.append(f"{_numbers([paper])} ({_numbers([_minus(ours, paper)], '+.1f')})" if paper else "-")
+        lines.append(cells)
+    notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
+    if is_compared:
+        table = next(verdict.table for verdict in verdicts if verdict.numbers)
+        notes.append(f"Paper: {table}; in parentheses the difference to it. 0.3 AP is ordinary variation.")
+        if runs[0].engine != "detectron2":
+            notes.append("The paper's engine is Detectron2, this table's is not.")
+    weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
+    notes += [f"Weights: {'; '.join(weights)}."] if weights else []
+    notes += _refusals(refused)
+    return _table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
+
+
+def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
+    return [f"Not compared with {table}: {', '.join(runs)}: {why}." for (table, why), runs in refused.items() if why]
+
+
+def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
+    found: list[Protocol] = []
+    for protocol in protocols:
+        if protocol not in found:
+            found.append(protocol)
+    return found
+
+
+def _table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """What is the same for every pretraining is a note instead of a column."""
+    dropped: dict[int, set[str]] = {}
+    for place, name in enumerate(head):
+        values = {line[place] for line in lines if (line[1], line[place]) != ("random", "-")}
+        if name in _ABOUT[2:] and len(values) < 2:
+            dropped[place] = values
+    shared = [f"{head[place]} {value}" for place, values in dropped.items() for value in values if value != "-"]
+    notes = [*([f"Every pretraining: {', '.join(shared)}."] if shared else []), *notes]
+    cells = [[cell for place, cell in enumerate(line) if place not in dropped] for line in (head, *lines)]
+    return Table(title, notes, cells[0], cells[1:])
+
+
+def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:
+    """One number, or several if a run was probed more than once by one protocol; ``-`` for none."""
+    return " / ".join(dict.fromkeys(f"{value:{form}}" for value in values if value is not None)) or "-"
+
+
+def _minus(ours: float | None, published: float | None) -> float | None:
+    return None if ours is None or published is None else ours - published

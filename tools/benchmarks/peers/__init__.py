@@ -42,7 +42,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import git_state, read_json, refuse_unwritable, write_json
 from tools import make_data
-from tools.launcher.sweep import mean_and_interval
+from tools.reporting.seeds import mean_and_interval
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
 

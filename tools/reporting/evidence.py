@@ -4,7 +4,7 @@
     python -m tools.reporting.evidence                         # the tables of docs/evidence.md, from the JSON files
 
 In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
-of these scores of the study.
+of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
 
 from .document import grid
-from .seeds import Study, figure, read_study, table
+from .seeds import Study, difference_table, figure, read_study, table
 
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = ROOT / "docs" / "evidence"
@@ -67,10 +67,12 @@ def up_to_date(page: str) -> str:
 
     def section(match: re.Match[str]) -> str:
         study = load(match[2])
-        columns = [name.strip() for name in match[3].split(",")]
-        if missing := [name for name in columns if name not in study.scores]:
-            raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(study.scores)}")
-        shown = table(study, columns)
+        words = [name.strip() for name in match[3].split(",")]
+        pairs = [(first, second) for first, dash, second in (word.partition(" - ") for word in words) if dash]
+        known = {name for branches in study.scores.values() for name in branches} if pairs else set(study.scores)
+        if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
+            raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")
+        shown = difference_table(study, pairs) if pairs else table(study, words)
         return f"{match[1]}{' '.join(shown.notes)}\n\n{grid(shown)}\n{match[4]}"
 
     return _MARKED.sub(section, page)

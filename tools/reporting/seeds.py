@@ -97,6 +97,24 @@ def table(study: Study, columns: Iterable[str] = ()) -> Table:
     return Table(study.name, [_explanation(study)], ["", *shown], rows, lambda: figure(study))
 
 
+def difference_table(study: Study, pairs: Iterable[tuple[str, str]]) -> Table:
+    """A row per pair of branches and a column per score: first minus second, bold if its interval excludes zero."""
+    rows = []
+    for first, second in pairs:
+        row = [f"{first} - {second}"]
+        for branches in study.scores.values():
+            values = paired_differences(branches.get(first, {}), branches.get(second, {}))
+            text = with_interval(values, _digits(branches), "+") if values else "-"
+            mean, half = mean_and_interval(values) if values else (0.0, None)
+            row.append(f"**{text}**" if half is not None and abs(mean) > half else text)
+        rows.append(row)
+    note = (
+        f"Mean difference ± 95% interval (Student's t) of runs of the same seed, over seeds {', '.join(study.seeds)}. "
+        "Bold: zero is outside the interval."
+    )
+    return Table(study.name, [note], ["", *study.scores], rows)
+
+
 def figure(study: Study) -> Any:
     """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
     from matplotlib.figure import Figure
@@ -139,8 +157,7 @@ def _cell(study: Study, column: str, name: str) -> str:
     branches, baseline = study.scores[column], study.baseline
     if name not in branches:
         return "-"
-    largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
-    digits = 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
+    digits = _digits(branches)
     text = with_interval(list(branches[name].values()), digits, "")
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
@@ -148,6 +165,12 @@ def _cell(study: Study, column: str, name: str) -> str:
     if name != baseline and differences:
         text += f" ({with_interval(differences, digits, '+')})"
     return text
+
+
+def _digits(branches: Mapping[str, Mapping[str, float]]) -> int:
+    """Decimals that show a score: one for percents and AP, four significant digits of what is smaller than 1."""
+    largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
+    return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
 
 
 def with_interval(values: Sequence[float], digits: int, sign: str) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_rel
 
 from pretrain.common.errors import UserError
 from tests.tools.reporting.test_seeds import study_in
@@ -44,6 +45,16 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(recorded:
     assert grid(table(study, ["kNN top-1"])) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
 
 
+def test_differences_are_paired_by_seed_and_bold_where_zero_is_outside(recorded: Path):
+    scores = evidence.load("small").scores["mask_40 box AP"]
+    page = evidence.up_to_date("<!-- small: jcl - random, random - jcl -->\n<!-- end -->")
+    values = [scores["jcl"][seed] - scores["random"][seed] for seed in "123"]
+    interval = ttest_rel([scores["jcl"][s] for s in "123"], [scores["random"][s] for s in "123"]).confidence_interval()
+    assert interval.low > 0
+    half = (interval.high - interval.low) / 2
+    assert f"**+{sum(values) / 3:.1f} ± {half:.1f}**" in page and f"**-{sum(values) / 3:.1f} ± {half:.1f}**" in page
+
+
 def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded: Path):
     file = recorded / "docs/evidence/small.svg"
     first = file.read_text()
@@ -54,8 +65,10 @@ def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded
 
 
 def test_a_marker_without_its_scores_is_one_line(recorded: Path):
-    with pytest.raises(UserError, match=r"small.json has no mask AP; it has kNN top-1, "):
+    with pytest.raises(UserError, match=r"small.json has no mask AP; it has .*kNN top-1"):
         evidence.up_to_date("<!-- small: mask AP -->\n<!-- end -->")
+    with pytest.raises(UserError, match=r"small.json has no mocov9; it has jcl, "):
+        evidence.up_to_date("<!-- small: jcl - mocov9 -->\n<!-- end -->")
     with pytest.raises(UserError, match=r"other.json"):
         evidence.up_to_date("<!-- other: mask AP -->\n<!-- end -->")
     with pytest.raises(UserError, match="has no scores over seeds"):

@@ -9,10 +9,11 @@ from .metrics import read_metrics
 from .run_folder import atomic_write
 
 FILE = "curves.png"
-_PANELS = {  # metric -> title; those that a run has logged are drawn
-    "loss": "loss", "total_loss": "loss", "lr": "learning rate", "queue_accuracy": "queue accuracy (%)",
-    "feature_spread": "spread of the embeddings", "knn_top1": "kNN top-1 (%)", "bbox/AP": "box AP",
-    "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
+TITLES = {  # of what runs log; those that a run has are drawn
+    "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
+    "queue_accuracy": "queue accuracy (%)", "feature_spread": "feature spread (0: collapsed)",
+    "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
+    "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
 }  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def write(output_dir: str | Path) -> None:
     lines = read_metrics(output_dir)
     found = {
         title: [(line["iteration"] + 1, line[name]) for line in lines if isinstance(line.get(name), (int, float))]
-        for name, title in _PANELS.items()
+        for name, title in TITLES.items()
         if any(isinstance(line.get(name), (int, float)) for line in lines)
     }
     if len(lines) < 2 or not found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pretrain.common.curves import TITLES
 from pretrain.common.metrics import read_metrics
 
 from .charts import Line, Styles, line_chart, looks
@@ -14,12 +15,6 @@ from .document import Report
 from .files import Plan, short_names
 from .runs import Detection, Item, Pretraining
 
-_METRICS = {
-    "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
-    "queue_accuracy": "queue accuracy (%)", "feature_spread": "feature spread (0: collapsed)",
-    "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
-    "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
-}  # fmt: skip
 _POINTS = 400  # of a line; more cannot be seen
 
 
@@ -88,14 +83,14 @@ def _group(title: str, runs: Sequence[tuple[str, Path]], styles: Styles) -> Grou
     lines: dict[str, list[Line]] = {}
     for name, folder in runs:
         logged = read_metrics(folder)
-        for metric in _METRICS:
+        for metric in TITLES:
             points = [(entry["iteration"] + 1, entry[metric]) for entry in logged if _is_number(entry.get(metric))]
             if len(points) > 1:  # a single one is in a table
                 kept = points[:: -(-len(points) // _POINTS)]
                 x, y = zip(*(kept if kept[-1] == points[-1] else [*kept, points[-1]]), strict=True)
                 lines.setdefault(metric, []).append(Line(name, x, y))
     drawn = {line.name for of_metric in lines.values() for line in of_metric}
-    charts = [(_METRICS[metric], lines[metric]) for metric in _METRICS if metric in lines]
+    charts = [(TITLES[metric], lines[metric]) for metric in TITLES if metric in lines]
     legend = [(name, color, dashes) for name, (color, dashes) in styles.items() if name in drawn]
     return Group(title, legend, [(label, line_chart(label, of_metric, styles)) for label, of_metric in charts])
 

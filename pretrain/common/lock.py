@@ -34,6 +34,7 @@ from .run_folder import cannot_write, make_folder
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # without a touch; long enough for an owner on a stalled file server
+_NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
 _RESTARTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")  # the same in every attempt of a requeued job
 
 
@@ -112,11 +113,13 @@ class _Owner:
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
 
     def _refuse_if_alive(self, path: Path) -> None:
-        owner = _read(path)
         while True:
-            silent_s = _seconds_since_touch(path)
+            owner, silent_s = _read(path), _seconds_since_touch(path)
             if silent_s is None or _is_dead(owner, self._me, silent_s):
                 return
+            if not owner:  # it should have a name in a moment
+                time.sleep(0.2)
+                continue
             if owner.get("place") == self._me["place"] or silent_s < 2 * _TOUCH_PERIOD_S:
                 break
             time.sleep(1)  # on another machine, and silent for some time: wait until it is clear
@@ -164,7 +167,7 @@ def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool
         return start_of(owner["pid"]) != owner["started"]
     if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
         return True
-    return silent_s > _DEAD_AFTER_S
+    return silent_s > (_DEAD_AFTER_S if owner else _NAMELESS_AFTER_S)
 
 
 def start_of(pid: int) -> str:
@@ -188,8 +191,11 @@ def _seconds_since_touch(path: Path) -> float | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """What an owner wrote; {} if the file is gone, or has nothing or only a part in it."""
     try:
         value = json.loads(path.read_text())
+    except PermissionError:
+        return {"work": "a run of another user"}
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,30 @@ def test_of_many_that_come_at_once_exactly_one_gets_the_folder(tmp_path: Path) -
         thread.join(60)
     assert (len(won), len(refused)) == (1, 7)
     assert _files(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ["", '{"host": "n1", "pla'])
+def test_an_owner_killed_before_it_wrote_its_name_is_waited_for_shortly(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_NAMELESS_AFTER_S", 0.5)
+    (tmp_path / ".owner.1.json").write_text(content)
+    with lock.claim(tmp_path, "pretraining"):
+        assert _files(tmp_path) == [".owner.2.json"]
+
+
+def test_an_owner_that_this_user_may_not_read_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text = Path.read_text
+
+    def refused(self: Path, *args: Any, **options: Any) -> str:
+        if self.parent == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return read_text(self, *args, **options)
+
+    (tmp_path / ".owner.1.json").write_text("{}")
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(UserError, match="is in use: a run of another user on another machine"):
+        lock._Owner(tmp_path, "pretraining", "")
 
 
 def test_who_lost_the_folder_while_suspended_ends(tmp_path: Path) -> None:

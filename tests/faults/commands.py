@@ -1,0 +1,82 @@
+"""Command lines in processes of their own, with a fault at a chosen file system call."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_ACTIONS = {"none": 0, "fail": 1, "fail from": 2, "signal": 3, "wait": 4, "count": 5}
+PRELOADED = (
+    "torch", "torchvision", "cv2", "torch.utils.tensorboard.writer", "torch._dynamo", "pretrain.train", "tools.launch",
+    "transfer.train_net", "matplotlib.figure", "sklearn.datasets", "scipy.stats", "pycocotools.cocoeval",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the ``nth`` call (from 1) of ``call`` on a path that holds ``part``.
+
+    Attributes:
+        action: none | count | fail | fail from | signal | wait.
+        call: open | read | write | fsync | rename | link | unlink | mkdir; empty: any but read.
+        value: the error, the signal, or milliseconds per call.
+    """
+
+    action: str
+    nth: int = 1
+    call: str = ""
+    part: str = ""
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit status (negative: a signal; None: it hung), counted calls, and what it printed."""
+
+    status: int | None
+    calls: int
+    text: str
+
+
+class Commands:
+    """Runs the `main` of modules, each in a fork of one process that has imported what is slow to import."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        library = folder / "syscalls.so"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O1", "-o", library, _HERE / "syscalls.c", "-ldl", "-lpthread"], check=True
+        )
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.server", *PRELOADED],
+            cwd=_HERE.parents[1], env={**os.environ, "LD_PRELOAD": str(library)}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(
+        self, module: str, *argv: str | Path, under: Path, fault: Fault = Fault("count", 0), log: Path | None = None,
+        timeout: float = 120.0,
+    ) -> Ended:  # fmt: skip
+        """Runs ``python MODULE ARGV`` in the folder ``under``; only calls on paths in it count.
+
+        Args:
+            log: where to record the calls that changed something (see `replay`).
+        """
+        output = self._folder / "output.txt"
+        rule = [str(under), fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value, str(log or "")]
+        job = {"module": module, "argv": [str(word) for word in argv], "folder": str(under), "rule": rule,
+               "output": str(output), "timeout": timeout}  # fmt: skip
+        assert self._server.stdin and self._server.stdout
+        print(json.dumps(job), file=self._server.stdin, flush=True)
+        answer = json.loads(self._server.stdout.readline())
+        return Ended(answer["status"], answer["calls"], output.read_text(errors="replace"))
+
+    def close(self) -> None:
+        if self._server.stdin:
+            self._server.stdin.close()
+        self._server.wait(10)

@@ -1,0 +1,107 @@
+"""Every stage as a command line on tiny data, and what its folder holds when it is complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pretrain.common.weights_file import read
+from tests.pretrain.runs import overrides
+from tests.transfer import tiny_coco
+
+_CHANGING = re.compile(  # from run to run: times, processes, places
+    r"images_per_second|_s$|time|eta|^(git|command|started|host|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
+)
+_LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
+_NOT_COMPARED = re.compile(r"^(log\.txt|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's command: module, and arguments given the folder to work in and the folder of its inputs."""
+
+    module: str
+    arguments: Callable[[Path, Path], list[str]]
+
+
+def _pretrain(work: Path, data: Path) -> list[str]:
+    config = overrides(data / "images", work / "run", "PROBE.KNN_PERIOD", "1")
+    return ["pretrain", "--config-file", str(data / "empty.yaml"), "--cluster", "debug", *config]
+
+
+def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:
+    def arguments(work: Path, data: Path) -> list[str]:
+        return [name, str(data / "run"), "--cluster", "debug", "OUTPUT_DIR", str(work / "run"), *more]
+
+    return arguments
+
+
+def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
+    def arguments(work: Path, data: Path) -> list[str]:
+        keys = {"SOLVER__MAX_ITER": 4, "SOLVER__CHECKPOINT_PERIOD": 2, "OUTPUT_DIR": str(work / "run"),
+                "TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+        name = f"coco:{data / 'coco/annotations.json'}:{data / 'coco'}"
+        return tiny_coco.command(data, name, engine, "--resume", **keys)
+
+    return arguments
+
+
+STAGES = {
+    "pretrain": Stage("tools.launch", _pretrain),
+    "knn": Stage("tools.launch", _probe("knn")),
+    "linear": Stage("tools.launch", _probe("linear", "PROBE.LINEAR_EPOCHS", "3")),
+    "embedding": Stage("tools.launch", _probe("embedding")),
+    "distributions": Stage("tools.launch", lambda work, data: ["distributions", str(data / "run"), "--cluster", "debug",
+                                                               "OUTPUT_DIR", str(work / "run")]),
+    "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
+    "data": Stage("tools.make_data", lambda work, data: ["digits", str(work / "digits"), "--images", "20",
+                  "--val-images", "10", "--scenes", "4", "--val-scenes", "2"]),
+    "torchvision": Stage("transfer.train_net", _detector("torchvision")),
+    "detectron2": Stage("transfer.train_net", _detector("detectron2")),
+    "report": Stage("tools.report", lambda work, data: [str(data / "run"), "--output", str(work / "report.md"),
+                                                        "--output", str(work / "report.html")]),
+}  # fmt: skip
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What must be the same after any interruptions: relative path -> content without times and places."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = str(path.relative_to(folder))
+        if _NOT_COMPARED.match(path.name):
+            found[name] = None
+        elif path.suffix == ".pth":
+            found[name] = _plain(read(path), folder)
+        elif path.name == "metrics.json":
+            found[name] = [_plain(json.loads(line), folder) for line in path.read_text().splitlines()]
+        elif path.suffix == ".json":
+            found[name] = _plain(json.loads(path.read_text()), folder)
+        elif path.suffix in (".yaml", ".txt", ".md", ".csv"):
+            found[name] = path.read_text().replace(str(folder), "FOLDER")
+        else:
+            found[name] = path.read_bytes()
+    return {name: value for name, value in found.items() if not Path(name).name.startswith("events.out")}
+
+
+def left_over(folder: Path) -> list[str]:
+    """Files that no complete run leaves."""
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if _LEFT.match(path.name)]
+
+
+def _plain(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v, folder) for k, v in value.items() if not _CHANGING.search(str(k))}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, folder) for v in value]
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().contiguous().numpy().tobytes(), str(value.dtype), tuple(value.shape)
+    if isinstance(value, np.ndarray):
+        return value.tobytes(), str(value.dtype), value.shape
+    return value.replace(str(folder), "FOLDER") if isinstance(value, str) else value

@@ -11,6 +11,7 @@ that needs nothing else; it adds curves and, for each AP, what it was made from 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line  # noqa: E402
+from pretrain.common.lock import claim  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import published, seeds, spread, sweeps  # noqa: E402
 from tools.reporting.document import Report, Table, markdown, printable  # noqa: E402
@@ -43,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_unwritable(file)
     pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in args.output if file not in pages]
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as held:
+        for file in map(Path, args.output):
+            held.enter_context(claim(file.parent, "report", of=file.name))
         beside = texts[0] if texts else Path(temporary, "report.md") if pages else ""
         report = gather(args.folders, beside)
         text = markdown(report)

@@ -56,7 +56,7 @@ def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
 STAGES = {
     "pretrain": Stage("tools.launch", _pretrain),
     "knn": Stage("tools.launch", _probe("knn")),
-    "linear": Stage("tools.launch", _probe("linear", "PROBE.LINEAR_EPOCHS", "3")),
+    "linear": Stage("tools.launch", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
     "embedding": Stage("tools.launch", _probe("embedding")),
     "distributions": Stage("tools.launch", lambda work, data: ["distributions", str(data / "run"), "--cluster", "debug",
                                                                "OUTPUT_DIR", str(work / "run")]),

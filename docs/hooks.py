@@ -1,13 +1,12 @@
 """What `make site` adds to the pages of this folder: pages from above it, and the reference made from the code.
 
-mkdocs calls the functions whose names begin with ``on_``. Pages link to files of the repository as a code host needs it;
-on the site, such a link leads to a page that shows the file.
+mkdocs calls the functions whose names begin with ``on_``. On a code host, pages link to files of the
+repository; on the site, such a link leads to a page that shows the file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import posixpath
@@ -22,8 +21,9 @@ from mkdocs.structure.pages import Page
 
 from pretrain import config as pretraining
 from pretrain.common.key_words import Key
-from tools import launch
+from tools import benchmark, convert_to_d2, gradient_ratios, launch, make_data, report, show_views
 from transfer import config_help as fine_tuning
+from transfer import train_net
 
 ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -90,39 +90,38 @@ def _keys(described: Callable[[], Sequence[Key]]) -> str:
 
 
 def _commands() -> str:
-    """The help of every program; the options that all of the launcher's jobs share come once, at its end."""
-    commands = [name for action in launch._parser()._actions for name in (action.choices or ())]
+    """The help of every program; the options that all of the launcher's jobs share come once."""
     parts, shared = ["## tools/launch.py"], ""
-    for name in commands:
-        text, _, resources = _help("tools.launch", name).partition("\n\nresources:\n")
+    for name in _choices(launch):
+        text, _, resources = _help(launch, name).partition("\n\nresources:\n")
         shared = resources or shared
         parts.append(f"### launch.py {name}\n\n{_block(text)}")
     parts.append(f"### Resources, of every command that starts jobs\n\n{_block(shared)}")
-    for module in (
-        "tools.convert_to_d2",
-        "transfer.train_net",
-        "tools.report",
-        "tools.show_views",
-        "tools.gradient_ratios",
-    ):
-        parts.append(f"## {module.replace('.', '/')}.py\n\n{_block(_help(module))}")
-    for module in ("tools.make_data", "tools.benchmark"):
-        texts = [_help(module), *(_help(module, name) for name in _subcommands(module))]
-        parts.append(f"## {module.replace('.', '/')}.py\n\n" + "\n\n".join(map(_block, texts)))
+    for module in (convert_to_d2, train_net, report, show_views, gradient_ratios):
+        parts.append(f"## {_path(module)}\n\n{_block(_help(module))}")
+    for module in (make_data, benchmark):
+        parts.append(f"## {_path(module)}")
+        parts += [
+            f"### {Path(_path(module)).name} {name}\n\n{_block(_help(module, name))}" for name in _choices(module)
+        ]
     return "\n\n".join(parts)
 
 
-def _subcommands(module: str) -> list[str]:
-    parser: Any = importlib.import_module(module)._parser()
-    return [name for action in parser._actions for name in (action.choices or ())]
+def _choices(module: Any) -> list[str]:
+    """The commands of a program."""
+    return [name for action in module._parser()._actions for name in (action.choices or ())]
 
 
-def _help(module: str, *words: str) -> str:
+def _path(module: Any) -> str:
+    return f"{module.__name__.replace('.', '/')}.py"
+
+
+def _help(module: Any, *words: str) -> str:
     """What a program prints with --help, without its usage, which repeats the options."""
     out = io.StringIO()
     os.environ["COLUMNS"] = "100"
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
-        importlib.import_module(module).main([*words, "--help"])
+        module.main([*words, "--help"])
     return out.getvalue().partition("\n\n")[2].strip()
 
 

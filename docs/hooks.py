@@ -80,13 +80,12 @@ def _keys(described: Callable[[], Sequence[Key]]) -> str:
     sections: dict[str, list[str]] = {}
     for key in described():
         if key.meaning and not key.meaning.startswith("no effect"):
-            cells = (f"`{key.name}`", f"`{key.default!r}`", key.limits, key.meaning)
+            limits = f"; {key.limits}" if key.limits else ""
+            cells = (f"`{key.name}`", f"{key.meaning} (default `{key.default!r}`{limits})")
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)
-            sections.setdefault(key.name.split(".")[0] if "." in key.name else "Without a section", []).append(row)
-    head = "| key | default | values | meaning |\n| --- | --- | --- | --- |\n"
-    return "\n\n".join(
-        f"## {name}\n\n{head}" + "\n".join(f"| {row} |" for row in rows) for name, rows in sections.items()
-    )
+            section = key.name.split(".")[0] if "." in key.name else "Without a section"
+            sections.setdefault(section, ["| key | meaning |", "| --- | --- |"]).append(f"| {row} |")
+    return "\n\n".join("\n".join([f"## {name}", "", *rows]) for name, rows in sections.items())
 
 
 def _commands() -> str:

@@ -1,7 +1,7 @@
 """What `make site` adds to the pages of this folder: pages from above it, and the reference made from the code.
 
-mkdocs calls the functions whose names begin with ``on_``. On a code host, pages link to files of the
-repository; on the site, such a link leads to a page that shows the file.
+mkdocs calls the functions whose names begin with ``on_``. On a code host, pages link to files of the repository; on the
+site, such a link leads to a page that shows the file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -28,7 +29,7 @@ from transfer import train_net
 ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -46,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = page.file.src_uri
     if here.startswith("source/"):
         return markdown
-    for marker, write in _REFERENCE.items():
+    for marker, write in REFERENCE.items():
         if marker in markdown:
             markdown = markdown.replace(marker, write())
 
@@ -117,9 +118,8 @@ def _path(module: Any) -> str:
 
 def _help(module: Any, *words: str) -> str:
     """What a program prints with --help, without its usage, which repeats the options."""
-    out = io.StringIO()
-    os.environ["COLUMNS"] = "100"
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
+    out, columns = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="100")
+    with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
         module.main([*words, "--help"])
     return out.getvalue().partition("\n\n")[2].strip()
 
@@ -128,7 +128,7 @@ def _block(text: str) -> str:
     return f"```text\n{text}\n```"
 
 
-_REFERENCE = {
+REFERENCE = {
     "<!-- keys of pretraining -->": lambda: _keys(pretraining.described_keys),
     "<!-- keys of fine-tuning -->": lambda: _keys(fine_tuning.described_keys),
     "<!-- commands -->": _commands,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import glob
 import importlib
+import importlib.util
 import re
 import shlex
 import shutil
@@ -23,10 +24,12 @@ import pytest
 import torch
 import yaml
 
-from pretrain.config import load_config
+from pretrain.common.config_io import flatten
+from pretrain.config import default_config, load_config
 from tests.resnets import resnet_state
 from tools.launcher import pipeline, resolve, stages
 from transfer.config import load_config as load_detector_config
+from transfer.config_help import MEANINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -179,6 +182,21 @@ def test_every_page_is_in_the_sites_menu() -> None:
         [*(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT),
          "index.md", "contributing.md", "changelog.md"]
     )  # fmt: skip
+
+
+def test_the_reference_on_the_site_has_every_command_and_key() -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec and spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    assert set(re.findall(r"<!-- .+ -->", pages)) == set(hooks.REFERENCE)
+    pretraining, fine_tuning, programs = (write() for write in hooks.REFERENCE.values())
+    assert all(f"| `{key}` |" in pretraining for key, _ in flatten(default_config()))
+    assert all(f"| `{key}` |" in fine_tuning for key in MEANINGS)
+    named = {program for program, _ in commands()} | {"launch.py resume", "make_data.py people", "--max-timeouts"}
+    assert all(name in programs for name in named)
 
 
 def runnable(page: Path) -> list[Snippet]:

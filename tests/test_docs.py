@@ -156,6 +156,13 @@ def test_every_snippet_is_one_that_is_checked() -> None:
             assert program_of(line) or line.startswith("make ") or re.fullmatch(OTHERS, line), line
 
 
+def test_a_snippet_of_python_that_does_not_run_here_compiles() -> None:
+    blocks = [block for block in snippets("python") if block.needs]
+    assert blocks
+    for block in blocks:
+        compile(block.text, str(block.page), "exec")
+
+
 def test_every_target_of_make_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     lines = [line for block in snippets("bash") for line in block.lines()]

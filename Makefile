@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | test-lowest | lint | docs | demo | demo-quick | clean
+# make setup | detectron2 | test | test-all | test-lowest | lint | docs | site | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -23,7 +23,7 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
 # Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all test-lowest lint docs demo demo-quick clean
+.PHONY: help setup detectron2 test test-all test-lowest lint docs site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make lint        ruff and pyright"
 	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files"
+	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
 	@echo "make demo-quick  the same chain in under 3 minutes, with hardly any training: its numbers mean nothing"
@@ -51,7 +52,7 @@ $(READY): pyproject.toml
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
 	@echo "setting up $(VENV) (a minute or two the first time)"
-	@$(BIN)/python -m pip -q install -e '.[dev]'
+	@$(BIN)/python -m pip -q install -e '.[dev,docs]'
 	@$(BIN)/python tools/install_detectron2.py --cached-only
 	@touch $@
 
@@ -82,6 +83,9 @@ lint: setup
 docs: setup
 	@$(BIN)/python -m tools.reporting.recipes
 	@$(BIN)/python -m tools.reporting.evidence
+
+site: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 demo: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml $(SIDE_BY_SIDE) $(if $(ENGINE),--engine $(ENGINE) --output runs/demo_$(ENGINE))

@@ -1,38 +1,101 @@
-"""Every command in the documentation is one that its program accepts, and every link has a target."""
+"""The documentation is true: its commands and snippets run, every link has a target, and every named test exists.
+
+In the pages, a snippet is a fenced block. Snippets run page by page, in order and in a folder of the page's own, on as
+little data and with as little training as possible. One whose first line is a comment ``# Needs ...`` (GPUs, SLURM,
+data, internet) is only parsed, and so is a command that other tests run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib
+import importlib.util
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+import yaml
 
-from pretrain.config import load_config
-from tools.launcher import stages
+from pretrain.common.config_io import flatten
+from pretrain.config import default_config, load_config
+from tests.resnets import resnet_state
+from tools.launcher import pipeline, resolve, stages
 from transfer.config import load_config as load_detector_config
+from transfer.config_help import MEANINGS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-# At the start of an indented line or of code within a line; what a file is called is no command.
-START = r"(?:^ {4,}|`)(?:python )?"
-PROGRAM = r"(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>[^`\n]+)"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAM = r"(?:python )?(?P<program>tools/\w+\.py|transfer/train_net\.py|launch\.py) (?P<words>.+)"
+# What a shell runs beside this project's programs, and where else a program's command is run.
+OTHERS = r"source \.venv/bin/activate|sinfo|cp \S+ \S+|bash \.ci/run"
+RUN_ELSEWHERE = {
+    "launch.py doctor": "tools/launcher/test_doctor.py",
+    "--cluster slurm": "tools/launcher/test_launch.py, test_slurm*.py",
+}
+DIGITS = "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4"
+PRETRAINING = (
+    "DATA.TRAIN folder:datasets/digits/images SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 "
+    "VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 LINEAR.EPOCHS 1 LINEAR.IMS_PER_BATCH 16"
+)
+COCO = "datasets/digits/coco"
+FINE_TUNING = (
+    f"""DATASETS.TRAIN "('coco:{COCO}/annotations/instances_train.json:{COCO}/train',)" """
+    f"""DATASETS.TEST "('coco:{COCO}/annotations/instances_val.json:{COCO}/val',)" """
+    "MODEL.ROI_HEADS.NUM_CLASSES 10 SOLVER.MAX_ITER 2 SOLVER.STEPS () SOLVER.IMS_PER_BATCH 2 "
+    "TEST.PRECISE_BN.NUM_ITER 1 DATALOADER.NUM_WORKERS 0 INPUT.MIN_SIZE_TRAIN (64,) INPUT.MIN_SIZE_TEST 64"
+)
+
+
+class Snippet(NamedTuple):
+    page: Path
+    language: str
+    text: str
+
+    @property
+    def needs(self) -> str:
+        """The hardware, data or network that it needs."""
+        found = re.match(r"# Needs (.+)\.\n", self.text)
+        return found[1] if found else ""
+
+    def lines(self) -> list[str]:
+        """The commands of a shell, one per line and without comments."""
+        joined = re.sub(r" \\\n +", " ", self.text)
+        return [line for line in (re.sub(r"(^| {2,})# .*", "", line) for line in joined.splitlines()) if line]
+
+
+def snippets(*languages: str) -> list[Snippet]:
+    blocks = [
+        Snippet(page, *found)
+        for page in PAGES
+        for found in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    return [block for block in blocks if not languages or block.language in languages]
 
 
 def commands() -> list[tuple[str, str]]:
-    """Programs as paths, with the words of their command lines."""
-    found = set()
+    """Programs as paths, with the words of their command lines: those of snippets, and those within lines of text."""
+    texts = {line for block in snippets("bash") for line in block.lines()}
     for page in PAGES:
-        if page.name == "CHANGELOG.md":  # names commands, also former ones
-            continue
-        text = re.sub(r" \\\n +", " ", page.read_text())
-        for match in re.finditer(START + PROGRAM, text, re.MULTILINE):
-            program = match["program"]
-            found.add(("tools/launch.py" if program == "launch.py" else program, match["words"].strip()))
-    return sorted(found)
+        if page.name != "CHANGELOG.md":  # names commands, also former ones
+            texts |= set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text()))
+    found = {program_of(text) for text in texts} - {None}
+    return sorted(found)  # type: ignore[type-var]
+
+
+def program_of(text: str) -> tuple[str, str] | None:
+    match = re.fullmatch(PROGRAM, text)
+    if not match:
+        return None
+    program = match["program"]
+    return "tools/launch.py" if program == "launch.py" else program, match["words"].strip()
 
 
 class Parsed(Exception):
@@ -56,14 +119,14 @@ def only_parse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_commands() -> None:
     programs = {program for program, _ in commands()}
-    assert len(commands()) > 30 and {"tools/launch.py", "tools/convert_to_d2.py", "transfer/train_net.py"} <= programs
+    assert len(commands()) > 50 and {"tools/launch.py", "tools/convert_to_d2.py", "transfer/train_net.py"} <= programs
 
 
 @pytest.mark.parametrize(("program", "words"), commands())
 def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> None:
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     try:
-        module.main(shlex.split(words, comments=True))
+        module.main(shlex.split(words))
     except Parsed as parsed:
         args, rest = parsed.args
     except SystemExit as end:
@@ -81,14 +144,147 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
         load_config(ROOT / args.config_file if args.config_file else stages.recipe_of(args.method), keys)
 
 
+def test_every_snippet_is_one_that_is_checked() -> None:
+    """Fenced, in a language that has a check, and with nothing in it that no test knows."""
+    known = {"bash", "python", "yaml", "text", "bibtex"}
+    assert [(block.page.name, block.language) for block in snippets() if block.language not in known] == []
+    for page in PAGES:
+        rest = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"^ {4,}(python|make|from|import|git) ", rest, re.MULTILINE), page
+    for block in snippets("bash"):
+        for line in block.lines():
+            assert program_of(line) or line.startswith("make ") or re.fullmatch(OTHERS, line), line
+
+
+def test_a_snippet_of_python_that_does_not_run_here_compiles() -> None:
+    blocks = [block for block in snippets("python") if block.needs]
+    assert blocks
+    for block in blocks:
+        compile(block.text, str(block.page), "exec")
+
+
 def test_every_target_of_make_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    pages = "\n".join(page.read_text() for page in PAGES)
-    named = set(re.findall(r"(?:^ {4,}|`)make ([\w-]+)", pages, re.MULTILINE))
-    assert {"demo", "detectron2", "docs", "test-lowest"} <= named <= targets
+    lines = [line for block in snippets("bash") for line in block.lines()]
+    texts = [text for page in PAGES for text in re.findall(r"`(make [\w-]+)", page.read_text())]
+    named = {text.split()[1] for text in (*lines, *texts) if text.startswith("make ")}
+    assert {"demo", "detectron2", "docs", "site", "test-lowest"} <= named <= targets
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_link_has_a_target(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)(?:\.\.\.)?`", page.read_text())}
+    assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
+
+
+def test_every_page_is_in_the_sites_menu() -> None:
+    names = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(names) == sorted(
+        [*(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT),
+         "index.md", "contributing.md", "changelog.md"]
+    )  # fmt: skip
+
+
+def test_the_reference_on_the_site_has_every_command_and_key() -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec and spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    assert set(re.findall(r"<!-- .+ -->", pages)) == set(hooks.REFERENCE)
+    pretraining, fine_tuning, programs = (write() for write in hooks.REFERENCE.values())
+    assert all(f"| `{key}` |" in pretraining for key, _ in flatten(default_config()))
+    assert all(f"| `{key}` |" in fine_tuning for key in MEANINGS)
+    named = {program for program, _ in commands()} | {"launch.py resume", "make_data.py people", "--max-timeouts"}
+    assert all(name in programs for name in named)
+
+
+def runnable(page: Path) -> list[Snippet]:
+    """The snippets of a page of docs/ that need nothing but this machine; the others' are targets of make."""
+    own = [block for block in snippets("bash", "python", "yaml") if block.page == page and page.parent != ROOT]
+    return [block for block in own if not block.needs]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
+def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("configs", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("weights").mkdir()
+    torch.save(resnet_state("resnet18"), "weights/start.pth")
+    for block in runnable(page):
+        if block.language == "bash":
+            for line in block.lines():
+                run_line(line)
+        elif block.language == "python":
+            run_apart("-c", block.text)
+        else:
+            check_yaml(block.text)
+
+
+def run_line(line: str) -> None:
+    """Runs a line of a shell in this process, on little data and for few steps."""
+    if line == "make demo-quick":
+        line = "python tools/launch.py pipeline configs/pipeline/demo_quick.yaml"
+    if line.startswith("cp "):
+        shutil.copy(*line.split()[1:])
+    found = program_of(line)
+    if not found or any(text in line for text in RUN_ELSEWHERE):
+        return
+    program, words = found[0], small(found[0], words_of(found[1]))
+    if "--import" in words:
+        run_apart(str(ROOT / program), *words)
+        return
+    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    try:
+        assert not module.main(words) or program == "transfer/train_net.py", line
+    except SystemExit as end:
+        assert end.code == 0, line  # --help and --help-keys
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a command line, with the files that a pattern stands for."""
+    return [one for word in shlex.split(text) for one in (sorted(glob.glob(word)) if "*" in word else [word])]
+
+
+def run_apart(*words: str) -> None:
+    """Runs Python in a process of its own, which may import and register what this one must not."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def small(program: str, words: Sequence[str]) -> list[str]:
+    """The same command with hardly any training, in this process."""
+    if program == "tools/make_data.py":
+        return [*shlex.split(DIGITS), words[-1]]
+    if program == "transfer/train_net.py" and "--help-keys" not in words:
+        return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
+    if program != "tools/launch.py" or {"--dry-run", "--help-keys"} & set(words):
+        return list(words)
+    more = ["--cluster", "debug", "--gpus", "0"]
+    if words[0] in ("pretrain", "linear", "knn", "embedding", "distributions"):
+        return [*words, *more, *PRETRAINING.split()]
+    if words[0] == "pipeline":
+        plan = yaml.safe_load(Path(words[1]).read_text())
+        plan |= {"DATA": f"{DIGITS} datasets/digits", "OVERRIDES": PRETRAINING, "TRANSFER_OVERRIDES": FINE_TUNING}
+        Path("small.yaml").write_text(yaml.safe_dump({**plan, "LINEAR": [], "ENGINE": "torchvision"}))
+        return ["pipeline", "small.yaml", *words[2:], *more]
+    return list(words)
+
+
+def check_yaml(text: str) -> None:
+    """Saves a file under the name in its first line, and reads it as the program does that it is for."""
+    name = Path(text.splitlines()[0].removeprefix("# ")).name
+    Path(name).write_text(text)
+    if name == "cluster.yaml":
+        assert resolve.resolve({"cluster": "slurm"}, name).partition == "gpu"
+    else:
+        assert pipeline.read_plan(name, pipeline.DEFAULTS)["BRANCHES"]

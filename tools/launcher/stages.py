@@ -49,7 +49,11 @@ def methods() -> list[str]:
 
 def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
     """Pretraining by a recipe, in OUTPUT_DIR or runs/<recipe>."""
-    return _spec("pretrain", _load(config_file, overrides), f"runs/{Path(config_file).stem}", ())
+    cfg = _load(config_file, overrides)
+    weights = cfg.MODEL.WEIGHTS
+    content = content_of(weights) if weights else ""
+    inputs = {weights: content} if content else {}
+    return _spec("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=inputs)
 
 
 def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:

@@ -85,6 +85,15 @@ def test_weights_count_by_content_and_not_by_path():
     assert second.changes({"fingerprint": first.fingerprint(), "work": first.work}).startswith("MODEL.WEIGHTS 'sha256:")
 
 
+def test_the_weights_a_pretraining_starts_from_count_by_content():
+    Path("a.pth").write_bytes(b"weights")
+    Path("b.pth").write_bytes(b"weights")
+    before = pretraining("MODEL.WEIGHTS", "a.pth").fingerprint()
+    assert pretraining("MODEL.WEIGHTS", "b.pth").fingerprint() == before != pretraining().fingerprint()
+    Path("b.pth").write_bytes(b"others")
+    assert pretraining("MODEL.WEIGHTS", "b.pth").fingerprint() != before
+
+
 def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
     def save(path: str, iteration: int) -> str:
         """A checkpoint of pretraining or of a detector; returns its content as a file of its own."""

@@ -2,10 +2,15 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults.commands import Commands
+from tests.faults.commands import Commands, Fault
+from tests.faults.stages import STAGES, content, left_over
+from tests.pretrain import runs
+from tests.transfer import tiny_coco
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +21,34 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     running = Commands(tmp_path_factory.mktemp("faults"))
     yield running
     running.close()
+
+
+@pytest.fixture(scope="module")
+def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The inputs of every stage: images, a complete pretraining, and a COCO data set."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "images").symlink_to(images)
+    (folder / "empty.yaml").write_text("METHOD: {NAME: jcl}\n")
+    runs.run(folder / "images", folder / "run", "SOLVER.EPOCHS", "1", "MODEL.STEM", "imagenet")
+    tiny_coco.write(folder / "coco")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of an uninterrupted run of a stage: its number of calls of a kind (or that change something), and what it leaves."""
+    known: dict[str, tuple[int, dict[str, Any]]] = {}
+
+    def of(name: str, call: str = "") -> tuple[int, dict[str, Any]]:
+        if (key := f"{name} {call}") not in known:
+            stage, work = STAGES[name], tmp_path_factory.mktemp(name)
+            ended = commands.run(
+                stage.module, *stage.arguments(work, data), under=work, fault=Fault("count", call=call)
+            )
+            assert ended.status == 0, ended.text
+            assert not left_over(work)
+            known[key] = ended.calls, content(work)
+            shutil.rmtree(work)
+        return known[key]
+
+    return of

@@ -1,0 +1,81 @@
+"""A crash of the machine after any file system call leaves the old state or the new one, synced or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pretrain.common import checkpoint
+from pretrain.common.run_folder import read_json
+from tests.faults.commands import Commands
+from tests.faults.replay import Call, Disk, crashes, read_calls
+from tests.faults.stages import STAGES, content
+from transfer.weights import read as read_weights
+
+
+def recorded(commands: Commands, tmp_path: Path, module: str, *argv: str) -> list[Call]:
+    (tmp_path / "work").mkdir()
+    ended = commands.run(module, *argv, under=tmp_path / "work", log=tmp_path / "calls")
+    assert ended.status == 0, ended.text
+    return read_calls(tmp_path / "calls")
+
+
+def test_the_record_rebuilds_what_was_written(commands: Commands, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    calls = recorded(commands, tmp_path, STAGES["data"].module, *STAGES["data"].arguments(work, data))
+    *_, (number, kind) = [state for state in crashes(calls[-1:], work, tmp_path / "last")]
+    assert (number, kind) == (1, Disk.KINDS[-1])
+    disk = Disk(work)
+    for call in calls:
+        disk.apply(call)
+    for kind in Disk.KINDS:
+        disk.write(tmp_path / "again", kind)
+        assert content(tmp_path / "again") == content(work), kind
+
+
+def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
+    calls = recorded(commands, tmp_path, "tests.faults.writers", "checkpoint")
+    seen: set[int] = set()
+    for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
+        found = checkpoint.newest(tmp_path / "crashed", warn=lambda _: None)
+        step = found[1]["step"] if found else 0
+        assert not found or torch.equal(found[1]["state_dict"]["w"], torch.full((64,), float(step)))
+        assert step >= max(seen, default=0) - (kind != Disk.KINDS[0]), f"after call {number} {calls[number - 1].name}, {kind}"
+        seen.add(step)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_results(commands: Commands, tmp_path: Path) -> None:
+    calls = recorded(commands, tmp_path, "tests.faults.writers", "results")
+    seen: set[int] = set()
+    for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
+        file = tmp_path / "crashed/results.json"
+        step = read_json(file)["step"] if file.exists() else 0
+        assert step >= max(seen, default=0) - (kind != Disk.KINDS[0]), f"after call {number}, {kind}"
+        seen.add(step)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_a_data_set_is_whole_or_not_there(commands: Commands, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    calls = recorded(commands, tmp_path, STAGES["data"].module, *STAGES["data"].arguments(work, data))
+    whole, seen = content(work / "digits"), set()
+    for number, kind in crashes(calls, work, tmp_path / "crashed"):
+        made = tmp_path / "crashed/digits"
+        if made.exists():
+            assert content(made) == whole, f"after call {number} of {len(calls)}, {kind}"
+        seen.add(made.exists())
+    assert seen == {True, False}
+
+
+def test_converted_weights(commands: Commands, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    calls = recorded(commands, tmp_path, STAGES["convert"].module, *STAGES["convert"].arguments(work, data))
+    whole, seen = read_weights(work / "weights.pth").sha256, set()
+    for number, kind in crashes(calls, work, tmp_path / "crashed"):
+        file = tmp_path / "crashed/weights.pth"
+        if file.exists():
+            assert read_weights(file).sha256 == whole, f"after call {number} of {len(calls)}, {kind}"
+        seen.add(file.exists())
+    assert seen == {True, False}

@@ -36,7 +36,7 @@ def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of an uninterrupted run of a stage: its number of calls of a kind (or that change something), and what it leaves."""
+    """Of an uninterrupted run of a stage: how many calls of a kind (or that change something), and what it leaves."""
     known: dict[str, tuple[int, dict[str, Any]]] = {}
 
     def of(name: str, call: str = "") -> tuple[int, dict[str, Any]]:

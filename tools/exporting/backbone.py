@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from transfer.convert import find_source, read_source
 from transfer.proof import compare
 
 from . import card, onnx_file
+
+if TYPE_CHECKING:
+    from transformers import ResNetConfig
 
 _USUAL_SIZE = (224, 256)  # of files that record no config, as in ImageNet's evaluation
 Image_ = np.ndarray  # (H, W, 3) uint8, RGB
@@ -177,16 +180,11 @@ def _timm(folder: Path, image: Image_) -> Tensor:
 
 
 def _write_transformers(backbone: Backbone, folder: Path) -> None:
-    from transformers import BitImageProcessor, ResNetConfig, ResNetModel
+    from transformers import BitImageProcessor, ResNetModel
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    bottleneck, size = is_bottleneck(backbone.arch), backbone.size
-    config = ResNetConfig(
-        layer_type="bottleneck" if bottleneck else "basic", depths=list(DEPTHS[backbone.arch]), embedding_size=64,
-        hidden_sizes=[64 * 2**i * (4 if bottleneck else 1) for i in range(4)],
-    )  # fmt: skip
-    model = ResNetModel(config)
+    model, size = ResNetModel(_transformers_config(backbone.arch)), backbone.size
     state = to_detectron2(backbone.resnet.state_dict(), backbone.arch)
     model.load_state_dict({_name_in_transformers(name): tensor for name, tensor in state.items()})
     model.save_pretrained(folder)
@@ -195,6 +193,16 @@ def _write_transformers(backbone: Backbone, folder: Path) -> None:
         size={"shortest_edge": backbone.resize} if backbone.resize else square, resample=Image.Resampling.BILINEAR,
         do_center_crop=bool(backbone.resize), crop_size=square, image_mean=backbone.mean, image_std=backbone.std,
     ).save_pretrained(folder)  # fmt: skip
+
+
+def _transformers_config(arch: str) -> ResNetConfig:
+    from transformers import ResNetConfig
+
+    wide = 4 if is_bottleneck(arch) else 1
+    return ResNetConfig(
+        layer_type="bottleneck" if wide == 4 else "basic", depths=list(DEPTHS[arch]), embedding_size=64,
+        hidden_sizes=[64 * 2**i * wide for i in range(4)],
+    )  # fmt: skip
 
 
 def _name_in_transformers(name: str) -> str:
@@ -232,12 +240,14 @@ class _FromPixels(nn.Module):
 def _export_onnx(backbone: Backbone, output: Path) -> dict[str, float]:
     image = sample_image(backbone)
     view, whole = backbone.view(image), torch.from_numpy(image).permute(2, 0, 1)[None]
-    batch = torch.cat([view, view.flip(3)])  # two: an example of one image would fix the batch to one
+    batch = torch.cat([view, view.flip(3)])
     wanted = {"features": backbone.features(batch), "features of one image of another size": backbone.features(whole)}
 
     def prove(run: Callable[..., list[np.ndarray]]) -> dict[str, float]:
         found = [torch.from_numpy(run(None, {"images": pixels.numpy()})[0]) for pixels in (batch, whole)]
         return compare(wanted, dict(zip(wanted, found, strict=True)), "the exported model")
 
-    program = onnx_file.translate(_FromPixels(backbone), "images", batch, (0, 2, 3), ["features"])
+    program = onnx_file.translate(
+        _FromPixels(backbone), "images", (2, 3, 96, 128), {0: "images", 2: "height", 3: "width"}, ["features"], "images"
+    )
     return onnx_file.write(program, output, backbone.provenance, prove)

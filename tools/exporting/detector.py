@@ -73,7 +73,9 @@ def export(source: Path, output: Path, image: str = "") -> dict[str, float]:
 
     module = OneImage(model, flip=cfg.INPUT.FORMAT == "BGR")
     with expressible():
-        program = onnx_file.translate(module, "image", pixels, (1, 2), list(wanted), TRANSLATIONS)
+        program = onnx_file.translate(
+            module, "image", (3, 160, 224), {1: "height", 2: "width"}, list(wanted), "detections", TRANSLATIONS
+        )
     provenance = {**weights.provenance, "source": path.name, "source_sha256": weights.sha256, "config": cfg.dump()}
     return onnx_file.write(program, output, provenance, prove)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pretrain.common.run_folder import json_text, replacing
 
@@ -17,16 +17,18 @@ T = TypeVar("T")
 
 
 def translate(
-    module: nn.Module, input_name: str, example: Tensor, dynamic: Sequence[int], outputs: Sequence[str],
-    translations: Mapping[Any, Any] | None = None,
+    module: nn.Module, input_name: str, shape: Sequence[int], dynamic: Mapping[int, str], outputs: Sequence[str],
+    rows: str, translations: Mapping[Any, Any] | None = None,
 ) -> torch.onnx.ONNXProgram:  # fmt: skip
-    """The ONNX program of a module with one input.
+    """The ONNX program of a module with one input of uint8.
 
     Args:
-        dynamic: the dimensions of the input that may have another size than in ``example``.
+        shape: of an example. A map of a single pixel would be taken for a constant size; choose a large enough one.
+        dynamic: the dimensions of the input that may have another size, and what to call them.
+        rows: what to call the first dimension of the outputs.
         translations: of operators that ONNX does not have.
     """
-    shapes = dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC)
+    example, shapes = torch.zeros(*shape, dtype=torch.uint8), dict.fromkeys(dynamic, torch.export.Dim.DYNAMIC)
     with warnings.catch_warnings(action="ignore"):  # about the exporter's own code
         # The strict mode reads Python's code, so that `len` of a tensor whose length depends on the data is no number.
         exported = torch.export.export(module, (example,), dynamic_shapes=(shapes,), strict=True)
@@ -35,6 +37,10 @@ def translate(
             custom_translation_table=dict(translations or {}),
         )  # fmt: skip
     assert program is not None
+    named = [(program.model.graph.inputs[0], dynamic), *((value, {0: rows}) for value in program.model.graph.outputs)]
+    for value, names in named:
+        for dimension, name in names.items():
+            value.shape[dimension] = name
     return program
 
 

@@ -41,10 +41,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{output} exists; name another, or remove it first")
     if missing := [name for name in _NEEDS[args.format] if find_spec(name) is None]:
         raise UserError(f"--format {args.format} needs {', '.join(missing)}; install it: pip install -e '.[export]'")
-    from tools.exporting import backbone, detector  # import torch; a mistake should not wait for that
+    from tools.exporting import backbone  # imports torch; a mistake should not wait for that
 
     try:
-        if args.format == "onnx" and detector.is_detector(source):
+        if args.format == "onnx" and backbone.is_detector(source):
+            from tools.exporting import detector  # imports onnxscript
+
             done = detector.export(source, output, args.image)
         elif args.image:
             raise UserError("--image verifies a detector; a backbone is verified with a drawn image")

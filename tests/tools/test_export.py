@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torchvision
 import yaml
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms import functional
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
@@ -55,11 +58,10 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def expected_features(image: Image.Image, stem: str = "imagenet") -> Tensor:
+def expected_features(image: Any) -> Tensor:
     """From the raw image, by torchvision's own transforms and network."""
-    resize = torchvision.transforms.Resize(RESIZE)  # bilinear, as the probes resize
-    crop = torchvision.transforms.functional.center_crop(resize(image), [SIZE, SIZE])
-    pixels = torchvision.transforms.functional.normalize(torchvision.transforms.functional.to_tensor(crop), MEAN, STD)
+    resized: Any = functional.resize(image, [RESIZE])  # bilinear, as the probes resize
+    pixels = functional.normalize(functional.to_tensor(functional.center_crop(resized, [SIZE, SIZE])), MEAN, STD)
     resnet = torchvision.models.resnet18(weights=None)
     resnet.fc = nn.Identity()  # type: ignore[assignment]
     resnet.load_state_dict(resnet_state("resnet18", head=False))
@@ -201,6 +203,10 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs onnxscript, onnxruntime; install it: pip install -e '\.\[export\]'"):
         export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    absent = "import sys; sys.modules |= dict.fromkeys(('onnxscript', 'onnxruntime', 'transformers'))"
+    code = f"{absent}; from tools import export; export.main(sys.argv[1:])"
+    words = [str(run), str(tmp_path / "out"), "--format", "timm"]  # needs none of them
+    subprocess.run([sys.executable, "-c", code, *words], check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 def write_probe(folder: Path, stage: str, sha: str, top1: float) -> None:
@@ -307,8 +313,8 @@ def test_a_detector_in_onnx(tmp_path: Path) -> None:
 
 
 @ONNX
-def test_an_operator_of_ours_is_a_loop_in_onnx() -> None:
-    """Also for no detection at all, and boxes of less than a pixel."""
+def test_keypoints_are_decoded_in_onnx_as_by_torchvision() -> None:
+    """Also of no detection at all, and in a box of less than a pixel."""
     import onnxruntime
     from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 
@@ -326,6 +332,7 @@ def test_an_operator_of_ours_is_a_loop_in_onnx() -> None:
     program = torch.onnx.export(
         exported, opset_version=onnx_file.OPSET, custom_translation_table=TRANSLATIONS, verbose=False
     )
+    assert program
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     for count in (3, 1, 0):
         points, values = session.run(None, {"maps": maps[:count].numpy(), "boxes": boxes[:count].numpy()})

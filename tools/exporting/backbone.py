@@ -28,6 +28,8 @@ from torchvision.models import ResNet
 
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
+from pretrain.common.run_folder import stage_of
+from pretrain.common.weights_file import read_weights_file
 from pretrain.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
 from pretrain.views import center_view, normalize
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from transformers import ResNetConfig
 
 _USUAL_SIZE = (224, 256)  # of files that record no config, as in ImageNet's evaluation
-Image_ = np.ndarray  # (H, W, 3) uint8, RGB
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,16 @@ class Backbone:
         """Pixels (N, 3, H, W) uint8 -> (N, F), as the project's own evaluation computes them."""
         return self.resnet(normalize(pixels, self.mean, self.std))
 
-    def view(self, image: Image_) -> Tensor:
-        """The evaluation's crop of an image, (1, 3, S, S) uint8."""
+    def view(self, image: np.ndarray) -> Tensor:
+        """The evaluation's crop (1, 3, S, S) of an image (H, W, 3), uint8, RGB."""
         return torch.from_numpy(center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
+
+
+def is_detector(source: Path) -> bool:
+    """Whether a run folder or a file holds a whole detector."""
+    if source.is_dir():
+        return stage_of(source) == "transfer"
+    return any("roi_heads." in name for name in read_weights_file(source).tensors)
 
 
 def read(source: Path) -> Backbone:
@@ -83,7 +91,7 @@ def read(source: Path) -> Backbone:
     path = find_source(source)
     file, known = read_source(path)
     if known["MODEL.RESNETS.STRIDE_IN_1X1"] and is_bottleneck(file.arch):
-        raise UserError(f"{path} strides in the 1x1 convolutions, where torchvision's, timm's and ONNX's ResNet do not")
+        raise UserError(f"{path} strides in the 1x1 convolutions; only ResNets that stride in the 3x3 are exported")
     if known["INPUT.FORMAT"] != "RGB":
         raise UserError(f"{path} was trained on {known['INPUT.FORMAT']} images; only backbones for RGB are exported")
     resnet = build_backbone(file.arch, file.stem)
@@ -95,10 +103,10 @@ def read(source: Path) -> Backbone:
     return Backbone(path, resnet.eval().requires_grad_(False), file.arch, file.stem, mean, std, *size, known)
 
 
-def sample_image(backbone: Backbone) -> Image_:
-    """Smooth shapes and noise, always the same, of other statistics in each channel; wider than high if it is cropped.
+def sample_image(backbone: Backbone) -> np.ndarray:
+    """(H, W, 3) uint8: shapes and noise, always the same, of other statistics in each channel; wide if it is cropped.
 
-    Its shorter side has the evaluation's size, so that no resampling comes between two libraries.
+    Its shorter side has the evaluation's size: no library has to resample it, which each does in a way of its own.
     """
     height = backbone.resize or backbone.size
     width = height * 5 // 4 if backbone.resize else height
@@ -170,7 +178,7 @@ def _write_timm(backbone: Backbone, folder: Path) -> None:
 
 
 @torch.no_grad()
-def _timm(folder: Path, image: Image_) -> Tensor:
+def _timm(folder: Path, image: np.ndarray) -> Tensor:
     import timm
     from timm.data import create_transform, resolve_model_data_config
 
@@ -217,7 +225,7 @@ def _name_in_transformers(name: str) -> str:
 
 
 @torch.no_grad()
-def _transformers(folder: Path, image: Image_) -> Tensor:
+def _transformers(folder: Path, image: np.ndarray) -> Tensor:
     from transformers import AutoImageProcessor, AutoModel
 
     processor, model = AutoImageProcessor.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()

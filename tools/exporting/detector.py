@@ -23,8 +23,6 @@ from torchvision.ops import nms, roi_align
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
 from pretrain.common.image_io import open_upright
-from pretrain.common.run_folder import stage_of
-from pretrain.common.weights_file import read_weights_file
 from transfer import config
 from transfer.convert import find_source
 from transfer.proof import compare
@@ -38,13 +36,6 @@ from . import onnx_file
 from .keypoints import TRANSLATIONS, find_keypoints
 
 _MOST_IMAGES = 20  # of the test set that are searched for one with detections
-
-
-def is_detector(source: Path) -> bool:
-    """Whether a run folder or a file holds a detector rather than a backbone."""
-    if source.is_dir():
-        return stage_of(source) == "transfer"
-    return any("roi_heads." in name for name in read_weights_file(source).tensors)
 
 
 def export(source: Path, output: Path, image: str = "") -> dict[str, float]:

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     source, output = Path(args.source), Path(args.output)
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
+    if args.image:
+        existing_file(args.image, "image")
     if (output.suffix == ".onnx") != (args.format == "onnx"):
         raise UserError(f"OUTPUT {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
     if os.path.lexists(output):

@@ -48,6 +48,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
     """
     origin, run = origin_of(backbone.provenance), backbone.path.parent
     machine = environment(run) if backbone.provenance.get("config") else {}
+    resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     method = origin.method or "an unknown method"
     facts = {
         "architecture": backbone.arch,
@@ -61,12 +62,13 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
         "commit of pretrain-to-transfer": machine.get("git", ""),
         "versions": ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine),
-        "input": f"RGB, {backbone.size} x {backbone.size}; mean {backbone.mean}, standard deviation {backbone.std}",
+        "input": f"RGB, {backbone.size} x {backbone.size}{resized}",
+        "mean and standard deviation": f"{backbone.mean}, {backbone.std}",
     }
     table = [f"| {name} | {value} |" for name, value in facts.items() if value]
     results = _results(backbone, origin)
     use = _USE[target].format(folder=folder, width=feature_dim(backbone.resnet))
-    paper = [f"- {PAPERS[origin.method]}"] if origin.method in PAPERS else []
+    paper = PAPERS.get(backbone.provenance.get("method", ""))
     lines = [
         *("---", f"library_name: {target}", "pipeline_tag: image-feature-extraction"),
         *("tags:", f"- {target}", "- image-feature-extraction", "---"),
@@ -76,7 +78,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         *("state: add `license:` above.", "", "| | |", "|---|---|", *table, ""),
         *("## Use", "", "```python", use, "```", ""),
         *(["## Results", "", *results, ""] if results else []),
-        *(["## Citation", "", *paper, ""] if paper else []),
+        *(["## Citation", "", paper, ""] if paper else []),
     ]
     return "\n".join(lines)
 

@@ -47,7 +47,8 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         difference: the largest relative one between the features of the source and of the export.
     """
     origin, run = origin_of(backbone.provenance), backbone.path.parent
-    machine = environment(run) if backbone.provenance.get("config") else {}
+    recorded = backbone.provenance.get("config") or backbone.provenance.get("fine_tuned_on")
+    machine = environment(run) if recorded else {}
     resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     method = origin.method or "an unknown method"
     facts = {
@@ -63,7 +64,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         "commit of pretrain-to-transfer": machine.get("git", ""),
         "versions": ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine),
         "input": f"RGB, {backbone.size} x {backbone.size}{resized}",
-        "mean and standard deviation": f"{backbone.mean}, {backbone.std}",
+        "mean and standard deviation": f"{backbone.mean}, {backbone.std}{'' if recorded else ' (usual, not recorded)'}",
     }
     table = [f"| {name} | {value} |" for name, value in facts.items() if value]
     results = _results(backbone, origin)

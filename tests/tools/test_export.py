@@ -32,12 +32,8 @@ from tools.exporting import backbone, card, onnx_file
 from transfer.torchvision_engine.model import Detector, build_model
 
 ROOT = Path(__file__).parents[2]
-MEAN, STD, SIZE, RESIZE = (
-    [0.6, 0.5, 0.3],
-    [0.2, 0.25, 0.3],
-    40,
-    53,
-)  # unlike any library's defaults; 40 / (40 / 53) < 53
+MEAN, STD = [0.6, 0.5, 0.3], [0.2, 0.25, 0.3]  # no library's defaults
+SIZE, RESIZE = 40, 53  # of which timm's arithmetic makes 52 unless its crop_pct is rounded down
 
 
 def needs(*packages: str) -> pytest.MarkDecorator:

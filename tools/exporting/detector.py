@@ -67,8 +67,8 @@ def export(source: Path, output: Path, image: str = "") -> dict[str, float]:
         program = onnx_file.translate(
             module, "image", (3, 160, 224), {1: "height", 2: "width"}, list(wanted), "detections", TRANSLATIONS
         )
-    provenance = {**weights.provenance, "source": path.name, "source_sha256": weights.sha256, "config": cfg.dump()}
-    return onnx_file.write(program, output, provenance, prove)
+    own = {"source": path.name, "source_sha256": weights.sha256, "detector_config": cfg.dump()}
+    return onnx_file.write(program, output, {**weights.provenance, **own}, prove)
 
 
 class OneImage(nn.Module):
@@ -121,10 +121,7 @@ def _pool(self: boxes.RoIPooler, features: list[Tensor], rois_of_images: list[Te
 
 
 def _nms_per_group(corners: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
-    """`batched_nms`: boxes of different groups are moved so far apart that none overlaps.
-
-    torchvision moves them by the largest coordinate, which no box at all does not have.
-    """
+    """`batched_nms`: boxes of different groups are moved so far apart that they do not overlap; also of no box."""
     apart = F.pad(corners.flatten(), (0, 1)).max() + 1
     return nms(corners + (groups * apart)[:, None], scores, threshold)
 

@@ -46,6 +46,8 @@ KEYS = {
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
     ("tools/convert_to_d2.py", LEAF, "out.txt"): "must end in .pth",
+    ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
+    ("tools/export.py", LEAF, "out", "--format", "onnx"): "must end in .onnx",
     ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
     ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",

@@ -75,6 +75,11 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
+    (*TRANSFER, *TINY_DATA, "INPUT.MAPPER", "mine"): "cannot honor INPUT.MAPPER is 'mine' (only '' is supported)",
+    ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
+        "other names of Detectron2's DatasetCatalog need --engine detectron2"
+    ),
+    ("transfer/train_net.py", "--config-file", LEAF, "--import", "lost.py"): "--import lost.py: there is no such file",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "add --resume to continue it, or choose ",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not ",
     ("transfer/train_net.py", "--resume", "--config-file", LEAF, "SOLVER.GAMMA", "0.2", "OUTPUT_DIR", "box"): (

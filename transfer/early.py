@@ -1,4 +1,7 @@
-"""What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights."""
+"""What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights.
+
+Only what names a module of the user's, or a data set of Detectron2's catalog, is looked up in imported modules.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError
+from pretrain.common import extensions
+from pretrain.common.config_io import get
+from pretrain.common.errors import UserError, nearest
 from pretrain.common.files import existing_file
 from pretrain.common.run_folder import refuse_other_stage, stage_of
 
-from .coco import data
-from .config import check_same_training
+from . import HOOKS, MAPPERS
+from .coco import catalog, data
+from .config import check_same_training, check_supported
 
 # Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
 EVALUATING = "evaluating.pth"
@@ -30,10 +36,46 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
         refuse_used_output_dir(out, resume)
         if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
             check_same_training(cfg, out / "config.yaml")
-    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
+    refuse_inputs(cfg, eval_only=eval_only, weights=not resume)  # a resumed run may no longer need them
+
+
+def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
+    """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine."""
+    if engine == "torchvision":
+        check_supported(cfg)
+        data.refuse_catalog(_data_names(cfg, eval_only))
+
+
+def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
+    """Checks that data, weights and what the config names in the user's modules exist.
+
+    Args:
+        weights: check MODEL.WEIGHTS, too.
+
+    Raises:
+        UserError: something does not, or a data set's evaluator is not COCO's.
+    """
+    names = _data_names(cfg, eval_only)
+    for name in sorted(names, key=data.in_catalog):
         data.find(name)
-    if not resume:  # a resumed run may no longer need them
+    if weights:
         refuse_weights(cfg.MODEL.WEIGHTS)
+    for name in filter(data.in_catalog, cfg.DATASETS.TEST):
+        catalog.refuse_other_evaluators(name)
+    extensions.load()
+    mappers = ("INPUT.MAPPER", filter(None, [get(cfg, "INPUT.MAPPER")]), MAPPERS)
+    hooks = ("SOLVER.HOOKS", get(cfg, "SOLVER.HOOKS") or (), HOOKS)
+    for key, wanted, known in (mappers, hooks):
+        for name in wanted:
+            if name not in known:
+                raise UserError(
+                    f"{key} names {name!r}, but the imported modules register {', '.join(known) or 'none'}; --import "
+                    f"the module that registers it{nearest(name, known)}"
+                )
+
+
+def _data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
+    return [*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST]
 
 
 def refuse_used_output_dir(out: Path, resume: bool) -> None:

@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
 from pretrain.common.files import existing_file
 from pretrain.common.run_folder import refuse_other_stage
 
@@ -26,7 +24,7 @@ def refuse_missing_engine(specs: Iterable[StageSpec]) -> None:
 
     for spec in specs:
         if spec.stage == "transfer" and not spec.is_complete():
-            pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
+            pick_engine(_engine(spec))
 
 
 def refuse_missing_data(spec: StageSpec) -> None:
@@ -37,16 +35,13 @@ def refuse_missing_data(spec: StageSpec) -> None:
     """
     is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
-        from pretrain.common.config_io import flatten
         from transfer import early
-        from transfer.coco import data as coco_data
+        from transfer.config import load_config
 
-        changed = dict(flatten(yaml.safe_load(spec.config) or {}))
-        train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
-        for name in (*train, *changed.get("DATASETS.TEST", ())):
-            coco_data.find(name)
-        if is_new:
-            early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
+        with config_file(spec.config) as file:
+            cfg = load_config(file)
+        early.refuse_unsupported(cfg, _engine(spec), eval_only=_is_evaluation(spec))
+        early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=is_new)
     elif spec.config:
         from pretrain import datasets
         from pretrain.config import from_yaml_text
@@ -101,6 +96,10 @@ def _refuse_other_training(spec: StageSpec, options: Options) -> None:
     options = options.fitting(spec)
     world_size = 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
     check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
+
+
+def _engine(spec: StageSpec) -> str:
+    return spec.args[0][spec.args[0].index("--engine") + 1]
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, one_line
+from pretrain.common.extensions import VARIABLE
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
-from pretrain.extensions import VARIABLE
 
 from . import control
 from .options import Options, visible_gpus

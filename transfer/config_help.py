@@ -65,7 +65,8 @@ MEANINGS = {
     "MODEL.RPN.POST_NMS_TOPK_TRAIN": "proposals kept after NMS, per image",
     "MODEL.RPN.PRE_NMS_TOPK_TEST": "proposals kept before NMS, per level",
     "MODEL.RPN.PRE_NMS_TOPK_TRAIN": "proposals kept before NMS, per level",
-    "MODEL.WEIGHTS": "the converted backbone to start from, or a detector to evaluate; empty: random values",
+    "MODEL.WEIGHTS": "the converted backbone to start from, or a detector to evaluate: a file, or an address of "
+    "detectron2:// or https://; empty: random values",
     "OUTPUT_DIR": "the run folder",
     "SEED": "of weights, order of the images and sampling; -1: drawn at the start, and recorded",
     "SOLVER.AMP.ENABLED": "half precision, on a GPU",

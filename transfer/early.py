@@ -59,7 +59,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     for name in sorted(names, key=data.in_catalog):
         data.find(name)
     if weights:
-        refuse_weights(cfg.MODEL.WEIGHTS)
+        weights_file(cfg.MODEL.WEIGHTS)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.refuse_other_evaluators(name)
     extensions.load()
@@ -95,22 +95,24 @@ def refuse_used_output_dir(out: Path, resume: bool) -> None:
         )
 
 
-def refuse_weights(path: str) -> None:
-    """Refuses MODEL.WEIGHTS that name no file on this machine; empty means random values.
+def weights_file(path: str) -> str:
+    """The file of MODEL.WEIGHTS, which is downloaded if it is an address; empty means random values.
 
     Raises:
-        UserError: an address, a folder, or nothing at all.
+        UserError: a folder, nothing at all, or an address that cannot be downloaded.
     """
     if not path:
-        return
+        return ""
     if "://" in path:
-        raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {conversion(Path(path).name)}")
+        from .download import local_file  # iopath
+
+        return local_file(path)
     stage = stage_of(path) if os.path.isdir(path) else ""
     if stage == "pretrain":
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
     if stage == "transfer":
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
-    existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+    return str(existing_file(path, "file of MODEL.WEIGHTS", "*.p*"))
 
 
 def conversion(source: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .common import interrupt, key_words
+from .common import interrupt, key_words, loggers
 from .common.errors import run_command_line
 from .config import described_keys, load_config
 
@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     key_words.add_usage(parser)
     args, overrides = key_words.parse(parser, argv)
     cfg = load_config(args.config_file, overrides)
+    loggers.wanted()
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import extensions, interrupt, key_words
+from pretrain.common import extensions, interrupt, key_words, loggers
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
@@ -81,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     args = parse(argv)
     extensions.add(args.extensions)
+    loggers.wanted()
     if args.num_gpus < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise UserError(
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pretrain.common import loggers
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import make_folder, read_json
 
@@ -131,6 +132,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
+    loggers.wanted()
     if args.dry_run:
         show(spec, options)
         return 0
@@ -146,6 +148,7 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
 
 
 def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> int:
+    loggers.wanted()
     if args.dry_run:
         preview(graph, options)
         return 0

@@ -41,6 +41,7 @@ from .hooks import (
     Evaluation,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
+    SendMetrics,
     StopOnRequest,
 )
 
@@ -170,7 +171,7 @@ class Trainer(DefaultTrainer):
             self.precise_bn = PreciseBatchNorm(
                 cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
-        self._writers = self.build_writers() if comm.is_main_process() else []
+        self._writers = [*self.build_writers(), SendMetrics(cfg.OUTPUT_DIR)] if comm.is_main_process() else []
         self.register_hooks(self.build_hooks())
 
     def close(self) -> None:

@@ -200,6 +200,11 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
     return cfg
 
 
+def run_folder(cfg: CfgNode) -> Path:
+    """The run folder of a pretraining."""
+    return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
+
+
 def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> None:
     """Refuses to resume a pretraining under another config: its result would belong to neither.
 

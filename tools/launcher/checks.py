@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pretrain.common.files import existing_file
+from pretrain.common import disk
 from pretrain.common.run_folder import refuse_other_stage
 
 from .options import Options
@@ -43,21 +42,36 @@ def refuse_missing_data(spec: StageSpec) -> None:
         early.refuse_unsupported(cfg, _engine(spec), eval_only=_is_evaluation(spec))
         early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=is_new)
     elif spec.config:
-        from pretrain import datasets
+        from pretrain import preflight
         from pretrain.config import from_yaml_text
-        from pretrain.probe.data import probe_data
-        from pretrain.probe.protocol import data_names
 
-        cfg = from_yaml_text(spec.config)
-        data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
-        train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
-        for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
-            if name:
-                datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
-        if spec.stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
-            probe_data(cfg)  # of the user's own images; listing a named data set would take long
-        if is_new and weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
-            existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
+        preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
+
+
+def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
+    """Checks that the disk of ``folder`` has room for what the stages that are not complete have yet to write.
+
+    Raises:
+        UserError: it has not.
+    """
+    missing = [spec for spec in specs if not spec.is_complete()]
+    disk.refuse_full(folder, sum(max(0, checkpoint_bytes(spec) - disk.held_bytes(spec.folder)) for spec in missing))
+
+
+def checkpoint_bytes(spec: StageSpec) -> int:
+    """What the checkpoints of a stage take at their fullest."""
+    if spec.stage == "transfer" and not _is_evaluation(spec):
+        from transfer.config import load_config
+        from transfer.size import checkpoint_bytes as of_detector
+
+        with config_file(spec.config) as file:
+            return of_detector(load_config(file))
+    if spec.stage == "pretrain":
+        from pretrain.config import from_yaml_text
+        from pretrain.preflight import checkpoint_bytes as of_pretraining
+
+        return of_pretraining(from_yaml_text(spec.config))
+    return 0
 
 
 def refuse_other_run(spec: StageSpec, options: Options) -> None:

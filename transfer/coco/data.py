@@ -22,6 +22,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, nearest
+from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
@@ -33,6 +34,9 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
     for year in ("2014", "2017")
     for split in ("train", "val")
 }
+
+
+_LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,36 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
     cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
     cfg.freeze()
     return cfg
+
+
+def refuse_unreadable(names: Iterable[str], num_classes: int) -> None:
+    """Checks categories, and decodes the first and the last image, where that is fast: `prepare` checks every record.
+
+    Raises:
+        UserError: an image cannot be read, or the categories are not those of another data set or of the config.
+    """
+    categories: dict[str, list[str]] = {}
+    for name in names:
+        found = find(name)
+        if found is None or found.skip_bad or (not found.standard and _is_large(found.annotations)):
+            continue
+        if found.standard:
+            listed = sorted(name for name in os.listdir(found.images) if name.endswith(".jpg"))
+            images = [found.images / listed[end] for end in (0, -1) if listed]  # not from the file, which is large
+        else:
+            content = _parse(found.annotations)
+            if any(True for _ in check(content)):
+                continue  # prepare names the records
+            images = [found.images / content["images"][end]["file_name"] for end in (0, -1) if content["images"]]
+            categories[name] = category_names(content)
+            _check_count(len(categories[name]), num_classes, str(found.annotations))
+        for path in images:
+            open_upright(str(path))
+    check_same_categories(categories)
+
+
+def _is_large(annotations: Path) -> bool:
+    return annotations.stat().st_size > _LARGE_BYTES
 
 
 def category_names(content: Mapping[str, Any]) -> list[str]:

@@ -169,3 +169,20 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
     words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
     assert launch.main([*words, "--cluster", "local"]) == 0
     assert str(tmp_path / "fig3") in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_was_checked_or_would_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture, images: Path, monkeypatch: pytest.MonkeyPatch
+):
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run", "DATA.TRAIN"]
+    assert launch.main([*words, f"folder:{images}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, disk, data, weights"
+    assert launch.main([*words, "folder:gone"]) == 0
+    assert "# it would be refused: no image folder at gone" in capsys.readouterr().out
+    monkeypatch.setattr("pretrain.common.disk.free_bytes", lambda folder: 2**30)
+    assert launch.main([*words, f"folder:{images}"]) == 0
+    shown = capsys.readouterr().out
+    assert "disk: about 1.03 GiB in checkpoints, 1 GiB free" in shown
+    assert "# it would be refused: the checkpoints in " in shown and not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=r"need about 1\.03 GiB, but its disk has 1\.00 GiB left"):
+        launch.main([word for word in [*words, f"folder:{images}"] if word != "--dry-run"])

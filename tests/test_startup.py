@@ -81,7 +81,7 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
-    (*TRANSFER, *TINY_DATA, "INPUT.MAPPER", "mine"): "cannot honor INPUT.MAPPER is 'mine' (only '' is supported)",
+    (*TRANSFER, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine' (only ",
     ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
         "other names of Detectron2's DatasetCatalog need --engine detectron2"
     ),

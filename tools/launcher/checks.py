@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fvcore.common.config import CfgNode
+
 from pretrain.common import disk
 from pretrain.common.run_folder import refuse_other_stage
 
@@ -14,20 +16,25 @@ from .stages import config_file, pretrain_config
 
 
 def refuse_missing_engine(specs: Iterable[StageSpec]) -> None:
-    """Checks that the engines of the fine-tunings that are not complete are installed.
+    """Checks that the engines of the fine-tunings that are not complete are installed, and can honor their configs.
 
     Raises:
-        UserError: Detectron2 is chosen but not installed.
+        UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
     """
+    from transfer import early
     from transfer.train_net import pick_engine
 
     for spec in specs:
         if spec.stage == "transfer" and not spec.is_complete():
-            pick_engine(_engine(spec))
+            engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
+            early.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
 
 
-def refuse_missing_data(spec: StageSpec) -> None:
+def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
     """Checks that the images that a stage reads and the weights that it starts from exist.
+
+    Args:
+        download: weights at an address, too.
 
     Raises:
         UserError: one of them does not, or a probe's own images have no labels or no val split.
@@ -35,12 +42,10 @@ def refuse_missing_data(spec: StageSpec) -> None:
     is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
         from transfer import early
-        from transfer.config import load_config
 
-        with config_file(spec.config) as file:
-            cfg = load_config(file)
-        early.refuse_unsupported(cfg, _engine(spec), eval_only=_is_evaluation(spec))
-        early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=is_new)
+        cfg = _detector_config(spec)
+        weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
+        early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
     elif spec.config:
         from pretrain import preflight
         from pretrain.config import from_yaml_text
@@ -61,11 +66,9 @@ def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
 def checkpoint_bytes(spec: StageSpec) -> int:
     """What the checkpoints of a stage take at their fullest."""
     if spec.stage == "transfer" and not _is_evaluation(spec):
-        from transfer.config import load_config
         from transfer.size import checkpoint_bytes as of_detector
 
-        with config_file(spec.config) as file:
-            return of_detector(load_config(file))
+        return of_detector(_detector_config(spec))
     if spec.stage == "pretrain":
         from pretrain.config import from_yaml_text
         from pretrain.preflight import checkpoint_bytes as of_pretraining
@@ -101,10 +104,9 @@ def refuse_other_run(spec: StageSpec, options: Options) -> None:
 
 
 def _refuse_other_training(spec: StageSpec, options: Options) -> None:
-    from transfer.config import check_same_training, load_config, scale_to_world
+    from transfer.config import check_same_training, scale_to_world
 
-    with config_file(spec.config) as file:
-        cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
+    cfg = _detector_config(spec)
     if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
         return  # the run may have trained on a cleaned copy under another name
     options = options.fitting(spec)
@@ -112,8 +114,11 @@ def _refuse_other_training(spec: StageSpec, options: Options) -> None:
     check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
 
 
-def _engine(spec: StageSpec) -> str:
-    return spec.args[0][spec.args[0].index("--engine") + 1]
+def _detector_config(spec: StageSpec) -> CfgNode:
+    from transfer.config import load_config
+
+    with config_file(spec.config) as file:
+        return load_config(file, ["OUTPUT_DIR", spec.folder])
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -136,7 +136,7 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(spec, options)
         try:
-            print(f"# {_check(spec, options)}")
+            print(f"# {_check(spec, options, download=False)}")
         except UserError as error:
             print(f"# it would be refused: {error}")
         return 0
@@ -147,13 +147,13 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
     return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
 
 
-def _check(spec: StageSpec, options: Options) -> str:
+def _check(spec: StageSpec, options: Options, *, download: bool = True) -> str:
     """Refuses what the stage would refuse once it has its devices; returns what was checked."""
     spec.refuse_missing_weights()
     checks.refuse_missing_engine([spec])
     checks.refuse_other_run(spec, options)
     if options.cluster != "slurm":  # a cluster's nodes may have other disks
-        checks.refuse_missing_data(spec)
+        checks.refuse_missing_data(spec, download=download)
     checks.refuse_full_disk([spec], spec.folder)
     unseen = "; data and weights only where the job runs" if options.cluster == "slurm" else ", data, weights"
     return f"checked: config, run folder, disk{unseen}"

@@ -186,3 +186,26 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert "# it would be refused: the checkpoints in " in shown and not (tmp_path / "runs").exists()
     with pytest.raises(UserError, match=r"need about 1\.03 GiB, but its disk has 1\.00 GiB left"):
         launch.main([word for word in [*words, f"folder:{images}"] if word != "--dry-run"])
+
+
+def test_a_pipeline_needs_room_for_all_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pretrain.common.disk.free_bytes", lambda folder: 2**29)
+    monkeypatch.chdir(ROOT)  # the file names others from here
+    with pytest.raises(
+        UserError, match=r"the checkpoints in .*demo need about \d\.\d\d GiB, but its disk has 0\.50 GiB"
+    ):
+        launch.main(
+            ["pipeline", "configs/pipeline/demo.yaml", "--output", str(tmp_path / "demo"), "--cluster", "local"]
+        )
+    assert not (tmp_path / "demo/launch/pipeline.json").exists()
+
+
+def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("transfer.download.local_file", lambda address: pytest.fail(address))
+    monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
+    words = ["transfer", "--config-file", str(ROOT / "configs/coco_R50_FPN_1x_jcl.yaml"), "--engine", "torchvision"]
+    words += ["MODEL.WEIGHTS", "https://example.org/a.pth", "--cluster", "local", "--gpus", "0"]
+    assert launch.main([*words, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, disk, data, weights"
+    with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
+        launch.main(words)

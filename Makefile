@@ -9,6 +9,8 @@ READY := $(VENV)/.set-up
 # A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
 DETECTRON2 ?=
 export DETECTRON2
+# Of pyproject.toml; with dev,docs,export,loggers nothing is skipped for want of a package.
+EXTRAS ?= dev,docs
 # Of the demo: detectron2 or torchvision, each in a run folder of its own; empty: the file's, in runs/demo.
 ENGINE ?=
 # 1: with Detectron2's compiled part, which this project does not call.
@@ -52,7 +54,7 @@ $(READY): pyproject.toml
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
 	@echo "setting up $(VENV) (a minute or two the first time)"
-	@$(BIN)/python -m pip -q install -e '.[dev,docs]'
+	@$(BIN)/python -m pip -q install -e '.[$(EXTRAS)]'
 	@$(BIN)/python tools/install_detectron2.py --cached-only
 	@touch $@
 

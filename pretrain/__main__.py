@@ -7,11 +7,13 @@ torchrun --nproc-per-node 8 -m pretrain --config-file ...
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
-from .common import interrupt, key_words
+from . import preflight
+from .common import disk, interrupt, key_words, loggers
 from .common.errors import run_command_line
-from .config import described_keys, load_config
+from .config import described_keys, load_config, run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     key_words.add_usage(parser)
     args, overrides = key_words.parse(parser, argv)
     cfg = load_config(args.config_file, overrides)
+    loggers.wanted()
+    if os.environ.get("RANK", "0") == "0":
+        folder = run_folder(cfg)
+        preflight.refuse_missing_data(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
+        disk.refuse_full(folder, preflight.checkpoint_bytes(cfg) - disk.held_bytes(folder))
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from . import extensions
+from .common import extensions
 from .common.config_io import flatten, get, kind, merge_file, merge_overrides
 from .common.errors import UserError
 from .common.key_words import Key
@@ -44,8 +44,10 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     The defaults are MoCo v2's where there is no neutral one. Methods declare the other METHOD keys that they read.
     """
     extensions.load()
+    own = ", or --import the module that registers another"
+    methods, recipes = Choice(tuple(METHODS), own), Choice(tuple(RECIPES), own)
     return {
-        "METHOD.NAME": ("mocov2", Choice(tuple(METHODS)), "what is learned; pretrain/methods has its equation"),
+        "METHOD.NAME": ("mocov2", methods, "what is learned; pretrain/methods has its equation"),
         **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
         "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101")), "the backbone"),
         "MODEL.STEM": (
@@ -68,8 +70,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             0, Range(high=1 << 20),
             "parts of the global batch with BN statistics of their own; 0: one per process; 1: SyncBN over all",
         ),
-        "VIEWS.QUERY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the query's view (pretrain/recipes.py)"),
-        "VIEWS.KEY": ("moco_v2", Choice(tuple(RECIPES)), "augmentation of the keys' views"),
+        "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/recipes.py)"),
+        "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
         "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
         "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
@@ -128,7 +130,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.MOMENTUM": (0.9, SHARE, "of SGD"),
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "of the classifier"),
         "LINEAR.AUGMENT": (
-            "crop_flip", Choice(tuple(RECIPES)),
+            "crop_flip", recipes,
             "augmentation; none: every image as in evaluation, so that features are computed once",
         ),
         "LINEAR.LRS": (
@@ -196,6 +198,11 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         raise UserError(f"{what} cannot be read by this version ({reason}); use the version that wrote it") from error
     cfg.freeze()
     return cfg
+
+
+def run_folder(cfg: CfgNode) -> Path:
+    """The run folder of a pretraining."""
+    return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
 def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> None:

@@ -31,15 +31,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values."""
+    """One of several values; ``hint`` says how to add others."""
 
     options: tuple[Any, ...]
+    hint: str = ""
 
     def check(self, name: str, value: Any) -> None:
         """Raises UserError unless ``value`` is one of the options."""
         if value not in self.options:
             words = [str(option) for option in self.options]
-            raise UserError(f"{name} is {value!r}; choose one of {self}{nearest(str(value), words)}")
+            raise UserError(f"{name} is {value!r}; choose one of {self}{self.hint}{nearest(str(value), words)}")
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.options))

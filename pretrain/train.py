@@ -25,6 +25,7 @@ from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
+from .config import run_folder
 from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
@@ -75,7 +76,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         UserError: bad input, non-finite loss, full disk, a folder that is in use or another stage's.
         interrupt.Stopped: a stop was requested; the checkpoint is written.
     """
-    output_dir = Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
+    output_dir = run_folder(cfg)
     with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
         log = setup_logging(output_dir, distributed.rank())
         run, step, results = _open(cfg, output_dir, device, log)

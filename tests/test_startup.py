@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tools.launcher import stages
 from tools.launcher.spec import StageSpec
@@ -46,6 +47,8 @@ KEYS = {
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
     ("tools/convert_to_d2.py", LEAF, "out.txt"): "must end in .pth",
+    ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
+    ("tools/export.py", LEAF, "out", "--format", "onnx"): "must end in .onnx",
     ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
     ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
@@ -65,6 +68,11 @@ MISTAKES = {
         "(SOLVER.EPOCHS 200 -> 210); the learning rate follows EPOCHS from the first step; to train longer, set "
         "MODEL.WEIGHTS "
     ),
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg",
+    ("pretrain/__main__.py", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg: ",
+    ("pretrain/__main__.py", "DATA.TRAIN", "folder:images", "SOLVER.CHECKPOINT_KEEP", "1000000"): (
+        "GiB left; free space, keep fewer by SOLVER.CHECKPOINT_*, or choose another OUTPUT_DIR"
+    ),
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
     (LAUNCH, "knn", *LOCAL, "pretrained", "DATA.TRAIN", "folder:images", "OUTPUT_DIR", "own"): "has no labels to probe",
     ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",
@@ -75,6 +83,11 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
+    (*TRANSFER, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine' (only ",
+    ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
+        "other names of Detectron2's DatasetCatalog need --engine detectron2"
+    ),
+    ("transfer/train_net.py", "--config-file", LEAF, "--import", "lost.py"): "--import lost.py: there is no such file",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "add --resume to continue it, or choose ",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not ",
     ("transfer/train_net.py", "--resume", "--config-file", LEAF, "SOLVER.GAMMA", "0.2", "OUTPUT_DIR", "box"): (
@@ -121,7 +134,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
         Path("images").mkdir()
-        Path("images/a.jpg").touch()
+        Image.new("RGB", (8, 8)).save("images/a.jpg")
+        Path("broken").mkdir()
+        for name in "abc":
+            (Path("broken") / f"{name}.jpg").write_bytes(
+                Path("images/a.jpg").read_bytes()[: -200 if name == "c" else None]
+            )
         Path("a.json").touch()
         (root / "moved/eval_only").mkdir(parents=True)
         (root / "moved/eval_only/stage.txt").write_text("transfer")

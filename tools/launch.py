@@ -27,8 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain import extensions
-from pretrain.common import key_words
+from pretrain.common import extensions, key_words
 from pretrain.common.errors import UserError, run_command_line
 from tools.launcher import options
 
@@ -160,14 +159,7 @@ def _fine_tuning_keys() -> list[key_words.Key]:
 
 
 def _add_modes(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--import",
-        dest="extensions",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="your module or .py file with methods, views or data sets (docs/templates); may be repeated",
-    )
+    extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     sub.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
 

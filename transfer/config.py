@@ -1,7 +1,8 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
 
 Every key of Detectron2 0.6 is in one of three tables: those that the torchvision engine honors, those that it refuses
-unless they have their default, and those without effect on these detectors (with the reason).
+unless they have their default, and those without effect on these detectors (with the reason). A fourth has this
+project's own keys, which name what a user's module registers.
 """
 
 from __future__ import annotations
@@ -75,6 +76,13 @@ DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: []}
 TEST: {EXPECTED_RESULTS: []}
 TEST.AUG: {ENABLED: false}
 VIS_PERIOD: 0
+"""
+
+# A config has these only where it sets them, so that all others are plain Detectron2's; the torchvision engine refuses
+# them.
+OWN = """
+INPUT: {MAPPER: ""}
+SOLVER: {HOOKS: []}
 """
 
 IRRELEVANT = {
@@ -169,9 +177,10 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
         raise UserError(
             f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
         ) from error
+    earlier = keys(OWN) | earlier
     changed = [
         f"{key} {earlier[key]!r} -> {value!r}"
-        for key, value in flatten(yaml.safe_load(_one_name(cfg.dump())))
+        for key, value in (keys(OWN) | dict(flatten(yaml.safe_load(_one_name(cfg.dump()))))).items()
         if earlier.get(key, value) != value and not key.startswith(FREE_ON_RESUME)
     ]
     if changed:
@@ -186,9 +195,9 @@ def _one_name(config: str) -> str:
 
 
 def default_config() -> CfgNode:
-    """Returns the tree of Detectron2's keys with their defaults."""
+    """Returns the tree of Detectron2's keys, and this project's own, with their defaults."""
     cfg = CfgNode()
-    for table in (HONORED, REFUSED, *IRRELEVANT.values()):
+    for table in (HONORED, REFUSED, OWN, *IRRELEVANT.values()):
         for dotted, value in yaml.safe_load(table).items():
             if not isinstance(value, dict):
                 cfg[dotted] = value
@@ -215,6 +224,10 @@ def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> Cfg
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, opts)
+    for key, default in keys(OWN).items():
+        section, leaf = key.split(".")
+        if cfg[section][leaf] == default:
+            del cfg[section][leaf]
     return cfg
 
 
@@ -224,10 +237,10 @@ def check_supported(cfg: CfgNode) -> None:
     Raises:
         UserError: names every such key, its value and what the engine can do.
     """
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
+    values = keys(OWN) | {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
         f"{key} is {values[key]!r} (only {default!r} is supported)"
-        for key, default in keys(REFUSED).items()
+        for key, default in (keys(REFUSED) | keys(OWN)).items()
         if values[key] != default
     ]
     wrong += [

@@ -17,8 +17,10 @@ MEANINGS = {
     "DATALOADER.NUM_WORKERS": "processes that read images, per process of the training",
     "DATASETS.TEST": "as TRAIN; evaluated at the end, and every TEST.EVAL_PERIOD iterations",
     "DATASETS.TRAIN": "names such as coco_2017_train, or 'coco:/path/annotations.json:/path/images'; category ids may "
-    "be any; with :skip_bad at the end, bad records are skipped and listed",
+    "be any; with :skip_bad at the end, bad records are skipped and listed; Detectron2 engine: any name in its "
+    "DatasetCatalog",
     "INPUT.FORMAT": "order of the color channels; that of the pretraining",
+    "INPUT.MAPPER": "Detectron2 engine: a name in transfer.MAPPERS, which your module of --import registers",
     "INPUT.MAX_SIZE_TEST": "most pixels of the longer side",
     "INPUT.MAX_SIZE_TRAIN": "most pixels of the longer side",
     "INPUT.MIN_SIZE_TEST": "pixels of the shorter side",
@@ -63,13 +65,15 @@ MEANINGS = {
     "MODEL.RPN.POST_NMS_TOPK_TRAIN": "proposals kept after NMS, per image",
     "MODEL.RPN.PRE_NMS_TOPK_TEST": "proposals kept before NMS, per level",
     "MODEL.RPN.PRE_NMS_TOPK_TRAIN": "proposals kept before NMS, per level",
-    "MODEL.WEIGHTS": "the converted backbone to start from, or a detector to evaluate; empty: random values",
+    "MODEL.WEIGHTS": "the converted backbone to start from, or a detector to evaluate: a file, or an address of "
+    "detectron2:// or https://; empty: random values",
     "OUTPUT_DIR": "the run folder",
     "SEED": "of weights, order of the images and sampling; -1: drawn at the start, and recorded",
     "SOLVER.AMP.ENABLED": "half precision, on a GPU",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
     "SOLVER.CHECKPOINT_PERIOD": "iterations",
     "SOLVER.GAMMA": "factor of the learning rate at each of STEPS",
+    "SOLVER.HOOKS": "Detectron2 engine: names in transfer.HOOKS, which your module of --import registers",
     "SOLVER.IMS_PER_BATCH": "images per iteration, of all processes together",
     "SOLVER.MAX_ITER": "iterations; images in the training set / IMS_PER_BATCH of them make an epoch",
     "SOLVER.MOMENTUM": "of SGD",

@@ -89,24 +89,19 @@ def convert(
 def _convert(
     source: str | Path, output: Path, encoder: str, unsafe_pickle: bool, overwrite: bool, back: bool
 ) -> Conversion:
-    from pretrain.common.backbone_file import extract_backbone
     from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
     from pretrain.common.weights_file import read_weights_file
 
-    from .caffe2 import from_caffe2
     from .proof import prove
-    from .weights import detector_provenance
 
     path = find_source(source, unsafe_pickle)
     if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
-    file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
-    backbone = extract_backbone(file, encoder)
+    backbone, provenance = read_source(path, encoder, unsafe_pickle)
     if backbone.stem == "cifar" and not back:
         raise UserError(
             f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
         )
-    provenance = _provenance(backbone, needs or detector_provenance(path))
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and back:
         raise UserError(
@@ -131,6 +126,23 @@ def _convert(
             raise cannot_write(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
     return Conversion(output, provenance, errors)
+
+
+def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False) -> tuple[BackboneFile, dict[str, Any]]:
+    """The backbone in a file, and its provenance with what a config must agree with, under Detectron2's keys.
+
+    Raises:
+        UserError: unreadable, or no backbone in it.
+    """
+    from pretrain.common.backbone_file import extract_backbone
+    from pretrain.common.weights_file import read_weights_file
+
+    from .caffe2 import from_caffe2
+    from .weights import detector_provenance
+
+    file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
+    backbone = extract_backbone(file, encoder)
+    return backbone, _provenance(backbone, needs or detector_provenance(path))
 
 
 def _is_checkpoint_of_run(path: Path) -> bool:

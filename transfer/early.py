@@ -1,4 +1,7 @@
-"""What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights."""
+"""What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights.
+
+Only what names a module of the user's, or a data set of Detectron2's catalog, is looked up in imported modules.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError
+from pretrain.common import disk, extensions
+from pretrain.common.config_io import get
+from pretrain.common.errors import UserError, nearest
 from pretrain.common.files import existing_file
 from pretrain.common.run_folder import refuse_other_stage, stage_of
 
-from .coco import data
-from .config import check_same_training
+from . import HOOKS, MAPPERS
+from .coco import catalog, data
+from .config import check_same_training, check_supported
+from .size import checkpoint_bytes
 
 # Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
 EVALUATING = "evaluating.pth"
@@ -30,10 +37,49 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
         refuse_used_output_dir(out, resume)
         if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
             check_same_training(cfg, out / "config.yaml")
-    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
+    refuse_inputs(cfg, eval_only=eval_only, weights=not resume)  # a resumed run may no longer need them
+    if not eval_only:
+        disk.refuse_full(out, checkpoint_bytes(cfg) - disk.held_bytes(out))
+
+
+def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
+    """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine."""
+    if engine == "torchvision":
+        check_supported(cfg)
+        data.refuse_catalog(_data_names(cfg, eval_only))
+
+
+def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
+    """Checks that data, weights and what the config names in the user's modules exist.
+
+    Args:
+        weights: check MODEL.WEIGHTS, too.
+
+    Raises:
+        UserError: something does not, or a data set's evaluator is not COCO's.
+    """
+    names = _data_names(cfg, eval_only)
+    for name in sorted(names, key=data.in_catalog):
         data.find(name)
-    if not resume:  # a resumed run may no longer need them
-        refuse_weights(cfg.MODEL.WEIGHTS)
+    if weights:
+        weights_file(cfg.MODEL.WEIGHTS)
+    data.refuse_unreadable(names, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
+    for name in filter(data.in_catalog, cfg.DATASETS.TEST):
+        catalog.refuse_other_evaluators(name)
+    extensions.load()
+    mappers = ("INPUT.MAPPER", filter(None, [get(cfg, "INPUT.MAPPER")]), MAPPERS)
+    hooks = ("SOLVER.HOOKS", get(cfg, "SOLVER.HOOKS") or (), HOOKS)
+    for key, wanted, known in (mappers, hooks):
+        for name in wanted:
+            if name not in known:
+                raise UserError(
+                    f"{key} names {name!r}, but the imported modules register {', '.join(known) or 'none'}; --import "
+                    f"the module that registers it{nearest(name, known)}"
+                )
+
+
+def _data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
+    return [*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST]
 
 
 def refuse_used_output_dir(out: Path, resume: bool) -> None:
@@ -53,22 +99,24 @@ def refuse_used_output_dir(out: Path, resume: bool) -> None:
         )
 
 
-def refuse_weights(path: str) -> None:
-    """Refuses MODEL.WEIGHTS that name no file on this machine; empty means random values.
+def weights_file(path: str) -> str:
+    """The file of MODEL.WEIGHTS, which is downloaded if it is an address; empty means random values.
 
     Raises:
-        UserError: an address, a folder, or nothing at all.
+        UserError: a folder, nothing at all, or an address that cannot be downloaded.
     """
     if not path:
-        return
+        return ""
     if "://" in path:
-        raise UserError(f"MODEL.WEIGHTS {path} is an address; download it and {conversion(Path(path).name)}")
+        from .download import local_file  # iopath
+
+        return local_file(path)
     stage = stage_of(path) if os.path.isdir(path) else ""
     if stage == "pretrain":
         raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
     if stage == "transfer":
         raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
-    existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+    return str(existing_file(path, "file of MODEL.WEIGHTS", "*.p*"))
 
 
 def conversion(source: str) -> str:

@@ -102,19 +102,26 @@ def plain_stages(
     return stages
 
 
-def compare(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, float]:
-    """Largest difference per stage, relative to the stage's largest absolute value in the source.
+def compare(
+    source: Mapping[str, Tensor], target: Mapping[str, Tensor], of: str = "the converted weights"
+) -> dict[str, float]:
+    """Largest difference per name, relative to the largest absolute value in the source.
+
+    Args:
+        of: what the target is, for the message.
 
     Raises:
-        UserError: a stage differs by more than TOLERANCE, or is not finite.
+        UserError: one differs by more than TOLERANCE or in its shape, or is not finite.
     """
     errors: dict[str, float] = {}
-    for stage in STAGES:
-        scale = source[stage].abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-        errors[stage] = float((source[stage] - target[stage]).abs().max() / scale)
-        if not errors[stage] <= TOLERANCE:  # NaN fails, too
+    for name, wanted in source.items():
+        if wanted.shape != target[name].shape:
+            shapes = f"{tuple(target[name].shape)} instead of {tuple(wanted.shape)}"
+            raise UserError(f"{name} of {of} has shape {shapes}; nothing was written")
+        scale = wanted.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+        errors[name] = float((wanted - target[name]).abs().max() / scale)
+        if not errors[name] <= TOLERANCE:  # NaN fails, too
             raise UserError(
-                f"{stage} of the converted weights differs by {errors[stage]:.1e} relative, above {TOLERANCE:.0e}; "
-                "nothing was written"
+                f"{name} of {of} differs by {errors[name]:.1e} relative, above {TOLERANCE:.0e}; nothing was written"
             )
     return errors

@@ -4,6 +4,7 @@
     python transfer/train_net.py --config-file ... --resume
     python transfer/train_net.py --config-file ... --eval-only MODEL.WEIGHTS output/model_final.pth
     python transfer/train_net.py --config-file ... DATASETS.TRAIN "('coco:train.json:images',)"
+    python transfer/train_net.py --config-file ... --import my_detection.py DATASETS.TRAIN "('my_train',)"
 
 Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training, all output goes to its eval_only/, so
 that a training can be evaluated while it runs; --eval-only --resume evaluates the newest checkpoint in OUTPUT_DIR.
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import interrupt, key_words
+from pretrain.common import extensions, interrupt, key_words, loggers
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
@@ -58,6 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dist-url", default="auto", help="tcp://HOST:PORT of machine 0; auto: a free port, one machine"
     )
+    extensions.add_option(parser)
     key_words.add_keys(parser, _described_keys)
     key_words.add_usage(parser)
     args, args.opts = key_words.parse(parser, argv)
@@ -78,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         Stopped: a stop was requested; the checkpoint is written.
     """
     args = parse(argv)
+    extensions.add(args.extensions)
+    loggers.wanted()
     if args.num_gpus < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise UserError(
             f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
@@ -129,12 +133,15 @@ def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
     """Returns the engine's name, and the config checked and scaled to the number of processes.
 
     Raises:
-        UserError: the engine is not installed, or the config has a mistake.
+        UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
+    from transfer import early
+
     name, cfg = pick_engine(args.engine), load_config(args.config_file, args.opts)
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
+    early.refuse_unsupported(cfg, name, eval_only=args.eval_only)
     return name, scale_to_world(cfg, int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines))
 
 
@@ -221,6 +228,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
         out = Path(cfg.OUTPUT_DIR)
         check = None if args.eval_only else lambda: refuse_used_output_dir(out, args.resume)
+        on_every_rank(extensions.load)
         with stage("evaluation" if args.eval_only else "transfer", out, device, check):
             cfg = on_first_rank(lambda: data.prepare(cfg))
             on_every_rank(lambda: [data.find(name) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)])

@@ -25,9 +25,9 @@ from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
 from pretrain.common.resnet_names import DEPTHS, PREFIX, to_torchvision
 from pretrain.common.run_folder import read_json
-from pretrain.common.weights_file import COUNTER, check_values, read_weights_file
+from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
 
-from .early import conversion, refuse_weights
+from .early import conversion, weights_file
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
@@ -41,7 +41,7 @@ class Weights:
     """A weights file as read.
 
     Attributes:
-        path: empty for random initialization.
+        path: a file or an address; empty for random initialization.
         sha256: of the file.
         state: Detectron2's full names -> tensors.
         provenance: what convert.py recorded; for a detector, what its run folder records (`detector_provenance`).
@@ -60,14 +60,21 @@ class Weights:
 def read_weights(path: str | Path) -> Weights:
     """Reads a `.pth`, `.pkl` or `.safetensors` file of a backbone or a whole detector in Detectron2's names.
 
+    Args:
+        path: of a file, or an address to download it from.
+
     Raises:
         UserError: a missing, damaged or changed file, other names, or values that no network can use.
     """
-    path = str(path)
+    given, path = str(path), weights_file(str(path))
     if not path:
         return Weights("", "", {}, {})
-    refuse_weights(path)
-    file = read_weights_file(path)
+    try:
+        file = read_weights_file(path)
+    except Damaged as error:
+        if path == given:
+            raise
+        raise UserError(f"{given}: {error}; check the address, and delete that file to download it again") from error
     if path.endswith(".pkl") and "__author__" not in file.content:
         raise UserError(f"{path} is a bare pickle, which Detectron2 reads as Caffe2's; {conversion(path)}")
     state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
@@ -78,7 +85,7 @@ def read_weights(path: str | Path) -> Weights:
         raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {conversion(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
-    return Weights(path, file.sha256, state, file.provenance or detector_provenance(file.path))
+    return Weights(given, file.sha256, state, file.provenance or detector_provenance(file.path))
 
 
 def detector_provenance(path: Path) -> dict[str, Any]:
@@ -159,6 +166,8 @@ def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> 
         UserError: ``path`` is another file, or the run began with random values.
     """
     recorded = began.get("sha256")  # empty: it began with random values
+    if "://" in path and recorded and path != began.get("path"):
+        path = weights_file(path)
     if not path or (recorded and (not os.path.isfile(path) or sha256(path) == recorded)):
         return
     start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"

@@ -1,4 +1,4 @@
-"""What a run measures, iteration by iteration: `metrics.json` and TensorBoard events."""
+"""What a run measures, iteration by iteration: `metrics.json`, and from it TensorBoard and other loggers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .loggers import RECORD, Loggers
 from .run_folder import atomic_write, cannot_write, json_text
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
-    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again."""
+    """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again.
+
+    A run that starts at 0 is a new one to every logger, too.
+    """
+    if start_iteration == 0:
+        (Path(output_dir) / RECORD).unlink(missing_ok=True)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
@@ -24,7 +30,7 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """`metrics.json` (one JSON object per line, as Detectron2 writes it) and TensorBoard events.
+    """`metrics.json` (one JSON object per line, as Detectron2 writes it), TensorBoard events, and `Loggers`.
 
     On opening, lines at or after ``start_iteration`` are dropped, so that a resumed run repeats none.
     """
@@ -35,6 +41,7 @@ class MetricsWriter:
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
         self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
+        self._loggers = Loggers(output_dir)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
@@ -46,6 +53,7 @@ class MetricsWriter:
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self._events.add_scalar(name, value, iteration)
+        self._loggers.update()
 
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
@@ -53,6 +61,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._events.close()
+        self._loggers.close()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

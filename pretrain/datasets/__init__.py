@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from ..common import image_io
 from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
@@ -63,6 +64,23 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
         places, download = [_path_in(name)], False
     if not any(map(os.path.isdir, places)) and not (places and download):
         load(name, "train", root)  # raises the error that shows the layout expected
+
+
+def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> None:
+    """Decodes the first and the last image of a split that lies in folders; other data sets are checked as they load.
+
+    Raises:
+        UserError: one of them cannot be read, or there is no such split.
+    """
+    if name.startswith("folder:"):
+        folder = _path_in(name)
+        folder = folder if folders.images_in(folder) else folders.split_folder(folder, split)[0]
+    elif name in ("imagenet", "imagenet100"):
+        folder = folders.imagenet_folder(name, split, Path(root))
+    else:
+        return
+    for path in folders.ends(folder):
+        image_io.decode(image_io.read_file(str(path)), str(path))
 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:

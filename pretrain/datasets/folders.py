@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,21 @@ def load_folder(folder: Path, split: str) -> ImageData:
     Raises:
         UserError: no image is found, or it is not clear which folders are splits and which are classes.
     """
-    name = f"folder:{folder}"
+    chosen, classes = split_folder(folder, split)
+    return load_classes(chosen, classes, f"folder:{folder}", may_be_flat=True)
+
+
+def split_folder(folder: Path, split: str) -> tuple[Path, list[str] | None]:
+    """Where the images of a split of ``folder`` are, and the classes that its training folder has, if there is one.
+
+    Raises:
+        UserError: the split is missing, or it is not clear which folders are splits and which are classes.
+    """
     folders = _folder_names(folder)
     of_split = {key: [f for f in folders if f.lower() in names] for key, names in _SPLIT_FOLDERS.items()}
     found = [*of_split["train"], *of_split["val"]]
     if not found:
-        return load_classes(folder, None, name, may_be_flat=True)
+        return folder, None
     others = [f for f in folders if f not in found]
     if others and not (of_split["train"] and of_split["val"]):
         raise UserError(
@@ -43,7 +53,22 @@ def load_folder(folder: Path, split: str) -> ImageData:
     if len(chosen) > 1:
         raise UserError(f"{folder} holds {chosen[0]}/ and {chosen[1]}/, both of the {split} split; keep one of them")
     classes = _folder_names(folder / of_split["train"][0]) if of_split["train"] else []
-    return load_classes(folder / chosen[0], classes or None, name, may_be_flat=True)
+    return folder / chosen[0], classes or None
+
+
+def ends(folder: Path) -> list[Path]:
+    """The first and the last image of ``folder`` by name; of its folders, only those that lead to them are listed."""
+    if names := images_in(folder):
+        return [folder / min(names), folder / max(names)]
+    return [folder / name for backwards in (False, True) for name in islice(_images_below(folder, backwards), 1)]
+
+
+def images_in(folder: Path) -> list[str]:
+    """Names of the images directly in ``folder``, in any order: of a large folder, sorting takes most of the time."""
+    try:
+        return [name for name in os.listdir(folder) if _is_image(name) and not name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from error
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
@@ -52,17 +77,28 @@ def load_imagenet(name: str, split: str, root: Path) -> ImageData:
     Raises:
         UserError: the split or one of its classes is missing.
     """
+    folder = imagenet_folder(name, split, root)
+    top = folder.parent
+    if name == "imagenet100":
+        classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
+    else:  # val's labels are train's
+        classes = _folder_names(top / "train") if os.path.isdir(top / "train") else None
+    return load_classes(folder, classes or None, name)
+
+
+def imagenet_folder(name: str, split: str, root: Path) -> Path:
+    """Where a split of ImageNet-1K or ImageNet-100 is.
+
+    Raises:
+        UserError: it is not there.
+    """
     top = root / (name if os.path.isdir(root / name) else "imagenet")
     if not os.path.isdir(top / split):
         raise (MissingSplit if os.path.isdir(top) else UserError)(
             f"no ImageNet at {top / split}; expected {top}/train/n########/*.JPEG and {top}/val/n########/*.JPEG "
             "(download it from image-net.org, or set DATA.ROOT to its folder)"
         )
-    if name == "imagenet100":
-        classes = sorted((Path(__file__).parent / "imagenet100.txt").read_text().split())
-    else:  # val's labels are train's
-        classes = _folder_names(top / "train") if os.path.isdir(top / "train") else None
-    return load_classes(top / split, classes or None, name)
+    return top / split
 
 
 def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat: bool = False) -> ImageData:
@@ -135,8 +171,12 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES)
 
 
-def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Names relative to ``folder``, sorted. A name with an image's suffix is not stat'ed: network disks are slow at it.
+def _images_below(
+    folder: Path, backwards: bool = False, prefix: str = "", above: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Names relative to ``folder``, sorted, from the first or the last on.
+
+    A name with an image's suffix is not stat'ed: network disks are slow at it.
 
     Args:
         above: the real paths of the folders above this one, so that a link back to one of them is found.
@@ -144,8 +184,9 @@ def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -
     real_path = os.path.realpath(folder)
     if real_path in above:
         raise UserError(f"{folder} links to a folder that contains it; remove the link")
-    for entry in _entries(folder):
+    entries = _entries(folder)
+    for entry in reversed(entries) if backwards else entries:
         if _is_image(entry.name):
             yield prefix + entry.name
         elif _is_folder(entry):
-            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real_path))
+            yield from _images_below(folder / entry.name, backwards, f"{prefix}{entry.name}/", (*above, real_path))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import yaml
+from fvcore.common.config import CfgNode
 
-from pretrain.common.files import existing_file
+from pretrain.common import disk
 from pretrain.common.run_folder import refuse_other_stage
 
 from .options import Options
@@ -17,52 +16,65 @@ from .stages import config_file, pretrain_config
 
 
 def refuse_missing_engine(specs: Iterable[StageSpec]) -> None:
-    """Checks that the engines of the fine-tunings that are not complete are installed.
+    """Checks that the engines of the fine-tunings that are not complete are installed, and can honor their configs.
 
     Raises:
-        UserError: Detectron2 is chosen but not installed.
+        UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
     """
+    from transfer import early
     from transfer.train_net import pick_engine
 
     for spec in specs:
         if spec.stage == "transfer" and not spec.is_complete():
-            pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
+            engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
+            early.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
 
 
-def refuse_missing_data(spec: StageSpec) -> None:
+def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
     """Checks that the images that a stage reads and the weights that it starts from exist.
+
+    Args:
+        download: weights at an address, too.
 
     Raises:
         UserError: one of them does not, or a probe's own images have no labels or no val split.
     """
     is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
-        from pretrain.common.config_io import flatten
         from transfer import early
-        from transfer.coco import data as coco_data
 
-        changed = dict(flatten(yaml.safe_load(spec.config) or {}))
-        train = () if _is_evaluation(spec) else changed.get("DATASETS.TRAIN", ())
-        for name in (*train, *changed.get("DATASETS.TEST", ())):
-            coco_data.find(name)
-        if is_new:
-            early.refuse_weights(changed.get("MODEL.WEIGHTS", ""))
+        cfg = _detector_config(spec)
+        weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
+        early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
     elif spec.config:
-        from pretrain import datasets
+        from pretrain import preflight
         from pretrain.config import from_yaml_text
-        from pretrain.probe.data import probe_data
-        from pretrain.probe.protocol import data_names
 
-        cfg = from_yaml_text(spec.config)
-        data, weights = cfg.DATA, cfg.MODEL.WEIGHTS if spec.stage == "pretrain" else ""
-        train = data.TRAIN if spec.stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
-        for name in (train, *(() if spec.stage == "distributions" else (data.PROBE_TRAIN, data.VAL))):
-            if name:
-                datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
-        if spec.stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
-            probe_data(cfg)  # of the user's own images; listing a named data set would take long
-        if is_new and weights and not os.path.isdir(weights):  # of a run folder, the newest checkpoint is read
-            existing_file(weights, "file of MODEL.WEIGHTS", "*.p*")
+        preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
+
+
+def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
+    """Checks that the disk of ``folder`` has room for what the stages that are not complete have yet to write.
+
+    Raises:
+        UserError: it has not.
+    """
+    missing = [spec for spec in specs if not spec.is_complete()]
+    disk.refuse_full(folder, sum(max(0, checkpoint_bytes(spec) - disk.held_bytes(spec.folder)) for spec in missing))
+
+
+def checkpoint_bytes(spec: StageSpec) -> int:
+    """What the checkpoints of a stage take at their fullest."""
+    if spec.stage == "transfer" and not _is_evaluation(spec):
+        from transfer.size import checkpoint_bytes as of_detector
+
+        return of_detector(_detector_config(spec))
+    if spec.stage == "pretrain":
+        from pretrain.config import from_yaml_text
+        from pretrain.preflight import checkpoint_bytes as of_pretraining
+
+        return of_pretraining(from_yaml_text(spec.config))
+    return 0
 
 
 def refuse_other_run(spec: StageSpec, options: Options) -> None:
@@ -92,15 +104,21 @@ def refuse_other_run(spec: StageSpec, options: Options) -> None:
 
 
 def _refuse_other_training(spec: StageSpec, options: Options) -> None:
-    from transfer.config import check_same_training, load_config, scale_to_world
+    from transfer.config import check_same_training, scale_to_world
 
-    with config_file(spec.config) as file:
-        cfg = load_config(file, ["OUTPUT_DIR", spec.folder])
+    cfg = _detector_config(spec)
     if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
         return  # the run may have trained on a cleaned copy under another name
     options = options.fitting(spec)
     world_size = 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
     check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
+
+
+def _detector_config(spec: StageSpec) -> CfgNode:
+    from transfer.config import load_config
+
+    with config_file(spec.config) as file:
+        return load_config(file, ["OUTPUT_DIR", spec.folder])
 
 
 def _is_evaluation(spec: StageSpec) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pretrain.common import loggers
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import make_folder, read_json
 
@@ -131,21 +132,35 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
+    loggers.wanted()
     if args.dry_run:
         show(spec, options)
+        try:
+            print(f"# {_check(spec, options, download=False)}")
+        except UserError as error:
+            print(f"# it would be refused: {error}")
         return 0
     if spec.is_complete():
         print(f"{spec.folder} is already complete; move it away to run it again")
         return 0
+    _check(spec, options)
+    return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
+
+
+def _check(spec: StageSpec, options: Options, *, download: bool = True) -> str:
+    """Refuses what the stage would refuse once it has its devices; returns what was checked."""
     spec.refuse_missing_weights()
     checks.refuse_missing_engine([spec])
     checks.refuse_other_run(spec, options)
     if options.cluster != "slurm":  # a cluster's nodes may have other disks
-        checks.refuse_missing_data(spec)
-    return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
+        checks.refuse_missing_data(spec, download=download)
+    checks.refuse_full_disk([spec], spec.folder)
+    unseen = "; data and weights only where the job runs" if options.cluster == "slurm" else ", data, weights"
+    return f"checked: config, run folder, disk{unseen}"
 
 
 def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> int:
+    loggers.wanted()
     if args.dry_run:
         preview(graph, options)
         return 0

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import interrupt
+from pretrain.common import disk, interrupt
 
 from . import attach, control
+from .checks import checkpoint_bytes
 from .job import StageJob
 from .options import Options
 from .spec import StageSpec
 from .submit import preview, submit
-
-# Parameters in millions; a checkpoint holds weights, momentum weights and the optimizer's momentum, 4 bytes each.
-_MILLIONS = {"resnet18": 11.7, "resnet34": 21.8, "resnet50": 27.9, "resnet101": 46.9}
-_DETECTOR_MILLIONS = 44.0  # Mask R-CNN R50-FPN; weights and momentum in each checkpoint
 
 
 class StageFailed(Exception):
@@ -98,19 +94,5 @@ def show(spec: StageSpec, options: Options) -> None:
 def time_and_disk(spec: StageSpec, options: Options) -> str:
     """Says the time limit, the largest size of the checkpoints, and the free space."""
     limit = f"at most {options.minutes} minutes per job, then it is requeued" if options.minutes else "no time limit"
-    place = next(parent for parent in (Path(spec.folder), *Path(spec.folder).parents) if parent.exists())
-    free = shutil.disk_usage(place).free / 2**30
-    return f"time: {limit}; disk: about {disk_gib(spec):.2f} GiB in checkpoints, {free:.0f} GiB free"
-
-
-def disk_gib(spec: StageSpec) -> float:
-    """GiB of checkpoints a stage keeps at its fullest."""
-    if spec.stage == "transfer":
-        return _DETECTOR_MILLIONS * 1e6 * 4 * 2 * 3 / 2**30
-    if spec.stage != "pretrain":
-        return 0.0
-    from pretrain.config import from_yaml_text
-
-    cfg = from_yaml_text(spec.config)
-    weights = 3 * _MILLIONS[cfg.MODEL.ARCH] * 1e6 + cfg.MODEL.QUEUE_SIZE * cfg.MODEL.EMBEDDING_DIM
-    return weights * 4 * (cfg.SOLVER.CHECKPOINT_KEEP + 1) / 2**30
+    needed, free = checkpoint_bytes(spec) / 2**30, disk.free_bytes(spec.folder) / 2**30
+    return f"time: {limit}; disk: about {needed:.2f} GiB in checkpoints, {free:.0f} GiB free"

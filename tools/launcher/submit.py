@@ -18,16 +18,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pretrain.common import extensions, loggers
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder, write_json
-from pretrain.extensions import VARIABLE
 
 from . import control
 from .options import Options, visible_gpus
 from .ranks import warn
 from .spec import ROOT, StageSpec
 
+_OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
 _CODE = ("pretrain", "transfer", "tools", "configs")
 _NO_LIMIT_MINUTES = 60 * 24 * 365 * 10
 _PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
@@ -147,7 +148,7 @@ def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: 
         "setup": [
             *options.setup, f"export PYTHONPATH={shlex.quote(str(code))}${{PYTHONPATH:+:$PYTHONPATH}}",
             "export PYTHONSAFEPATH=1",
-            *([f"export {VARIABLE}={shlex.quote(own)}"] if (own := os.environ.get(VARIABLE)) else []),
+            *(f"export {name}={shlex.quote(os.environ[name])}" for name in _OWN_VARIABLES if os.environ.get(name)),
         ],
     }  # fmt: skip
 

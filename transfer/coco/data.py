@@ -2,7 +2,8 @@
 
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records of the latter end the run before it starts;
-`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many.
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. The Detectron2 engine also takes any name in
+Detectron2's DatasetCatalog (see `catalog`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, nearest
+from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write, read_json
 
+from . import catalog
 from .check import SECTIONS, Problem, check, leave_out
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -31,6 +34,9 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
     for year in ("2014", "2017")
     for split in ("train", "val")
 }
+
+
+_LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,22 @@ class CocoSet:
     skip_bad: bool = False
 
 
-def find(name: str) -> CocoSet:
-    """The data set of a name in DATASETS.TRAIN or DATASETS.TEST.
+def in_catalog(name: str) -> bool:
+    """Whether only Detectron2's DatasetCatalog can know a name in DATASETS.TRAIN or DATASETS.TEST."""
+    return not name.startswith("coco:") and name not in _SPLITS
+
+
+def refuse_catalog(names: Iterable[str]) -> None:
+    """Raises UserError for a name that the torchvision engine does not know."""
+    for name in filter(in_catalog, names):
+        raise UserError(
+            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {', '.join(_SPLITS)}"
+            f"{nearest(name, _SPLITS)}; other names of Detectron2's DatasetCatalog need --engine detectron2"
+        )
+
+
+def find(name: str) -> CocoSet | None:
+    """The data set of a name in DATASETS.TRAIN or DATASETS.TEST; None: one of Detectron2's catalog without files.
 
     Raises:
         UserError: unknown name, or files that are not where they are expected.
@@ -61,10 +81,9 @@ def find(name: str) -> CocoSet:
         found = CocoSet(root / "coco" / annotations, root / "coco" / images, standard=True)
         hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
-        known = ", ".join(_SPLITS)
-        raise UserError(
-            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER nor {known}{nearest(name, _SPLITS)}"
-        )
+        if (files := catalog.files(name)) is None:
+            return None
+        found, hint = CocoSet(*files, standard=False), f" of {name}"
     if not os.path.isfile(found.annotations):
         raise UserError(f"no annotation file at {found.annotations}{hint}")
     if not os.path.isdir(found.images):
@@ -73,9 +92,19 @@ def find(name: str) -> CocoSet:
 
 
 def resolve(name: str) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a name in DATASETS.TRAIN or DATASETS.TEST (see `find`)."""
-    found = find(name)
+    """The annotation file and the image folder of a name in DATASETS.TRAIN or DATASETS.TEST (see `find`).
+
+    Raises:
+        UserError: as `find`, or a data set without an annotation file.
+    """
+    if (found := find(name)) is None:
+        raise UserError(f"data set {name} has no annotation file; Detectron2's DatasetCatalog has its records")
     return found.annotations, found.images
+
+
+def truth(name: str, output_dir: str | Path) -> tuple[Path, Path]:
+    """What the predictions on a prepared set of DATASETS.TEST are compared with: annotation file and image folder."""
+    return resolve(name) if find(name) else (checked_copy(name, output_dir), Path())
 
 
 def folder_name(name: str) -> str:
@@ -88,7 +117,9 @@ def folder_name(name: str) -> str:
 
 
 def checked_copy(name: str, output_dir: str | Path) -> Path:
-    """The annotation file in a run folder that lacks the records which were skipped; see `prepare`."""
+    """The annotation file in a run folder that `prepare` writes: without the records that were skipped, or of a data
+    set that has no file.
+    """
     return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
 
 
@@ -111,12 +142,42 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
         categories |= {name: names} if names else {}
     standard = next((name for name in done if name not in categories), "")
     if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
-        categories[standard] = category_names(read(find(standard).annotations))
+        categories[standard] = category_names(read(resolve(standard)[0]))
     check_same_categories(categories)
     cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
     cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
     cfg.freeze()
     return cfg
+
+
+def refuse_unreadable(names: Iterable[str], num_classes: int) -> None:
+    """Checks categories, and decodes the first and the last image, where that is fast: `prepare` checks every record.
+
+    Raises:
+        UserError: an image cannot be read, or the categories are not those of another data set or of the config.
+    """
+    categories: dict[str, list[str]] = {}
+    for name in names:
+        found = find(name)
+        if found is None or found.skip_bad or (not found.standard and _is_large(found.annotations)):
+            continue
+        if found.standard:
+            listed = sorted(name for name in os.listdir(found.images) if name.endswith(".jpg"))
+            images = [found.images / listed[end] for end in (0, -1) if listed]  # not from the file, which is large
+        else:
+            content = _parse(found.annotations)
+            if any(True for _ in check(content)):
+                continue  # prepare names the records
+            images = [found.images / content["images"][end]["file_name"] for end in (0, -1) if content["images"]]
+            categories[name] = category_names(content)
+            _check_count(len(categories[name]), num_classes, str(found.annotations))
+        for path in images:
+            open_upright(str(path))
+    check_same_categories(categories)
+
+
+def _is_large(annotations: Path) -> bool:
+    return annotations.stat().st_size > _LARGE_BYTES
 
 
 def category_names(content: Mapping[str, Any]) -> list[str]:
@@ -144,6 +205,17 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     """The name to use instead, and the categories' names (none for COCO's own, whose large files are not read)."""
     found = find(name)
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    if found is None:
+        copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST else None
+        names = catalog.prepare(name, copy)
+        _check_count(len(names), classes, name)
+        return name, names
+    if in_catalog(name):
+        names = category_names(read(found.annotations))
+        if (own := catalog.unmapped_classes(name)) is not None:
+            check_same_categories({f"the thing_classes of {name}": own, str(found.annotations): names})
+        _check_count(len(names), classes, name)
+        return name, names
     if found.standard:
         _check_count(1 if name.startswith("keypoints_") else 80, classes, name)
         return name, []

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
-from .data import folder_name, read, resolve
+from .data import folder_name, read, truth
 from .pictures import draw
 
 TASKS = ("bbox", "segm", "keypoints")
@@ -39,7 +39,7 @@ def score(
     Keeps the predictions in OUTPUT_DIR (see `predictions_file`), and draws them on ``pictures`` images in
     OUTPUT_DIR/visualizations, with one folder per data set where there are several.
     """
-    out, (annotations, images) = Path(cfg.OUTPUT_DIR), resolve(name)
+    out, (annotations, images) = Path(cfg.OUTPUT_DIR), truth(name, cfg.OUTPUT_DIR)
     atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
     metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,18 @@ from pretrain.common.image_io import open_upright
 from pretrain.common.interrupt import stop_requested
 from pretrain.common.workers import ShieldedDataLoader
 
-from ..coco.data import read, resolve, say_once
+from .. import MAPPERS
+from ..coco.data import find, read, say_once
 from ..stream import Batches
 
 log = logging.getLogger("detectron2.transfer")
 
 
 def register(name: str) -> None:
-    """Registers a data set named by two paths with Detectron2, which already knows the standard names."""
-    annotations, images = resolve(name)
-    content = read(annotations)  # a standard one, too: pycocotools does not check what it is given
+    """Registers a data set named by two paths with Detectron2, which already knows every other name."""
+    if (found := find(name)) is None:
+        return
+    content = read(found.annotations)  # of every data set: pycocotools does not check what it is given
     if name in DatasetCatalog:
         return
     metadata: dict[str, Any] = {}
@@ -42,7 +44,13 @@ def register(name: str) -> None:
         pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
         flips = [(left, right) for left, right in pairs if right in names]
         metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flips)}
-    register_coco_instances(name, metadata, str(annotations), str(images))
+    register_coco_instances(name, metadata, str(found.annotations), str(found.images))
+
+
+def build_mapper(cfg: CfgNode, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What maps a record to the model's input: this engine's `Mapper`, or the user's that INPUT.MAPPER names."""
+    mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if "MAPPER" in cfg.INPUT else Mapper
+    return mapper(cfg, is_train)
 
 
 def read_image(file_name: str, format: str | None = None) -> np.ndarray:
@@ -55,21 +63,13 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 
 class Mapper(DatasetMapper):
-    """Detectron2's mapper with this project's `read_image`; returns a UserError for a bad record.
+    """Detectron2's mapper with this project's `read_image`."""
 
-    If it were raised in a worker process, it would arrive as a traceback instead of one line.
-    """
-
-    def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any] | UserError:
+    def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any]:
         """Args: dataset_dict: of Detectron2's format; it is modified."""
-        record, path = dataset_dict, dataset_dict["file_name"]
-        try:
-            augmented = AugInput(read_image(path, self.image_format))
-            detection_utils.check_image_size(record, augmented.image)
-        except UserError as error:
-            return error
-        except (OSError, detection_utils.SizeMismatchError) as error:
-            return UserError(f"{path} cannot be read: {error}")
+        record = dataset_dict
+        augmented = AugInput(read_image(record["file_name"], self.image_format))
+        detection_utils.check_image_size(record, augmented.image)
         transforms = self.augmentations(augmented)
         image: Any = augmented.image
         record["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
@@ -93,7 +93,7 @@ class TrainingBatches:
     def __init__(self, cfg: CfgNode, seed: int, workers: int) -> None:
         self.seed, self.start, self._workers = seed, 0, workers
         self._size = cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()
-        self._mapper = Mapper(cfg, True)  # type: ignore[call-arg]
+        self._mapper = build_mapper(cfg, True)
         records: Any = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,
             filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
@@ -123,7 +123,7 @@ class TestBatches:
 
     def __init__(self, cfg: CfgNode, name: str) -> None:
         self._workers = cfg.DATALOADER.NUM_WORKERS
-        self._mapper = Mapper(cfg, False)  # type: ignore[call-arg]
+        self._mapper = build_mapper(cfg, False)
         proposals = dict(zip(cfg.DATASETS.TEST, cfg.DATASETS.PROPOSAL_FILES_TEST, strict=False))
         records: Any = get_detection_dataset_dicts(
             name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
@@ -141,9 +141,13 @@ class TestBatches:
 
 
 class _Mapped(Dataset):
-    """Records by (position, index), mapped by Detectron2 under NumPy's random state of (seed, position)."""
+    """Records by (position, index), mapped under NumPy's random state of (seed, position).
 
-    def __init__(self, records: Dataset, mapper: Mapper, seed: int) -> None:
+    A bad record becomes a UserError. If it were raised in a worker process, it would arrive as a traceback instead of
+    one line.
+    """
+
+    def __init__(self, records: Dataset, mapper: Callable[[dict[str, Any]], dict[str, Any]], seed: int) -> None:
         self._records, self._mapper, self._seed = records, mapper, seed
 
     def name(self, item: tuple[int, int]) -> str:
@@ -154,7 +158,15 @@ class _Mapped(Dataset):
         position, index = item
         words = [part & 0xFFFFFFFF for number in (self._seed, position) for part in (number, number >> 32)]
         np.random.seed(words)  # Detectron2's augmentations draw from the global state
-        return self._mapper(self._records[index])
+        record = self._records[index]
+        path = record["file_name"]
+        try:
+            mapped = self._mapper(record)
+        except UserError as error:
+            return error
+        except (OSError, detection_utils.SizeMismatchError) as error:
+            return UserError(f"{path} cannot be read: {error}")
+        return UserError(f"INPUT.MAPPER returned nothing for {path}; return a record") if mapped is None else mapped
 
 
 def _load(dataset: _Mapped, batches: Iterable[list[tuple[int, int]]], workers: int) -> Iterator[list[dict[str, Any]]]:

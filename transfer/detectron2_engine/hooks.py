@@ -10,10 +10,12 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
+from detectron2.utils.events import EventWriter
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped
+from pretrain.common.loggers import Loggers
 from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps, summary
@@ -24,6 +26,19 @@ from ..distributed import pool_batch_norm, reported, until_stopped
 from ..stream import mix
 
 log = logging.getLogger("detectron2.transfer")
+
+
+class SendMetrics(EventWriter):
+    """Feeds the loggers from metrics.json, which the writer before this one has written."""
+
+    def __init__(self, output_dir: str) -> None:
+        self._loggers = Loggers(output_dir)
+
+    def write(self) -> None:
+        self._loggers.update()
+
+    def close(self) -> None:
+        self._loggers.close()
 
 
 class CountSkippedSteps(HookBase):

@@ -28,7 +28,8 @@ from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
 from pretrain.common.run_folder import write_environment
 
-from .. import checkpoints
+from .. import HOOKS, checkpoints
+from ..coco.data import read, truth
 from ..coco.results import Metrics, flat_sets, score
 from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
 from ..stream import mix
@@ -40,6 +41,7 @@ from .hooks import (
     Evaluation,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
+    SendMetrics,
     StopOnRequest,
 )
 
@@ -116,6 +118,7 @@ def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
         UserError: a key that cannot be honored.
     """
     own, world = get_cfg(), comm.get_world_size()
+    own.set_new_allowed(True)  # this project's own keys, where they are set
     own.merge_from_other_cfg(cfg)
     if own.TEST.AUG.ENABLED:
         raise UserError("TEST.AUG.ENABLED is True; test-time augmentation needs Detectron2's own train_net.py")
@@ -168,7 +171,7 @@ class Trainer(DefaultTrainer):
             self.precise_bn = PreciseBatchNorm(
                 cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
-        self._writers = self.build_writers() if comm.is_main_process() else []
+        self._writers = [*self.build_writers(), SendMetrics(cfg.OUTPUT_DIR)] if comm.is_main_process() else []
         self.register_hooks(self.build_hooks())
 
     def close(self) -> None:
@@ -177,12 +180,16 @@ class Trainer(DefaultTrainer):
             writer.close()
 
     def build_hooks(self) -> list[Any]:
-        """Detectron2's default hooks in their order, in this engine's form where it differs."""
+        """Detectron2's default hooks in their order, in this engine's form where it differs, and the user's own.
+
+        Those come before whatever saves their state or writes their scalars.
+        """
         cfg, is_main = self.cfg, comm.is_main_process()
         return [
             CountSkippedSteps(self._trainer.grad_scaler) if isinstance(self._trainer, AMPTrainer) else None,
             hooks.IterationTimer(),
             hooks.LRScheduler(),
+            *(HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())),
             SaveBeforeEvaluation(),
             self.precise_bn,
             hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,
@@ -247,7 +254,11 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
-        ids = {label: own for own, label in MetadataCatalog.get(name).thing_dataset_id_to_contiguous_id.items()}
+        labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
+        if not labels:  # they are in the order of the file's ids
+            categories = read(truth(name, cfg.OUTPUT_DIR)[0])["categories"]
+            labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
+        ids = {label: own for own, label in labels.items()}
         found = inference_on_dataset(model, loader, CocoPredictions(ids))
         raise_if_stopped()
         if not comm.is_main_process():

@@ -21,7 +21,7 @@ from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints
 from ..coco import results as coco_results
-from ..config import check_supported, precise_bn_batches
+from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
@@ -37,7 +37,8 @@ def run(
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
 
     Args:
-        cfg: of config.load_config, written for this number of processes; its SEED is set to the one that is used.
+        cfg: of config.load_config, written for this number of processes, and checked by config.check_supported; its
+            SEED is set to the one that is used.
         weights: what the run begins with; not needed where it resumes from a checkpoint.
         resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
         visualize: draw the predictions on that many test images.
@@ -46,11 +47,10 @@ def run(
         The last evaluation's metrics, ``{data set: {"bbox": {"AP": ...}}}``, on rank 0; {} on other ranks.
 
     Raises:
-        UserError: a key that cannot be honored, weights or data that do not fit, a loss or weights that are not
-            finite, ranks that do not see the same checkpoint.
+        UserError: weights or data that do not fit, a loss or weights that are not finite, ranks that do not see the
+            same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    check_supported(cfg)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = join(cfg.MODEL.DEVICE)
     out = Path(cfg.OUTPUT_DIR)

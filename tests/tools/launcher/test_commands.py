@@ -146,7 +146,7 @@ def test_make_runs_the_demo_on_this_machine(target: list[str], command: str, mon
 @pytest.fixture
 def pipeline_file() -> str:
     """A pipeline with a detector, by the torchvision engine."""
-    Path("mask.yaml").write_text("VERSION: 2\n")
+    Path("mask.yaml").write_text(f"_BASE_: {ROOT}/configs/Base-Mask-RCNN-FPN-1x.yaml\n")
     Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {mask: mask.yaml}\nENGINE: torchvision\n")
     return "p.yaml"
 

@@ -1,13 +1,14 @@
-"""The user's own objectives, views and data sets, from modules of the user's.
+"""What a user adds to either stage from modules of their own: objectives, views, data sets, mappers, hooks.
 
 Every process of a stage imports the entry points of the group ``pretrain_to_transfer`` of installed packages, and the
-modules or Python files that ``P2T_IMPORT`` names (`launch.py --import` sets it). A module registers what it has as it
-is imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.datasets.LOADERS`. docs/templates has an example
-of each.
+modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module registers what it has as it is
+imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.datasets.LOADERS`; for fine-tuning in Detectron2's
+DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an example of each.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib
 import importlib.metadata
@@ -16,9 +17,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .common.errors import UserError
+from .errors import UserError
 
 VARIABLE, GROUP = "P2T_IMPORT", "pretrain_to_transfer"
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --import to a command line; its value goes to `add`."""
+    parser.add_argument(
+        "--import", dest="extensions", action="append", default=[], metavar="MODULE",
+        help="your module or .py file, with methods, views, data sets or a detector's parts; may be repeated",
+    )  # fmt: skip
 
 
 def add(names: Sequence[str]) -> None:

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import extensions
+from pretrain.common import extensions
 from pretrain.common.errors import UserError
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import slurm_parameters
 
-ROOT = Path(__file__).parents[2]
-TEMPLATES = sorted((ROOT / "docs" / "templates").glob("*.py"))
+ROOT = Path(__file__).parents[3]
+TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
 SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
 
 
@@ -56,7 +56,11 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
 def test_without_it_the_name_is_unknown_and_a_broken_one_is_one_line(tmp_path: Path):
     recipe = ["--config-file", "configs/pretrain/demo_mocov2_R18_digits.yaml"]
     done = launch(*recipe, "METHOD.NAME", "margin", "--dry-run")
-    assert done.returncode == 2 and "METHOD.NAME is 'margin'; choose one of" in done.stderr
+    assert (
+        done.returncode == 2
+        and "METHOD.NAME is 'margin'; choose one of" in done.stderr
+        and "or --import the" in done.stderr
+    )
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     done = launch(*recipe, "--import", str(tmp_path / "broken.py"), "--dry-run")
     assert done.returncode == 2
@@ -90,6 +94,8 @@ def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
     assert os.environ[extensions.VARIABLE] == f"{TEMPLATES[0]}{os.pathsep}a_module"
     assert f"export P2T_IMPORT={TEMPLATES[0]}:a_module" in setup()
+    monkeypatch.setenv("P2T_LOGGERS", "wandb,mlflow")
+    assert "export P2T_LOGGERS=wandb,mlflow" in setup()
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):

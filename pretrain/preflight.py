@@ -1,0 +1,54 @@
+"""What a stage of pretraining or probing refuses before it imports torch or starts a job."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+from fvcore.common.config import CfgNode
+
+from . import datasets
+from .common import disk
+from .common.files import existing_file
+from .methods import METHODS
+from .probe.data import probe_data
+from .probe.protocol import data_names
+
+_OPTIMIZER_STATE = {"sgd": 1, "lars": 1, "adamw": 2}  # values per weight
+
+
+def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
+    """Checks that the images that a stage reads and the weights that it starts from exist.
+
+    Of images in folders, the first and the last are decoded, unless the config allows unreadable ones.
+
+    Args:
+        weights: check MODEL.WEIGHTS, too.
+
+    Raises:
+        UserError: one of them does not, or a probe's own images have no labels or no val split.
+    """
+    data = cfg.DATA
+    train = data.TRAIN if stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
+    others = () if stage == "distributions" else ((data.PROBE_TRAIN, "train"), (data.VAL, "val"))
+    for name, split in ((train, "train"), *others):
+        if name:
+            datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
+            if cfg.DATALOADER.ON_CORRUPT == "error":
+                datasets.refuse_unreadable(name, split, data.ROOT)
+    if stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
+        probe_data(cfg)  # of the user's own images; listing a named data set would take long
+    path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
+    if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
+        existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+
+
+def checkpoint_bytes(cfg: CfgNode) -> int:
+    """What the checkpoints of a pretraining take at their fullest, while a new one is written."""
+    backbone = disk.BACKBONE[cfg.MODEL.ARCH]
+    widths = [512 if cfg.MODEL.ARCH in ("resnet18", "resnet34") else 2048, *cfg.MODEL.HEAD_HIDDEN_DIMS]
+    encoder = backbone + sum(disk.linear(a, b) for a, b in pairwise([*widths, cfg.MODEL.EMBEDDING_DIM]))
+    has_queue = METHODS[cfg.METHOD.NAME].kind == "queue"
+    values = encoder * (1 + has_queue + _OPTIMIZER_STATE[cfg.SOLVER.OPTIMIZER])
+    values += has_queue * cfg.MODEL.QUEUE_SIZE * cfg.MODEL.EMBEDDING_DIM
+    return values * disk.BYTES * (cfg.SOLVER.CHECKPOINT_KEEP + 1)

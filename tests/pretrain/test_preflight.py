@@ -1,0 +1,99 @@
+"""What is checked before a device is taken: the ends of the data, and the disk against the size of the checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain import datasets, preflight, train
+from pretrain.common import disk
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.datasets import folders
+from pretrain.encoder import build_backbone
+
+SMALL = ["SOLVER.MAX_STEPS", "2", "SOLVER.IMS_PER_BATCH", "16", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0"]
+
+
+@pytest.mark.parametrize("arch", disk.BACKBONE)
+def test_the_values_of_each_backbone(arch: str) -> None:
+    state = build_backbone(arch, "imagenet").state_dict()
+    values = sum(tensor.numel() for name, tensor in state.items() if not name.endswith("num_batches_tracked"))
+    assert abs(disk.BACKBONE[arch] - values) <= 1000  # of 11 million or more
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "METHOD.NAME mocov2 MODEL.QUEUE_SIZE 65536",
+        "METHOD.NAME simclr SOLVER.OPTIMIZER adamw MODEL.HEAD_HIDDEN_DIMS [512,512]",
+    ],
+)
+def test_a_checkpoint_has_the_size_that_was_expected(words: str, images: Path, tmp_path: Path) -> None:
+    given = f"MODEL.ARCH resnet18 DEVICE cpu DATA.TRAIN folder:{images} {words} OUTPUT_DIR {tmp_path}/run".split()
+    cfg = load_config(None, [*given, *SMALL])
+    train.main(cfg)
+    expected = preflight.checkpoint_bytes(cfg) / (cfg.SOLVER.CHECKPOINT_KEEP + 1)
+    assert (tmp_path / "run/checkpoint_final.pth").stat().st_size == pytest.approx(expected, rel=0.01)
+    assert disk.held_bytes(tmp_path / "run") == (tmp_path / "run/checkpoint_final.pth").stat().st_size
+
+
+def test_a_disk_without_room_is_refused_with_both_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 3 * 2**30
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage if place == tmp_path else pytest.fail(str(place)))
+    disk.refuse_full(tmp_path / "not" / "there", 3 * 2**30)
+    with pytest.raises(UserError, match=r"the checkpoints in .*there need about 4\.00 GiB, but its disk has 3\.00 GiB"):
+        disk.refuse_full(tmp_path / "not" / "there", 4 * 2**30)
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+@pytest.mark.parametrize("place", ["class0/000.png", "class1/023.png"])
+def test_the_first_and_the_last_image_are_decoded(images: Path, tmp_path: Path, place: str) -> None:
+    data = shutil.copytree(images, tmp_path / "data")
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{data}"])
+    preflight.refuse_missing_data(cfg, "pretrain", weights=True)
+    damage(data / "train" / place)
+    with pytest.raises(UserError, match=f"cannot decode image .*train/{place}"):
+        preflight.refuse_missing_data(cfg, "pretrain", weights=True)
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{data}", "DATALOADER.ON_CORRUPT", "skip"])
+    preflight.refuse_missing_data(cfg, "pretrain", weights=True)
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{data}/val", "DATA.VAL", f"folder:{data}/train"])
+    with pytest.raises(UserError, match=f"cannot decode image .*train/{place}"):
+        preflight.refuse_missing_data(cfg, "pretrain", weights=True)
+
+
+def test_the_ends_are_those_of_the_whole_list_and_few_folders_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/x.jpg", "b/1.png", "b/z/2.png", "empty/notes.txt", "c/d/9.jpg", "e/.hidden.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    every = list(folders._images_below(tmp_path))
+    listed: list[Any] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(Path(path).name) or scandir(path))
+    assert folders.ends(tmp_path) == [tmp_path / every[0], tmp_path / every[-1]]
+    assert "b" not in listed and {"a", "c"} < set(listed)
+    (tmp_path / "flat.png").touch()
+    (tmp_path / "fleet.png").touch()
+    assert [path.name for path in folders.ends(tmp_path)] == ["flat.png", "fleet.png"]
+
+
+def test_imagenet_and_sets_of_other_kinds(tmp_path: Path) -> None:
+    for name in ("imagenet/train/n1/a.JPEG", "imagenet/train/n2/b.JPEG"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("no image")
+    with pytest.raises(UserError, match=r"cannot decode image .*n1/a\.JPEG"):
+        datasets.refuse_unreadable("imagenet", "train", tmp_path)
+    with pytest.raises(datasets.MissingSplit):
+        datasets.refuse_unreadable("imagenet", "val", tmp_path)
+    datasets.refuse_unreadable("cifar10", "train", tmp_path)  # checked as it loads

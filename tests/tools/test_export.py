@@ -1,0 +1,346 @@
+"""Exports compute what their source computes, from the raw image on; what does not is refused and leaves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+import yaml
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import functional
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import sha256
+from pretrain.common.resnet_names import DEPTHS, names
+from pretrain.config import load_config
+from pretrain.encoder import build_backbone
+from pretrain.methods import METHODS
+from tests.resnets import caffe2, moco, resnet_state
+from tests.transfer import tiny_coco
+from tools import export
+from tools.exporting import backbone, card, onnx_file
+from transfer.torchvision_engine.model import Detector, build_model
+
+ROOT = Path(__file__).parents[2]
+MEAN, STD = [0.6, 0.5, 0.3], [0.2, 0.25, 0.3]  # no library's defaults
+SIZE, RESIZE = 40, 53  # of which timm's arithmetic makes 52 unless its crop_pct is rounded down
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}; pip install -e '.[export]'")
+
+
+FOLDERS = ["timm", pytest.param("transformers", marks=needs("transformers"))]
+ONNX = needs("onnxscript", "onnxruntime")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder of pretraining with a random ResNet-18."""
+    folder = tmp_path / "pretrain"
+    folder.mkdir()
+    keys = ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18", "VIEWS.MEAN", str(MEAN), "VIEWS.STD", str(STD),
+            "VIEWS.IMAGE_SIZE", str(SIZE), "PROBE.RESIZE", str(RESIZE), "DATA.TRAIN", "cifar10",
+            "SEED", "3"]  # fmt: skip
+    file = moco(resnet_state("resnet18"), resnet_state("resnet18", seed=1))
+    torch.save({**file, "step": 700, "config": load_config(None, keys).dump()}, folder / "checkpoint_final.pth")
+    (folder / "stage.txt").write_text("pretrain\n")
+    (folder / "environment.txt").write_text("git: 0123abc\ntorch: 2.99\n")
+    return folder
+
+
+def expected_features(image: Any) -> Tensor:
+    """From the raw image, by torchvision's own transforms and network."""
+    resized = functional.resize(image, [RESIZE])  # bilinear, as the probes resize
+    crop = cast(Any, functional.center_crop(resized, [SIZE, SIZE]))
+    pixels = functional.normalize(functional.to_tensor(crop), MEAN, STD)
+    resnet = torchvision.models.resnet18(weights=None)
+    resnet.fc = nn.Identity()  # type: ignore[assignment]
+    resnet.load_state_dict(resnet_state("resnet18", head=False))
+    with torch.no_grad():
+        return resnet.eval()(pixels[None])
+
+
+def photo() -> Image.Image:
+    noise = np.random.default_rng(1).integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((83, 61), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("target", FOLDERS)
+def test_the_cards_three_lines_give_the_features_of_a_photo(run: Path, tmp_path: Path, target: str) -> None:
+    export.main([str(run), str(tmp_path / "out"), "--format", target])
+    text = (tmp_path / "out/README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code and len(code[1].splitlines()) == 3 and yaml.safe_load(text.split("---")[1])["library_name"] == target
+    scope: dict[str, Any] = {"image": photo()}
+    exec(code[1], scope)
+    with torch.no_grad():
+        found = scope.get("features")
+        found = scope["model"](scope["transform"](photo())[None]) if found is None else found
+    wanted = expected_features(photo())
+    assert (found - wanted).abs().max() < 2e-3 * wanted.abs().max()  # Pillow and torch round pixels differently
+
+
+def rewrite(path: Path, key: str, value: Any) -> None:
+    content = json.loads(path.read_text())
+    place = content.get("pretrained_cfg", content)
+    assert key in place and place[key] != value
+    place[key] = value
+    path.write_text(json.dumps(content))
+
+
+def swap_channels(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    name = next(name for name in state if state[name].ndim == 4 and state[name].shape[1] == 3)
+    state[name] = state[name].flip(1).contiguous()
+    save_file(state, path, metadata={"format": "pt"})
+
+
+SPOILED = {
+    "timm": [
+        lambda folder: rewrite(folder / "config.json", "mean", [0.485, 0.456, 0.406]),
+        lambda folder: rewrite(folder / "config.json", "crop_pct", 0.875),
+        swap_channels,
+    ],
+    "transformers": [
+        lambda folder: rewrite(folder / "preprocessor_config.json", "image_std", [0.229, 0.224, 0.225]),
+        lambda folder: rewrite(folder / "preprocessor_config.json", "size", {"shortest_edge": SIZE}),
+        swap_channels,
+    ],
+}
+
+
+@pytest.mark.parametrize("target", FOLDERS)
+@pytest.mark.parametrize("mistake", [0, 1, 2], ids=["statistics", "crop", "channels"])
+def test_a_wrong_export_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mistake: int
+) -> None:
+    write = getattr(backbone, f"_write_{target}")
+
+    def spoiled(source: backbone.Backbone, folder: Path) -> None:
+        write(source, folder)
+        SPOILED[target][mistake](folder)
+
+    monkeypatch.setattr(backbone, f"_write_{target}", spoiled)
+    with pytest.raises(UserError, match=r"features of the exported model differs by .*; nothing was written"):
+        export.main([str(run), str(tmp_path / "out"), "--format", target])
+    assert list(tmp_path.iterdir()) == [run]
+
+
+@needs("transformers")
+@pytest.mark.parametrize("arch", DEPTHS)
+def test_transformers_has_the_same_tensors(arch: str) -> None:
+    from transformers import ResNetModel
+
+    with torch.device("meta"):
+        theirs = {n: t.shape for n, t in ResNetModel(backbone._transformers_config(arch)).state_dict().items()}
+        state = build_backbone(arch).state_dict()
+    assert {backbone._name_in_transformers(names(arch)[name]): t.shape for name, t in state.items()} == theirs
+
+
+@ONNX
+@pytest.mark.parametrize("stem", ["imagenet", pytest.param("cifar", marks=pytest.mark.slow)])
+def test_onnx_takes_pixels_of_any_number_and_size(tmp_path: Path, stem: str) -> None:
+    import onnxruntime
+
+    resnet = build_backbone("resnet18", stem)
+    state = resnet_state("resnet18", head=False)
+    if stem == "cifar":
+        state["conv1.weight"] = state["conv1.weight"][:, :, 2:5, 2:5].clone()
+    resnet.load_state_dict(state)
+    torch.save(state, tmp_path / "weights.pth")
+    export.main([str(tmp_path / "weights.pth"), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    for shape in ((1, 3, 32, 32), (3, 3, 65, 40)):
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            wanted = resnet.eval()((pixels / 255 - mean) / std)
+        (found,) = session.run(None, {"images": pixels.numpy()})
+        assert np.abs(found - wanted.numpy()).max() < 1e-4 * wanted.abs().max()
+    provenance = json.loads(session.get_modelmeta().custom_metadata_map["provenance"])
+    assert provenance["source_sha256"] == sha256(tmp_path / "weights.pth")
+
+
+@ONNX
+def test_a_wrong_onnx_file_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbone._FromPixels, "forward", lambda self, images: self.resnet(images / 255))
+    with pytest.raises(UserError, match="features of the exported model differs"):
+        export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) -> None:
+    state = resnet_state("resnet18", head=False)
+    torch.save({**state, "conv1.weight": state["conv1.weight"][:, :, :3, :3].clone()}, tmp_path / "cifar.pth")
+    torch.save({"model": {k: torch.from_numpy(v) for k, v in caffe2().items()}}, tmp_path / "msra.pth")
+    (tmp_path / "used").mkdir()
+    for words, message in {
+        ("cifar.pth", "out", "--format", "timm"): "has the CIFAR stem .* use --format onnx",
+        ("msra.pth", "out", "--format", "timm"): "strides in the 1x1",
+        ("pretrain", "used", "--format", "timm"): "used exists; name another",
+        ("pretrain", "out", "--format", "onnx"): r"must end in \.onnx",
+        ("pretrain", "out.onnx", "--format", "timm"): r"must not end in \.onnx",
+        ("pretrain", "out", "--format", "timm", "--image", str(ROOT / "docs/demo.png")): "--image verifies a detector",
+        ("pretrain", "out.onnx", "--format", "onnx", "--image", "a.jpg"): "no image at a.jpg",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            export.main([str(tmp_path / words[0]), str(tmp_path / words[1]), *words[2:]])
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs onnxscript, onnxruntime; install it: pip install -e '\.\[export\]'"):
+        export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    absent = "import sys; sys.modules |= dict.fromkeys(('onnxscript', 'onnxruntime', 'transformers'))"
+    code = f"{absent}; from tools import export; export.main(sys.argv[1:])"
+    words = [str(run), str(tmp_path / "out"), "--format", "timm"]  # needs none of them
+    subprocess.run([sys.executable, "-c", code, *words], check=True, timeout=120, cwd=ROOT)
+
+
+def write_probe(folder: Path, stage: str, sha: str, top1: float) -> None:
+    folder.mkdir(exist_ok=True)
+    source = {"source": "checkpoint_final.pth", "source_sha256": sha, "encoder": "query", "arch": "resnet18"}
+    results = {"stage": stage, "source": source, "metrics": {"top1": top1}, "protocol": {"val": "cifar10", "k": 5}}
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+def test_a_card_says_what_is_recorded_and_no_more(run: Path, tmp_path: Path) -> None:
+    sha = sha256(run / "checkpoint_final.pth")
+    write_probe(tmp_path / "knn", "knn", sha, 71.25)
+    write_probe(tmp_path / "linear", "linear", "0" * 64, 88.0)  # of another checkpoint
+    text = card.text(backbone.read(run), "timm", tmp_path / "out", 2e-7)
+    for line in ("| method | jcl |", "| pretrained on | cifar10 |", "| epochs | 200 |", "| steps | 700 |",
+                 "| seed | 3 |", f"| checkpoint | checkpoint_final.pth, SHA-256 {sha} |", "| versions | torch 2.99 |",
+                 "| commit of pretrain-to-transfer | 0123abc |", card.PAPERS["jcl"]):  # fmt: skip
+        assert line in text.splitlines()
+    assert "- kNN on cifar10: top1 71.2 (" in text and "88.0" not in text
+    torch.save(resnet_state("resnet18"), tmp_path / "plain.pth")
+    text = card.text(backbone.read(tmp_path / "plain.pth"), "timm", tmp_path / "out", 0.0)
+    assert "pretrained by an unknown method" in text and "(usual, not recorded)" in text
+    assert not re.search(r"method \||epochs|seed|Results|Citation", text)
+
+
+def test_every_method_has_a_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    known = [reference["title"] for reference in citation["references"]]
+    assert card.PAPERS.keys() == METHODS.keys()
+    assert all(any(title in paper for paper in card.PAPERS.values()) for title in known)
+
+
+# Detectors
+
+
+def tiny_detector(folder: Path, image_format: str = "RGB", **keys: Any) -> tuple[Detector, Path]:
+    """A random detector with box, mask and keypoint heads in a run folder of fine-tuning."""
+    name = tiny_coco.write(folder / "data", keypoints=True)
+    cfg = tiny_coco.config(
+        folder / "run", name, MODEL__MASK_ON=True, MODEL__KEYPOINT_ON=True, INPUT__FORMAT=image_format,
+        MODEL__PIXEL_STD=[50.0, 60.0, 70.0], **keys,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = build_model(cfg, torch.device("cpu")).eval().requires_grad_(False)
+    (folder / "run").mkdir()
+    torch.save({"model": model.state_dict(), "iteration": 1}, folder / "run/model_final.pth")
+    (folder / "run/config.yaml").write_text(cfg.dump())
+    return model, folder / "run"
+
+
+def noise(height: int, width: int) -> Tensor:
+    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@ONNX
+@pytest.mark.parametrize("image_format", ["RGB", "BGR"])
+def test_the_exported_module_is_the_detector(tmp_path: Path, image_format: str) -> None:
+    from tools.exporting.detector import OneImage, compare_detections, expressible
+
+    model, _ = tiny_detector(tmp_path, image_format)
+    image = noise(70, 100)
+    wanted = model([{"image": image}])[0]
+    with expressible():
+        given = image.flip(0) if image_format == "BGR" else image
+        found = dict(zip(wanted, OneImage(model, flip=image_format == "BGR")(given), strict=True))
+    assert set(wanted) == {"boxes", "scores", "labels", "masks", "keypoints"} and len(wanted["boxes"]) > 10
+    assert max(compare_detections(wanted, found).values()) < 1e-5
+    torch.testing.assert_close(found["keypoints"], wanted["keypoints"])
+    for name, value in {"labels": 1 - wanted["labels"], "boxes": wanted["boxes"][1:]}.items():
+        with pytest.raises(UserError, match=f"{name} of the exported detector"):
+            compare_detections(wanted, {**found, name: value})
+    with pytest.raises(UserError, match=r"a keypoint of the exported detector differs by 2\.0 pixels"):
+        compare_detections(wanted, {**found, "keypoints": wanted["keypoints"] + torch.tensor([2.0, 0, 0])})
+
+
+@ONNX
+def test_a_proof_needs_detections(tmp_path: Path) -> None:
+    _, run = tiny_detector(tmp_path, MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.99)
+    with pytest.raises(UserError, match=r"finds nothing on the first 20 of coco:.*, which proves nothing"):
+        export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    with pytest.raises(UserError, match=r"finds nothing on .*1\.png"):
+        words = [str(run), str(tmp_path / "out.onnx"), "--format", "onnx"]
+        export.main([*words, "--image", str(tmp_path / "data/1.png")])
+    (run / "config.yaml").unlink()
+    with pytest.raises(UserError, match=r"no config\.yaml of the detector's training"):
+        export.main([str(run / "model_final.pth"), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.slow
+@ONNX
+def test_a_detector_in_onnx(tmp_path: Path) -> None:
+    import onnxruntime
+
+    from tools.exporting.detector import compare_detections
+
+    model, run = tiny_detector(tmp_path, "BGR")
+    export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    for height, width in ((33, 90), (128, 40), (200, 200)):
+        wanted = model([{"image": noise(height, width)}])[0]
+        found = session.run(None, {"image": noise(height, width).flip(0).numpy()})
+        compare_detections(wanted, dict(zip(wanted, map(torch.from_numpy, found), strict=True)))
+        assert len(wanted["boxes"]) > 5
+
+
+@ONNX
+def test_keypoints_are_decoded_in_onnx_as_by_torchvision() -> None:
+    """Also of no detection at all, and in a box of less than a pixel."""
+    import onnxruntime
+    from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
+
+    from tools.exporting.keypoints import TRANSLATIONS, find_keypoints
+
+    class Decode(nn.Module):
+        def forward(self, maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
+            return find_keypoints(maps, boxes)
+
+    torch.manual_seed(0)
+    maps, corners = torch.randn(3, 5, 56, 56), torch.rand(3, 2) * 50
+    boxes = torch.cat([corners, corners + torch.tensor([[30.3, 77.1], [0.3, 5.0], [200.4, 120.0]])], 1)
+    rows = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(Decode(), (maps, boxes), dynamic_shapes=(rows, rows))
+    program = torch.onnx.export(
+        exported, opset_version=onnx_file.OPSET, custom_translation_table=TRANSLATIONS, verbose=False
+    )
+    assert program
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for count in (3, 1, 0):
+        points, values = session.run(None, {"maps": maps[:count].numpy(), "boxes": boxes[:count].numpy()})
+        wanted_points, wanted_values = heatmaps_to_keypoints(maps[:count], boxes[:count])
+        torch.testing.assert_close(torch.from_numpy(points), wanted_points[..., :2])
+        torch.testing.assert_close(torch.from_numpy(values), wanted_values)

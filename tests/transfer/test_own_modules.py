@@ -1,0 +1,279 @@
+"""Data sets, mappers and hooks of the user's own, and other names of Detectron2's DatasetCatalog."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pretrain.common import extensions
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer import HOOKS, MAPPERS, early, train_net
+from transfer.coco import data
+from transfer.config import check_same_training, load_config
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "docs" / "templates" / "my_detection.py"
+needs_detectron2 = pytest.mark.detectron2
+
+
+def work(folder: Path, name: str, *flags: str, **keys: Any) -> dict[str, Any]:
+    return train_net.work(train_net.parse(tiny_coco.command(folder, name, "detectron2", *flags, **keys)))
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.json").read_text().splitlines()]
+
+
+@needs_detectron2
+def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
+    """As it is written at its top, only shorter; by the launcher's way of importing modules, too."""
+    command = re.search(r"train_net\.py (.+?)\n\n", TEMPLATE.read_text().replace("\\\n", " ") + "\n\n", re.DOTALL)
+    assert command
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command[1].split('"""')[0])]
+    small = tiny_coco.words(
+        {
+            key: value
+            for key, value in tiny_coco.MODEL_KEYS.items()
+            if not key.startswith(("INPUT", "MODEL.ROI_HEADS.N"))
+        }
+        | {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": [], "TEST.PRECISE_BN.NUM_ITER": 1, "DATALOADER.NUM_WORKERS": 1}
+    )
+    environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "transfer/train_net.py", *words, *small, "OUTPUT_DIR", str(tmp_path)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["metrics"]["bbox"].keys() >= {"AP", "AP-small", "AP-middle", "AP-large"}
+    assert results["protocol"]["train"] == ["squares_train"]
+    weight = torch.load(tmp_path / "model_final.pth")["model"]["roi_heads.box_predictor.cls_score.weight"]
+    assert lines(tmp_path)[0]["weight_norm"] == pytest.approx(weight.norm().item(), rel=1e-6)
+    assert f"P2T_IMPORT={TEMPLATE}" in (tmp_path / "environment.txt").read_text()
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (kept["INPUT"]["MAPPER"], list(kept["SOLVER"]["HOOKS"])) == ("squares", ["weight_norm"])
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Registers the tiny data set under a name, with other metadata or records; returns the name."""
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+    from detectron2.data.datasets import load_coco_json
+
+    annotations, images = tiny_coco.write(tmp_path / "data").split(":")[1:]
+    names = []
+
+    def add(change: Callable[[list[dict[str, Any]]], Any] = lambda records: None, **metadata: Any) -> str:
+        def read() -> list[dict[str, Any]]:
+            records = load_coco_json(annotations, images)
+            ids = {7: 0, 14: 1, 21: 2}  # without a data set's name, the labels are the file's ids
+            for record in records:
+                for one in record["annotations"]:
+                    one["category_id"] = ids[one["category_id"]]
+            change(records)
+            return records
+
+        names.append(f"own_{len(names)}")
+        DatasetCatalog.register(names[-1], read)
+        MetadataCatalog.get(names[-1]).set(**{"thing_classes": ["c1", "c2", "c3"], "evaluator_type": "coco"} | metadata)
+        return names[-1]
+
+    yield add
+    for name in names:
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+
+
+@needs_detectron2
+def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, register: Callable[..., str]) -> None:
+    file = tiny_coco.write(tmp_path / "data")
+    a = work(tmp_path, register(), OUTPUT_DIR=str(tmp_path / "a"))
+    b = work(tmp_path, file, OUTPUT_DIR=str(tmp_path / "b"))
+    states = [torch.load(tmp_path / folder / "model_final.pth")["model"] for folder in "ab"]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    for task in ("AP", "AP50", "AP-c2"):
+        assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
+    annotations, images = data.resolve(file)
+    name = register(json_file=str(annotations), image_root=str(images))
+    assert data.truth(name, tmp_path) == (annotations, images)
+    with_file = work(tmp_path, name, "--eval-only", MODEL__WEIGHTS=str(tmp_path / "a/model_final.pth"))
+    assert with_file["metrics"] == b["metrics"] and b["metrics"]["bbox"]["AP50"] > 0
+    other = register(json_file=str(annotations), image_root=str(images), thing_classes=["c1", "c3", "c2"])
+    with pytest.raises(UserError, match=r"'c3' in the thing_classes of own_2, but 'c2' in .*annotations\.json"):
+        work(tmp_path, other, OUTPUT_DIR=str(tmp_path / "c"))
+
+
+@needs_detectron2
+def test_a_mapper_and_a_hook_resume_to_the_same_result(
+    tmp_path: Path, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from detectron2.data import DatasetMapper
+    from detectron2.engine import HookBase
+
+    class Sum(HookBase):
+        total = 0.0
+
+        def after_step(self) -> None:
+            self.total += self.trainer.model.roi_heads.box_predictor.cls_score.weight.detach().sum().item()
+
+        def state_dict(self) -> dict[str, float]:
+            return {"total": self.total}
+
+        def load_state_dict(self, state: dict[str, float]) -> None:
+            self.total = state["total"]
+
+    def noisy(cfg: Any, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        mapper = DatasetMapper(cfg, is_train)
+
+        def add_noise(record: dict[str, Any]) -> dict[str, Any]:
+            record = mapper(record)
+            record["image"] = record["image"] + torch.as_tensor(np.random.randint(0, 9, record["image"].shape))
+            return record
+
+        return add_noise if is_train else mapper
+
+    monkeypatch.setitem(MAPPERS, "noisy", noisy)
+    monkeypatch.setitem(HOOKS, "sum", lambda cfg: Sum())
+    keys: dict[str, Any] = {"INPUT__MAPPER": "noisy", "SOLVER__HOOKS": ("sum",), "DATASETS__TEST": ()}
+    name = register()
+    work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
+    work(tmp_path, name, **keys)
+    with pytest.raises(UserError, match=r"another config \(SOLVER\.HOOKS \['sum'\] -> \[\]\)"):
+        work(tmp_path, name, "--resume", **keys | {"SOLVER__HOOKS": ()}, SOLVER__MAX_ITER=4)
+    work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
+    whole, parts = (torch.load(tmp_path / f / "model_final.pth") for f in ("whole", "out"))
+    assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
+    key = next(key for key in whole["trainer"]["hooks"] if key.endswith("Sum"))
+    assert whole["trainer"]["hooks"][key] == parts["trainer"]["hooks"][key] != {"total": 0.0}
+    plain = work(tmp_path, name, DATASETS__TEST=(), SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "plain"))
+    assert "MAPPER" not in yaml.safe_load(plain["config"])["INPUT"]
+    changed = torch.load(tmp_path / "plain/model_final.pth")["model"]["backbone.bottom_up.stem.conv1.weight"]
+    assert not torch.equal(changed, whole["model"]["backbone.bottom_up.stem.conv1.weight"])
+
+
+@needs_detectron2
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mapper_that_fails_ends_the_run_in_one_line(
+    tmp_path: Path, register: Callable[..., str], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    def give_up(record: dict[str, Any]) -> None:
+        if record["image_id"] == 3:
+            raise OSError("no such tape")
+
+    monkeypatch.setitem(MAPPERS, "gone", lambda cfg, is_train: lambda record: None)
+    monkeypatch.setitem(MAPPERS, "tape", lambda cfg, is_train: give_up)
+    keys: dict[str, Any] = {"DATALOADER__NUM_WORKERS": workers, "OUTPUT_DIR": str(tmp_path / "run")}
+    with pytest.raises(UserError, match=r"^INPUT\.MAPPER returned nothing for .*\.png; return a record$"):
+        work(tmp_path, register(), INPUT__MAPPER="gone", **keys)
+    only_3 = register(lambda records: records.__setitem__(slice(None), records[2:3]))
+    with pytest.raises(UserError, match=r"3\.png cannot be read: no such tape$"):
+        work(tmp_path, only_3, INPUT__MAPPER="tape", **keys)
+
+
+def no_field(records: list[dict[str, Any]]) -> None:
+    del records[1]["height"]
+
+
+def other_label(records: list[dict[str, Any]]) -> None:
+    records[1]["annotations"][0]["category_id"] = 3
+
+
+@needs_detectron2
+@pytest.mark.parametrize(
+    ("change", "metadata", "keys", "message"),
+    [
+        (no_field, {}, {}, r"record 1 of data set own_0 lacks height; add what Detectron2 reads"),
+        (other_label, {}, {}, r"record 1 of data set own_0 has category_id 3; it must be from 0 to 2, a position in"),
+        (None, {"thing_classes": []}, {}, r"own_0 has no categories; set MetadataCatalog.get\('own_0'\).thing_classes"),
+        (None, {}, {"MODEL__ROI_HEADS__NUM_CLASSES": 2}, r"own_0 has 3 categories; set .*NUM_CLASSES 3, not 2"),
+    ],
+)  # fmt: skip
+def test_records_that_cannot_train_are_refused_before_the_first_iteration(
+    tmp_path: Path, register: Callable[..., str], change: Any, metadata: Any, keys: Any, message: str
+) -> None:
+    name = register(*([change] if change else []), **metadata)
+    with pytest.raises(UserError, match=message):
+        work(tmp_path, name, **keys)
+    assert not (tmp_path / "out" / "metrics.json").exists()
+
+
+@needs_detectron2
+def test_categories_of_train_and_test_are_compared(tmp_path: Path, register: Callable[..., str]) -> None:
+    names = (register(), register(thing_classes=["c1", "c3", "c2"]))
+    with pytest.raises(UserError, match=r"category 2 in the order of ids is 'c2' in own_0, but 'c3' in own_1"):
+        work(tmp_path, names[0], DATASETS__TEST=(names[1],))
+
+
+@needs_detectron2
+def test_names_are_looked_up_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
+    def refuse(**keys: Any) -> None:
+        early.refuse_inputs(tiny_coco.config(tmp_path / "out", register(), **keys), eval_only=False, weights=True)
+
+    refuse()
+    with pytest.raises(UserError, match=r"'own_l' is not coco:.*--import the module .*; did you mean 'own_\d'\?"):
+        refuse(DATASETS__TRAIN=("own_l",))
+    with pytest.raises(UserError, match=r"DATASETS\.TEST has own_\d, whose evaluator_type is 'lvis'; only 'coco' is "):
+        refuse(DATASETS__TEST=(register(evaluator_type="lvis"),))
+    with pytest.raises(UserError, match=r"no annotation file at nowhere\.json of own_\d"):
+        refuse(DATASETS__TEST=(register(json_file="nowhere.json"),))
+    with pytest.raises(
+        UserError, match=r"INPUT\.MAPPER names 'mine', but the imported modules register none; --import"
+    ):
+        refuse(INPUT__MAPPER="mine")
+    HOOKS["mine"] = lambda cfg: pytest.fail("not built before the start")
+    try:
+        with pytest.raises(UserError, match=r"SOLVER\.HOOKS names 'mind', but .* register mine; .*did you mean 'mine'"):
+            refuse(SOLVER__HOOKS=("mine", "mind"))
+    finally:
+        del HOOKS["mine"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"DATASETS__TRAIN": ("squares",)}, r"data set 'squares' is not coco:.*need --engine detectron2$"),
+        ({"INPUT__MAPPER": "squares"}, r"INPUT\.MAPPER is 'squares' \(only '' is supported\); .* or use Detectron2"),
+        ({"SOLVER__HOOKS": ("norm",)}, r"SOLVER\.HOOKS is \['norm'\] \(only \[\] is supported\); .* or use Detectron2"),
+    ],
+)
+def test_the_torchvision_engine_refuses_what_is_detectron2s(tmp_path: Path, keys: Any, message: str) -> None:
+    words = tiny_coco.command(tmp_path, "coco_2017_val", "torchvision", **keys)
+    with pytest.raises(UserError, match=message):
+        train_net.main(words)
+
+
+def test_a_name_that_was_set_later_is_another_training(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(load_config(None).dump())
+    check_same_training(load_config(None), tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"another config \(INPUT\.MAPPER '' -> 'mine'\)"):
+        check_same_training(load_config(None, ["INPUT.MAPPER", "mine"]), tmp_path / "config.yaml")
+
+
+@needs_detectron2
+@pytest.mark.slow
+def test_a_module_of_the_command_line_is_imported_by_every_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from transfer import HOOKS\nHOOKS['fails'] = lambda cfg: 1 / 0\n")
+    words = tiny_coco.command(tmp_path, tiny_coco.write(tmp_path / "data"), "detectron2", SOLVER__HOOKS=("fails",))
+    command = [
+        sys.executable,
+        "transfer/train_net.py",
+        "--num-gpus",
+        "2",
+        "--import",
+        str(tmp_path / "mine.py"),
+        *words,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done.stderr

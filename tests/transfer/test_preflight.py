@@ -1,0 +1,81 @@
+"""What fine-tuning checks before it imports torch: categories, ends of the data, and the size of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.common import disk
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer import train_net
+from transfer.coco import data
+from transfer.config import load_config
+from transfer.size import _heads, checkpoint_bytes
+from transfer.torchvision_engine.model import build_model
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    "recipe", ["coco_R50_FPN_1x_random", "Base-Mask-RCNN-FPN-1x-4conv1fc", "demo_keypoint_R18_FPN_people"]
+)
+def test_the_values_of_a_detector(recipe: str) -> None:
+    cfg = load_config(CONFIGS / f"{recipe}.yaml")
+    state = build_model(cfg, torch.device("cpu")).state_dict()
+    expected = disk.BACKBONE[f"resnet{cfg.MODEL.RESNETS.DEPTH}"] + _heads(cfg.MODEL)
+    assert sum(tensor.numel() for tensor in state.values()) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)])
+@pytest.mark.parametrize("freeze_at", [0, 5])
+def test_the_checkpoints_of_a_training_have_the_size_that_was_expected(
+    tmp_path: Path, engine: str, freeze_at: int
+) -> None:
+    keys = {"SOLVER__CHECKPOINT_PERIOD": 1, "DATASETS__TEST": (), "MODEL__BACKBONE__FREEZE_AT": freeze_at}
+    words = tiny_coco.command(tmp_path, tiny_coco.write(tmp_path / "data"), engine, **keys)
+    train_net.work(train_net.parse(words))
+    cfg = load_config(None, words[4:])
+    one = checkpoint_bytes(cfg) / 4  # two, the final one, and one that is gone
+    files = sorted((tmp_path / "out").glob("*.pth"))
+    assert [file.name for file in files] == ["model_0000000.pth", "model_0000001.pth", "model_final.pth"]
+    assert all(file.stat().st_size == pytest.approx(one, rel=0.02) for file in files)
+
+
+def check(*names: str, classes: int = 3) -> None:
+    data.refuse_unreadable(names, classes)
+
+
+def test_categories_and_ends_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, val = (tiny_coco.write(tmp_path / split) for split in ("train", "val"))
+    check(train, val)
+    with pytest.raises(UserError, match=r"train/annotations\.json has 3 categories; set .*NUM_CLASSES 3, not 80"):
+        check(train, val, classes=80)
+    path = tmp_path / "val" / "annotations.json"
+    content = json.loads(path.read_text())
+    content["categories"].reverse()
+    content["categories"][0]["id"], content["categories"][2]["id"] = 7, 21
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"category 1 in the order of ids is 'c1' in .*, but 'c3' in .*val"):
+        check(train, val)
+    last = tmp_path / "train" / "6.png"
+    last.write_bytes(last.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"cannot decode image .*train/6\.png|cannot read image .*train/6\.png"):
+        check(train)
+    check(f"{train}:skip_bad")  # its bad records are skipped later
+    monkeypatch.setattr(data, "_LARGE_BYTES", 1000)
+    check(train, val, classes=80)  # too slow to read here
+
+
+def test_of_cocos_own_images_those_in_the_folder_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    (tmp_path / "coco/annotations").mkdir(parents=True)
+    (tmp_path / "coco/annotations/instances_val2017.json").write_text("not read here")
+    (tmp_path / "coco/val2017").mkdir()
+    for name in ("000000000139.jpg", "000000581781.jpg", "z.txt"):
+        (tmp_path / "coco/val2017" / name).write_text("no image")
+    with pytest.raises(UserError, match=r"000000000139\.jpg.* not in a known image format|cannot .*000000000139\.jpg"):
+        check("coco_2017_val", classes=80)

@@ -1,0 +1,66 @@
+"""Exports a pretrained backbone to timm, transformers or ONNX, a fine-tuned detector to ONNX, and verifies the result.
+
+python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl_timm --format timm
+python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl --format transformers
+python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl.onnx --format onnx
+python tools/export.py runs/coco_R50_FPN_1x_jcl exports/detector.onnx --format onnx
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.files import check_name, existing_file
+from pretrain.common.run_folder import cannot_write
+
+_NEEDS = {"timm": (), "transformers": ("transformers",), "onnx": ("onnxscript", "onnxruntime")}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
+    parser.add_argument("output", metavar="OUTPUT", help="a new folder; for onnx, a new file that ends in .onnx")
+    parser.add_argument("--format", choices=list(_NEEDS), required=True, help="what will read it")
+    parser.add_argument(
+        "--image", default="", metavar="FILE",
+        help="verify a detector with this image, on which it must find something; default: its first test images",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    check_name(args.output, "OUTPUT")
+    source, output = Path(args.source), Path(args.output)
+    if not os.path.isdir(source):
+        existing_file(source, "run folder or checkpoint")
+    if args.image:
+        existing_file(args.image, "image")
+    if (output.suffix == ".onnx") != (args.format == "onnx"):
+        raise UserError(f"OUTPUT {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
+    if os.path.lexists(output):
+        raise UserError(f"{output} exists; name another, or remove it first")
+    if missing := [name for name in _NEEDS[args.format] if find_spec(name) is None]:
+        raise UserError(f"--format {args.format} needs {', '.join(missing)}; install it: pip install -e '.[export]'")
+    from tools.exporting import backbone  # imports torch; a mistake should not wait for that
+
+    try:
+        if args.format == "onnx" and backbone.is_detector(source):
+            from tools.exporting import detector  # imports onnxscript
+
+            done = detector.export(source, output, args.image)
+        elif args.image:
+            raise UserError("--image verifies a detector; a backbone is verified with a drawn image")
+        else:
+            done = backbone.export(backbone.read(source), output, args.format)
+    except OSError as error:
+        if error.errno is None:  # of a library, which is no failure of the disk
+            raise
+        raise cannot_write(output, error) from error
+    found = ", ".join(f"{name} {error:.1e}" for name, error in done.items())
+    print(f"{source} -> {output}\none image through both: largest relative difference {found}")
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -1,0 +1,93 @@
+"""Data sets by their names in Detectron2's DatasetCatalog: its own, and those that a module of the user's registers.
+
+The Detectron2 engine trains on the records that they return. It evaluates those whose metadata have the
+``evaluator_type`` coco, against their ``json_file`` if they have one, and else against their own records.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from pretrain.common import extensions
+from pretrain.common.errors import UserError, nearest, shortlist
+from pretrain.common.run_folder import atomic_write, json_text
+
+_FIELDS = ("file_name", "height", "width", "image_id")
+
+
+def metadata(name: str) -> Any:
+    """Detectron2's metadata of a data set.
+
+    Raises:
+        UserError: no such name, or Detectron2 is not installed.
+    """
+    known: list[str] = []
+    if importlib.util.find_spec("detectron2") is not None:
+        extensions.load()
+        from detectron2.data import DatasetCatalog, MetadataCatalog  # slow to import
+
+        known = DatasetCatalog.list()
+    if name not in known:
+        raise UserError(
+            f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER, and is not in Detectron2's DatasetCatalog; "
+            f"--import the module that registers it{nearest(name, known)}"
+        )
+    return MetadataCatalog.get(name)
+
+
+def files(name: str) -> tuple[Path, Path] | None:
+    """The annotation file in COCO's format and the image folder of a data set that has them."""
+    found = metadata(name)
+    if found.get("evaluator_type") != "coco" or not found.get("json_file"):
+        return None
+    return Path(found.json_file), Path(found.get("image_root", ""))
+
+
+def unmapped_classes(name: str) -> list[str] | None:
+    """The names of a data set's labels, unless its metadata map labels to the ids of its file, or have no names."""
+    found = metadata(name)
+    return None if found.get("thing_dataset_id_to_contiguous_id") else found.get("thing_classes")
+
+
+def refuse_other_evaluators(name: str) -> None:
+    """Raises UserError for a data set that COCO's metrics are not meant for."""
+    if (kind := metadata(name).get("evaluator_type", "")) != "coco":
+        raise UserError(
+            f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; only 'coco' is supported: set it in "
+            f"MetadataCatalog.get({name!r}) if COCO's metrics are meant"
+        )
+
+
+def prepare(name: str, copy: Path | None) -> list[str]:
+    """Checks the records of a data set without files, before the first iteration reads them.
+
+    Args:
+        copy: where to write them in COCO's format, for the evaluation.
+
+    Returns:
+        The categories' names in the order of their labels.
+
+    Raises:
+        UserError: metadata or records lack what the engine reads.
+    """
+    from detectron2.data import DatasetCatalog
+    from detectron2.data.datasets.coco import convert_to_coco_dict
+
+    records, found = DatasetCatalog.get(name), metadata(name)
+    classes: list[str] = list(found.get("thing_classes") or ())
+    if not classes:
+        raise UserError(f"data set {name} has no categories; set MetadataCatalog.get({name!r}).thing_classes")
+    for index, record in enumerate(records):
+        if missing := [field for field in _FIELDS if field not in record]:
+            raise UserError(f"record {index} of data set {name} lacks {shortlist(missing)}; add what Detectron2 reads")
+        for label in (one.get("category_id") for one in record.get("annotations", ())):
+            if label not in range(len(classes)):
+                raise UserError(
+                    f"record {index} of data set {name} has category_id {label}; it must be from 0 to "
+                    f"{len(classes) - 1}, a position in thing_classes"
+                )
+    if copy:
+        atomic_write(copy, json_text({"annotations": [], **convert_to_coco_dict(name)}))
+    return classes

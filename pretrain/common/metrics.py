@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,32 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
     return _lines(Path(output_dir) / "metrics.json")
 
 
+def append(path: Path, iteration: int, values: Mapping[str, float | int | str]) -> None:
+    """Appends a line to a metrics file.
+
+    Raises:
+        UserError: the disk is full, or the file cannot be written.
+    """
+    try:
+        with open(path, "a") as file:
+            file.write(json_text({"iteration": iteration, **values}) + "\n")
+    except OSError as error:
+        raise cannot_write(path, error, resume=True) from error
+
+
+@contextlib.contextmanager
+def writing_in(folder: str | Path) -> Iterator[None]:
+    """TensorBoard's errors, which a thread of its own meets and the next call raises, as one line.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(Path(folder), error, resume=True) from error
+
+
 class MetricsWriter:
     """`metrics.json` (one JSON object per line, as Detectron2 writes it), TensorBoard events, and `Loggers`.
 
@@ -40,19 +67,17 @@ class MetricsWriter:
         drop_metrics(output_dir, start_iteration)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
-        self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
+        with writing_in(output_dir):
+            self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
         self._loggers = Loggers(output_dir)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
-        try:
-            with open(self._path, "a") as file:
-                file.write(json_text({"iteration": iteration, **values}) + "\n")
-        except OSError as error:
-            raise cannot_write(self._path, error, resume=True) from error
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._events.add_scalar(name, value, iteration)
+        append(self._path, iteration, values)
+        with writing_in(self._path.parent):
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(name, value, iteration)
         self._loggers.update()
 
     def holds(self, iteration: int, name: str) -> bool:
@@ -60,7 +85,8 @@ class MetricsWriter:
         return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
 
     def close(self) -> None:
-        self._events.close()
+        with writing_in(self._path.parent):
+            self._events.close()
         self._loggers.close()
 
 

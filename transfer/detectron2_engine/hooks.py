@@ -10,12 +10,13 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
-from detectron2.utils.events import EventWriter
+from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
 from fvcore.nn.precise_bn import get_bn_modules
 
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped
 from pretrain.common.loggers import Loggers
+from pretrain.common.metrics import append, writing_in
 from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps, summary
@@ -26,19 +27,62 @@ from ..distributed import pool_batch_norm, reported, until_stopped
 from ..stream import mix
 
 log = logging.getLogger("detectron2.transfer")
+PERIOD = 20  # iterations per line, and over which Detectron2 takes medians
 
 
-class SendMetrics(EventWriter):
-    """Feeds the loggers from metrics.json, which the writer before this one has written."""
+class MetricsFile(EventWriter):
+    """metrics.json and what the loggers get of it.
+
+    Detectron2's writer writes no scalar of an iteration of which it has written another, so it has to wait for the
+    evaluation, and a kill during that costs the losses.
+    """
 
     def __init__(self, output_dir: str) -> None:
-        self._loggers = Loggers(output_dir)
+        self._path, self._loggers = Path(output_dir) / "metrics.json", Loggers(output_dir)
+        self._written: dict[str, int] = {}  # name -> iteration
 
     def write(self) -> None:
+        lines: dict[int, dict[str, float]] = {}
+        for name, (value, iteration) in get_event_storage().latest_with_smoothing_hint(PERIOD).items():
+            if iteration > self._written.get(name, -1):
+                lines.setdefault(iteration, {})[name] = value
+                self._written[name] = iteration
+        for iteration in sorted(lines):
+            append(self._path, iteration, dict(sorted(lines[iteration].items())))
         self._loggers.update()
 
     def close(self) -> None:
         self._loggers.close()
+
+
+class Events(TensorboardXWriter):
+    """Detectron2's TensorBoard writer, whose errors are one line."""
+
+    def __init__(self, output_dir: str) -> None:
+        super().__init__(output_dir, PERIOD)
+        self._folder = output_dir
+
+    def write(self) -> None:
+        with writing_in(self._folder):
+            super().write()
+
+    def close(self) -> None:
+        with writing_in(self._folder):
+            super().close()
+
+
+class WriteMetrics(HookBase):
+    """Writes metrics.json before a checkpoint may be written, which would resume behind these iterations."""
+
+    trainer: Any
+
+    def __init__(self, metrics: MetricsFile) -> None:
+        self._metrics = metrics
+
+    def after_step(self) -> None:
+        done = self.trainer.iter + 1
+        if done % PERIOD == 0 or done == self.trainer.max_iter:
+            self._metrics.write()
 
 
 class CountSkippedSteps(HookBase):

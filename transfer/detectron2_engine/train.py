@@ -19,6 +19,7 @@ from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import build_model
 from detectron2.utils import comm
+from detectron2.utils.events import CommonMetricPrinter
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules
 
@@ -36,13 +37,16 @@ from ..stream import mix
 from ..weights import Weights, check_config, load_weights
 from .data import TestBatches, TrainingBatches, register
 from .hooks import (
+    PERIOD,
     Checkpointer,
     CountSkippedSteps,
     Evaluation,
+    Events,
+    MetricsFile,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
-    SendMetrics,
     StopOnRequest,
+    WriteMetrics,
 )
 
 log = logging.getLogger("detectron2.transfer")
@@ -95,7 +99,7 @@ def run(
         model = build_model(own)
         load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return evaluate(own, model, visualize)
-    if comm.is_main_process():  # before the trainer opens the file; Detectron2 writes these lines twice
+    if comm.is_main_process():  # a resumed run would write these lines again
         drop_metrics(out, state["iteration"] + 1 if state else 0)
     trainer = Trainer(own, visualize)
     with contextlib.closing(trainer):
@@ -171,7 +175,10 @@ class Trainer(DefaultTrainer):
             self.precise_bn = PreciseBatchNorm(
                 cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
-        self._writers = [*self.build_writers(), SendMetrics(cfg.OUTPUT_DIR)] if comm.is_main_process() else []
+        self._metrics, self._writers = None, []
+        if comm.is_main_process():
+            self._metrics = MetricsFile(cfg.OUTPUT_DIR)
+            self._writers = [CommonMetricPrinter(self.max_iter, PERIOD), self._metrics, Events(cfg.OUTPUT_DIR)]
         self.register_hooks(self.build_hooks())
 
     def close(self) -> None:
@@ -190,11 +197,12 @@ class Trainer(DefaultTrainer):
             hooks.IterationTimer(),
             hooks.LRScheduler(),
             *(HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())),
+            WriteMetrics(self._metrics) if self._metrics else None,
             SaveBeforeEvaluation(),
             self.precise_bn,
             hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,
             Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate),
-            hooks.PeriodicWriter(self._writers, period=20) if is_main else None,
+            hooks.PeriodicWriter(self._writers, PERIOD) if is_main else None,
             StopOnRequest(self._device),
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,19 @@ class Events(TensorboardXWriter):
             super().close()
 
 
-class WriteMetrics(HookBase):
-    """Writes metrics.json before a checkpoint may be written, which would resume behind these iterations."""
+class WriteBeforeCheckpoint(HookBase):
+    """Writes what was measured before a checkpoint may be written, from which a run resumes behind these iterations."""
 
     trainer: Any
 
-    def __init__(self, metrics: MetricsFile) -> None:
-        self._metrics = metrics
+    def __init__(self, writers: Sequence[EventWriter]) -> None:
+        self._writers = writers
 
     def after_step(self) -> None:
         done = self.trainer.iter + 1
         if done % PERIOD == 0 or done == self.trainer.max_iter:
-            self._metrics.write()
+            for writer in self._writers:
+                writer.write()
 
 
 class CountSkippedSteps(HookBase):
@@ -159,8 +161,11 @@ class Evaluation(hooks.EvalHook):
         if trainer.pending:
             if trainer.precise_bn:
                 trainer.precise_bn.update_stats()
-            if complete and comm.is_main_process():
-                trainer.save("model_final")
+            if comm.is_main_process():  # the checkpoints that come between precise BN and evaluation
+                if trainer.start_iter % trainer.cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+                    trainer.save(f"model_{trainer.iter:07d}")
+                if complete:
+                    trainer.save("model_final")
             if not complete:
                 self._do_eval()
             self._forget_checkpoint()

@@ -46,7 +46,7 @@ from .hooks import (
     PreciseBatchNorm,
     SaveBeforeEvaluation,
     StopOnRequest,
-    WriteMetrics,
+    WriteBeforeCheckpoint,
 )
 
 log = logging.getLogger("detectron2.transfer")
@@ -175,10 +175,7 @@ class Trainer(DefaultTrainer):
             self.precise_bn = PreciseBatchNorm(
                 cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
-        self._metrics, self._writers = None, []
-        if comm.is_main_process():
-            self._metrics = MetricsFile(cfg.OUTPUT_DIR)
-            self._writers = [CommonMetricPrinter(self.max_iter, PERIOD), self._metrics, Events(cfg.OUTPUT_DIR)]
+        self._writers = [MetricsFile(cfg.OUTPUT_DIR), Events(cfg.OUTPUT_DIR)] if comm.is_main_process() else []
         self.register_hooks(self.build_hooks())
 
     def close(self) -> None:
@@ -192,12 +189,13 @@ class Trainer(DefaultTrainer):
         Those come before whatever saves their state or writes their scalars.
         """
         cfg, is_main = self.cfg, comm.is_main_process()
+        early = [CommonMetricPrinter(self.max_iter, PERIOD), *self._writers[:1]]
         return [
             CountSkippedSteps(self._trainer.grad_scaler) if isinstance(self._trainer, AMPTrainer) else None,
             hooks.IterationTimer(),
             hooks.LRScheduler(),
             *(HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())),
-            WriteMetrics(self._metrics) if self._metrics else None,
+            WriteBeforeCheckpoint(early) if is_main else None,
             SaveBeforeEvaluation(),
             self.precise_bn,
             hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,

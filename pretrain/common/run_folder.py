@@ -169,6 +169,14 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
+class _LogFile(logging.FileHandler):
+    """Loses what a full disk cannot hold without a traceback per line; the run's own files say what is wrong."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
     """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others).
 
@@ -185,7 +193,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     try:
         make_folder(path.parent)
-        file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
+        file = _LogFile(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     except OSError as error:
         raise cannot_write(path, error) from error
     escape_unprintable()

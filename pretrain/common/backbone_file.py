@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import checkpoint
 from .errors import UserError, shortlist
-from .resnet_names import DEPTHS, to_torchvision
+from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
@@ -58,7 +58,17 @@ def load_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     Raises:
         UserError: a file that is missing, damaged or changed since its conversion, or what `extract_backbone` refuses.
     """
-    return extract_backbone(read_weights_file(checkpoint.resolve(path)), encoder)
+    file = read_weights_file(checkpoint.resolve(path))
+    backbone = extract_backbone(file, encoder)
+    trained_with = file.provenance.get  # of a conversion
+    if trained_with("INPUT.FORMAT") == "BGR" or (
+        trained_with("MODEL.RESNETS.STRIDE_IN_1X1") and is_bottleneck(backbone.arch)
+    ):
+        raise UserError(
+            f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet takes RGB and "
+            "strides in the 3x3, where these weights compute other features: they serve detectors only"
+        )
+    return backbone
 
 
 def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:

@@ -113,11 +113,12 @@ class _Owner:
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
 
     def _refuse_if_alive(self, path: Path) -> None:
+        named_by = time.monotonic() + 2 * _NAMELESS_AFTER_S  # on a full disk, nothing tells how old a file is
         while True:
             owner, silent_s = _read(path), _seconds_since_touch(path)
             if silent_s is None or _is_dead(owner, self._me, silent_s):
                 return
-            if not owner:  # it should have a name in a moment
+            if not owner and time.monotonic() < named_by:  # it should have a name in a moment
                 time.sleep(0.2)
                 continue
             if owner.get("place") == self._me["place"] or silent_s < 2 * _TOUCH_PERIOD_S:

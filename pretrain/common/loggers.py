@@ -74,9 +74,10 @@ class Loggers:
 
     def update(self) -> None:
         """Sends the lines that were added to metrics.json since the last call."""
-        if not self._names:
+        path = self._folder / "metrics.json"
+        if not self._names or not path.is_file():  # a run that ended before its first line has none
             return
-        with open(self._folder / "metrics.json", "rb") as file:
+        with open(path, "rb") as file:
             file.seek(self._read)
             lines = [line for line in file if line.endswith(b"\n")]
         self._read += sum(map(len, lines))

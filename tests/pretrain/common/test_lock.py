@@ -161,6 +161,16 @@ def test_an_owner_killed_before_it_wrote_its_name_is_waited_for_shortly(
         assert _files(tmp_path) == [".owner.2.json"]
 
 
+def test_an_owner_without_a_name_on_a_full_disk_is_not_waited_for_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_NAMELESS_AFTER_S", 0.2)
+    monkeypatch.setattr(lock, "_seconds_since_touch", lambda path: 0.0)  # what it gives where no file can be made
+    (tmp_path / ".owner.1.json").write_text("")
+    with pytest.raises(UserError, match="is in use"):
+        lock._Owner(tmp_path, "pretraining", "")
+
+
 def test_an_owner_that_this_user_may_not_read_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_text = Path.read_text
 

@@ -88,6 +88,12 @@ def logger(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return request.param
 
 
+def test_a_run_without_a_line_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "wanted", lambda: ["wandb"])
+    loggers.Loggers(tmp_path).update()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_numbers_are_those_of_the_file_and_a_resumed_run_doubles_none(logger: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "jcl"
     folder.mkdir(parents=True)

@@ -34,6 +34,7 @@ from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, over_ranks
 from .recipes import RECIPES
+from .signs import Signs
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .view_ops import finish
 from .watch import Watch
@@ -56,6 +57,7 @@ class _Run:
     metrics: MetricsWriter | None
     probe_data: ProbeData | None
     progress: Progress
+    signs: Signs = dataclasses.field(default_factory=Signs)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -214,6 +216,8 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
     if run.training.scaler.is_enabled():
         notes |= run.watch.skipped.values()
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
+    for line in run.signs.see(done, done / run.steps_per_epoch, means):
+        run.log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
 
 

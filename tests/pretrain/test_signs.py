@@ -1,0 +1,46 @@
+"""Warnings about a run whose loss is finite, from the numbers of its log lines."""
+
+import pytest
+import torch
+from PIL import Image
+
+from pretrain.signs import CAUSES, Signs
+from tests.pretrain.runs import run
+
+
+OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
+
+
+def lines_of(values, name, first_epoch=1.0):
+    signs = Signs()
+    return [signs.see(10 * i, first_epoch + i, {"loss": 5.0, name: value}) for i, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])
+def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
+    lines = lines_of([bad, bad, good, bad, bad, bad, bad, good, bad, bad, bad], name)
+    assert [len(found) for found in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert lines[5] == [f"step 60: {name} is {bad:.3g}: {CAUSES[name]}"]
+
+
+def test_the_first_epoch_says_nothing():
+    assert not any(lines_of([0.01] * 4, "feature_spread", first_epoch=-4.5))
+
+
+def test_a_loss_that_jumps_is_reported_and_noise_is_not():
+    signs = Signs()
+    noise = torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist()
+    assert not any(signs.see(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
+    (line,) = signs.see(60, 2.0, {"loss": 12.0})
+    assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
+    assert not signs.see(61, 2.0, {"loss": 13.0})  # of the same jump
+
+
+@pytest.mark.parametrize("method", ["mocov2", "simclr", "ressl", "sce"])
+def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_finite(tmp_path, method):
+    images = tmp_path / "images"
+    images.mkdir()
+    for index in range(16):
+        Image.new("RGB", (40, 40)).save(images / f"{index}.png")
+    run(images, tmp_path / "run", "SOLVER.EPOCHS", "3", "METHOD.NAME", method, *OF_JCL_ALONE)
+    assert (tmp_path / "run/log.txt").read_text().count(CAUSES["feature_spread"]) == 1

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import submitit
 
 from pretrain.common import interrupt
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, one_line
 
 from . import slurm
 from .controller import ATTEMPT
@@ -31,6 +31,7 @@ from .spec import StageSpec
 
 LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `attach` knows which it was
 _WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to get a signal
+_REQUEUE_FOR_S, _REQUEUE_PERIOD_S = 600.0, 5.0  # SLURM ends the job before, unless it was asked to stop early
 _WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
 
 
@@ -129,15 +130,28 @@ class PreemptionHandler:
         try:
             try:
                 self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
-            except OSError as error:  # of the file in which submitit counts time-outs; the job can run from the old one
-                warn(f"warning: {error}; the job is requeued without counting this time-out")
-                self._env._requeue(0)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._requeue_again(error)
         except Exception as error:
-            # SLURM's signal to a requeued job also reaches scontrol, or SLURM was first to requeue.
-            if isinstance(error, subprocess.SubprocessError) and _has_ended(self._env):
-                return
             self._record.fail(error)
             raise
+
+    def _requeue_again(self, error: OSError | subprocess.SubprocessError) -> None:
+        """Repeats a requeue that failed: a scheduler that restarts or is under load would lose the job.
+
+        An OSError may come from the file in which submitit counts time-outs: the job can run from the old one.
+        """
+        deadline = time.monotonic() + _REQUEUE_FOR_S
+        # SLURM's signal to a requeued job also reaches scontrol, or SLURM was first to requeue.
+        while not (isinstance(error, subprocess.SubprocessError) and _has_ended(self._env)):
+            warn(f"warning: {one_line(error)}; the job is requeued again")
+            try:
+                return self._env._requeue(0)
+            except (OSError, subprocess.SubprocessError) as again:
+                if time.monotonic() > deadline:
+                    raise
+                error = again
+            time.sleep(_REQUEUE_PERIOD_S)
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name

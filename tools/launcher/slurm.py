@@ -23,10 +23,11 @@ def partitions() -> tuple[dict[str, tuple[str, int]], str]:
     found: dict[str, tuple[str, int]] = {}
     default = ""
     for line in (_run(["sinfo", "-h", "-o", "%P|%l|%D"], 20) or "").splitlines():
-        name, limit, nodes = line.split("|")
-        if name.endswith("*"):
-            default = name = name[:-1]
-        found[name] = (limit, int(nodes) + found.get(name, ("", 0))[1])
+        listed = re.fullmatch(r"([^|*]+)(\*?)\|([^|]+)\|(\d+)", line.strip())
+        if listed:
+            name, is_default, limit, nodes = listed.groups()
+            default = name if is_default else default
+            found[name] = (limit, int(nodes) + found.get(name, ("", 0))[1])
     return found, default
 
 
@@ -59,14 +60,14 @@ def cancel(job_id: str, now: bool) -> None:
     """Raises UserError where scancel refuses, is missing or does not answer."""
     command = ["scancel", *(["--signal=KILL"] if now else []), job_id]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or str(error)
         raise UserError(f"scancel {job_id} failed: {' '.join(str(reason).split())}; try again") from error
 
 
 def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
-    """States by id and name; None where the program is missing, does not answer, or fails by itself."""
+    """States by id and name; None where the program is missing, does not answer, fails by itself, or talks nonsense."""
     text = _run(command)
     if text is None:
         return None
@@ -75,12 +76,12 @@ def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         state = _MEANING.get(state, state)
         found[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
-    return found
+    return found if found or not text.strip() else None
 
 
 def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if asked.returncode and "Invalid job id" not in asked.stderr:  # also an answer: the job ended long ago

@@ -99,6 +99,33 @@ def test_a_slow_requeue_that_worked_is_no_failure(tmp_path: Path, monkeypatch: p
     assert attempts(tmp_path, "7")[-1]["state"] == "requeued"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "code", "state"), [(100.0, 0, "requeued"), (0.0, None, "failed")], ids=["in time", "never"]
+)
+def test_a_requeue_that_slurm_does_not_take_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, code: int | None, state: str
+):
+    scontrol = "echo slurm_update error: Unable to contact slurm controller >&2; exit 1"
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=scontrol)
+    monkeypatch.setattr(job, "_REQUEUE_FOR_S", seconds)
+    monkeypatch.setattr(job, "_REQUEUE_PERIOD_S", 0.01)
+    env, calls = Environment(), []
+
+    def requeue(_countdown: int) -> None:
+        calls.append("scontrol")
+        if len(calls) < 4:
+            subprocess.check_call(["scontrol", "requeue", "7"], stderr=subprocess.DEVNULL)
+
+    env._requeue = requeue
+    if code is None:
+        with pytest.raises(subprocess.CalledProcessError):
+            stop(env, tmp_path, signal.SIGUSR2, lambda *_: requeue(3))
+    else:
+        assert stop(env, tmp_path, signal.SIGUSR2, lambda *_: requeue(3)) == code
+        assert len(calls) == 4
+    assert attempts(tmp_path, "7")[-1]["state"] == state
+
+
 def test_a_full_disk_does_not_keep_a_job_from_being_requeued(tmp_path: Path, capsys: pytest.CaptureFixture):
     def requeue(_number: int, _frame: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.tools.launcher.helpers import programs
 from tools.launcher import options, resolve, stages
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
@@ -180,3 +181,27 @@ def test_a_stage_of_one_process_keeps_one_gpu_if_it_has_use_for_it(gpus: int, ke
     assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, kept)
     assert asked.fitting(stages.convert("runs/a", "a.pth")).gpus_per_node == 0
     assert asked.fitting(spec("pretrain")) == asked
+
+
+SINFO = r"printf 'gpu*|2:00:00|2\nlong|infinite|1\nlong|infinite|3\n'"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"partition": "lnog"}, "no partition 'lnog' on this cluster (it has gpu, long); did you mean 'long'?"),
+        ({"time": "2:01:00"}, "--time 121 minutes is above partition gpu's limit of 2:00:00"),
+        ({"partition": "long", "nodes": 5}, "--nodes 5, but partition long has 4"),
+    ],
+)
+def test_a_partition_that_cannot_take_the_job_is_refused_before_sbatch(tmp_path, monkeypatch, asked, message):
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sinfo=SINFO)
+    with pytest.raises(UserError) as raised:
+        resolve.resolve({"cluster": "slurm", **asked})
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("sinfo", ["exit 1", "echo '<html>Bad gateway</html>'", r"printf '\377|x\n'", "echo 'a|b|c|d'"])
+def test_a_scheduler_that_fails_or_talks_nonsense_refuses_no_partition(tmp_path, monkeypatch, sinfo):
+    programs(monkeypatch, tmp_path, "/usr/bin:/bin", sinfo=sinfo)
+    assert resolve.resolve({"cluster": "slurm", "partition": "any"}).partition == "any"

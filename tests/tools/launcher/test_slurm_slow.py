@@ -85,6 +85,18 @@ def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCl
     assert status.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
 
 
+def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
+    (job,) = submit([fake(tmp_path, "count", 300, 0.1)], replace(slurm_options, nodes=2))
+    for number in range(10):
+        wait_for(lambda: len(attempts(tmp_path, job.job_id)) > number and is_counting(tmp_path, job.job_id), 120)
+        preempt(slurm_cluster, seconds=1)
+        wait_for(lambda: last_attempt(tmp_path, job.job_id)["state"] != "running")
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
+    assert reasons(tmp_path, job.job_id) == [("requeued", "SIGUSR2")] * 10 + [("done", "")]
+    for rank in range(2):
+        assert steps(tmp_path, rank) == list(range(300))
+
+
 @pytest.mark.parametrize(("is_deaf", "reason"), [(False, "SIGUSR2"), (True, "not stopped in time")])
 def test_a_run_longer_than_its_time_limit_comes_back(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_deaf: bool, reason: str

@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
-from pretrain.common.errors import UserError, run_command_line  # noqa: E402
+from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.lock import claim  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
 from tools.reporting import published, seeds, spread, sweeps  # noqa: E402
-from tools.reporting.document import Report, Table, markdown, printable  # noqa: E402
+from tools.reporting.document import Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
 from tools.reporting.pictures import Pictures, draw  # noqa: E402

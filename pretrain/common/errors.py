@@ -27,14 +27,21 @@ def escape_unprintable() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def printable(text: str) -> str:
+    r"""Escapes what a terminal would obey or could not show (``\x1b``, ``\udcff``): a file may be from somebody else."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def one_line(error: BaseException) -> str:
     """The text of any exception in one line, or its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text, or its type where it has none: torch's errors have many."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return printable(next(iter(str(error).splitlines()), "")) or type(error).__name__
 
 
 def shortlist(names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, escape_unprintable, first_line, one_line
+from .errors import UserError, escape_unprintable, first_line, one_line, printable
 
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
@@ -189,7 +189,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    form = logging.Formatter("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
+    form = _Printable("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     try:
         make_folder(path.parent)
@@ -203,6 +203,12 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
         handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
         logger.addHandler(handler)
     return logger
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """The line or lines of a record; names of images and keys come from files."""
+        return printable(super().format(record))
 
 
 def write_environment(output_dir: str | Path) -> None:

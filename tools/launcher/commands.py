@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pretrain.common import loggers
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, printable
 from pretrain.common.run_folder import make_folder, read_json
 
 from . import checks, control, stages
@@ -77,7 +77,7 @@ def report(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace) -> None:
     from tools.reporting.compare import compare as differences
 
-    print(differences(*map(Path, args.runs)))
+    print(printable(differences(*map(Path, args.runs))))
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -108,6 +108,7 @@ def resume(args: argparse.Namespace) -> int:
     for kind in ("pipeline", "sweep"):
         path = folder / "launch" / f"{kind}.json"
         if path.exists():
+            _refuse_anothers(path)
             record = read_json(path)
             file = record.get("file")
             if not isinstance(file, str):
@@ -120,6 +121,7 @@ def resume(args: argparse.Namespace) -> int:
     (path,) = control.launch_files(folder)[:1]
     if path.parents[1] != folder:
         raise UserError(f"{folder} is not a run folder; name one, such as {path.parents[1]}")
+    _refuse_anothers(path)
     record = read_json(path)
     spec = StageSpec.from_json(record.get("spec"))
     if ENTRIES.get(spec.stage) != spec.entry:
@@ -129,6 +131,16 @@ def resume(args: argparse.Namespace) -> int:
     if os.path.realpath(spec.folder) != os.path.realpath(folder):
         raise UserError(f"{folder} was {spec.folder} when its stage was started; start the stage by its command")
     return _start(spec, from_record(record, path), args)
+
+
+def _refuse_anothers(record: Path) -> None:
+    """Refuses a record that another user wrote: its set-up lines and modules would run with the rights of this one."""
+    owner = record.stat().st_uid
+    if owner != os.getuid():
+        raise UserError(
+            f"{record} belongs to another user (uid {owner}), and what it says would run as you; continue the run by its "
+            "own command instead, in a folder that you may write"
+        )
 
 
 def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, printable
 
 from .control import is_finished, job_state, launch_files, read_launch
 
@@ -47,6 +48,11 @@ def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
     return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
 
 
+def _shown(line: str) -> str:
+    """A line without what would move the cursor, retitle the window and the like; colors stay."""
+    return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
+
+
 class Tail:
     """Copies what is new in a job's files to this process's output, without submitit's own lines.
 
@@ -68,4 +74,4 @@ class Tail:
                 stream = sys.stdout if path.suffix == ".out" else sys.stderr
                 for line in lines.decode(errors="replace").splitlines():
                     if not line.startswith("submitit "):
-                        print(f"{self._prefix}{line}", file=stream, flush=True)
+                        print(f"{self._prefix}{_shown(line)}", file=stream, flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, printable
 from pretrain.common.run_folder import read_json
 
 from . import slurm
@@ -167,7 +167,7 @@ def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
         rows = [row for one in stages for row in _rows(one)]
         notes = [note for one in stages if one["state"] != "damaged" for note in _notes(one)]
         head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
-        print("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes]))
+        print(printable("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes])))
     if damaged:
         raise UserError("; ".join(damaged))
 

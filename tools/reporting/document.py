@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import tabulate
 
+from pretrain.common.errors import printable
+
 from .files import Found
 from .runs import Item
 
@@ -85,11 +87,6 @@ def grid(table: Table) -> str:
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def printable(text: str) -> str:
-    """Escapes bytes of a path that are not UTF-8, as in ``\\udcff``: they could not be printed otherwise."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _bullets(lines: Iterable[str]) -> str:

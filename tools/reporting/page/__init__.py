@@ -11,8 +11,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pretrain.common.errors import printable
+
 from .. import charts, curves, provenance
-from ..document import Report, Table, printable
+from ..document import Report, Table
 from ..files import Plan, short_names
 
 _FOLDER = Path(__file__).parent

@@ -1,0 +1,161 @@
+"""What files from somebody else cannot do: the tests that SECURITY.md names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.common.errors import UserError, one_line
+from pretrain.common.run_folder import setup_logging
+from pretrain.config import load_config
+from tests.pretrain.runs import overrides
+from tests.tools.reporting.runs import detector, write
+from tools import convert_to_d2, launch, report
+from tools.launcher import pipeline, resolve, stages, sweep
+from tools.launcher.options import Options
+from transfer.config import load_config as load_detector_config
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return open, (str(self.marker), "w")
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "code has run"
+
+
+def test_the_payload_works(marker: Path):
+    pickle.loads(pickle.dumps(Payload(marker)))
+    assert marker.exists()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda file: load_config(file, []),
+        lambda file: load_detector_config(file, []),
+        pipeline.load,
+        sweep.load,
+        lambda file: resolve.resolve({"cluster": "local"}, str(file)),
+    ],
+    ids=["pretraining", "detector", "pipeline", "sweep", "site"],
+)
+@pytest.mark.parametrize("tag", ["python/object/apply", "python/object/new"])
+def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any], tag: str):
+    file = marker.with_name("a.yaml")
+    file.write_text(f"OUTPUT_DIR: !!{tag}:builtins.open ['{marker}', w]\n")
+    with pytest.raises(UserError):
+        read(file)
+    assert not marker.exists()
+
+
+def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
+    """A run folder as the launcher leaves it, with ``text`` wherever a text stands."""
+    logs = folder / "launch/submission"
+    (folder / "launch/ranks").mkdir(parents=True)
+    logs.mkdir()
+    spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
+    job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1}
+    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(Options()), "jobs": [job]}
+    (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
+    rank = {"state": "failed", "started": 0, "host": text, "reason": text, "rank": 0, "attempt": 0, "error": text,
+            "failure": {"rank": 0, "host": text, "error": text}}  # fmt: skip
+    (folder / f"launch/ranks/submission.{jobs_id}.0.0.json").write_text(json.dumps(rank))
+    for kind in ("out", "err"):
+        (logs / f"{jobs_id}_0_log.{kind}").write_text(f"\x1b[32mgreen\x1b[0m {text}\n")
+    (folder / "environment.txt").write_text(f"git: {text}\n")
+    found = {"source": text, "method": text, "epoch": text}
+    write(folder, detector(weights=found))
+    (folder / "config.yaml").write_text(json.dumps({"METHOD": {"NAME": text}}))
+    return folder
+
+
+COMMANDS = {
+    "report": lambda folder: report.main([str(folder)]),
+    "status": lambda folder: launch.main(["status", str(folder)]),
+    "logs": lambda folder: launch.main(["logs", str(folder)]),
+    "compare": lambda folder: launch.main(["compare", str(folder), str(folder.with_name("other"))]),
+    "convert": lambda folder: convert_to_d2.main([str(folder), str(folder.with_name("out.pth"))]),
+    "resume": lambda folder: launch.main(["resume", str(folder)]),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_foreign_run_folder_runs_no_code(marker: Path, command: str, capsys: pytest.CaptureFixture):
+    folder = run_folder(marker.with_name("run"), "a")
+    run_folder(marker.with_name("other"), "b")
+    for name in ("1_submitted.pkl", "1_0_result.pkl"):
+        (folder / "launch/submission" / name).write_bytes(pickle.dumps(Payload(marker)))
+    torch.save({"step": 1, "state_dict": Payload(marker)}, folder / "checkpoint_final.pth")
+    (folder / "model_final.pkl").write_bytes(pickle.dumps(Payload(marker)))
+    (folder / "config.yaml").write_text(f"SEED: !!python/object/apply:builtins.open ['{marker}', w]\n")
+    assert answered(command, folder, capsys)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "convert"])
+def test_control_sequences_do_not_reach_the_terminal(marker: Path, command: str, capsys: pytest.CaptureFixture):
+    folder = run_folder(marker.with_name("run"), ESCAPES)
+    run_folder(marker.with_name("other"), ESCAPES[::-1])
+    shown = answered(command, folder, capsys).replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert "owned" in shown
+    assert all(line.isprintable() for line in shown.replace("\t", " ").split("\n")), repr(shown)
+
+
+def answered(command: str, folder: Path, capsys: pytest.CaptureFixture) -> str:
+    """What a command shows on both streams, the one line of an error included."""
+    try:
+        COMMANDS[command](folder)
+    except UserError as error:
+        print(one_line(error))
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+def test_control_sequences_do_not_reach_the_log(tmp_path: Path):
+    log = setup_logging(tmp_path)
+    log.info(f"image {ESCAPES}")
+    logging.getLogger("elsewhere").info("not ours")
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert line.endswith(r"image \x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe" + r"\r") and line.isprintable()
+
+
+@pytest.mark.parametrize("kind", ["launch", "pipeline", "sweep"])
+def test_another_users_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    folder = run_folder(tmp_path / "run", "a")
+    (folder / "launch/launch.json").rename(folder / f"launch/{kind}.json")
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(UserError, match=rf"{kind}.json belongs to another user \(uid \d+\).* by its own command"):
+        launch.main(["resume", str(folder)])
+
+
+@pytest.mark.parametrize("name", ["checkpoint_0000000001.pth", "checkpoint_final.pth"])
+def test_a_checkpoint_that_is_resumed_runs_no_code(marker: Path, images: Path, name: str):
+    from pretrain.train import main
+
+    folder = marker.with_name("run")
+    cfg = load_config(None, overrides(images, folder))
+    folder.mkdir()
+    (folder / "config.yaml").write_text(cfg.dump())
+    torch.save({"step": 1, "state_dict": Payload(marker)}, folder / name)
+    with pytest.raises(UserError, match="unsafe-pickle"):
+        main(cfg)
+    assert not marker.exists()

@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | test-lowest | lint | docs | site | demo | demo-quick | clean
+# make setup | detectron2 | test | test-all | test-lowest | test-newest | lock | audit | lint | docs | site | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -11,6 +11,8 @@ DETECTRON2 ?=
 export DETECTRON2
 # Of pyproject.toml; with dev,docs,export,loggers nothing is skipped for want of a package.
 EXTRAS ?= dev,docs
+# 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
+LOCKED ?=
 # Of the demo: detectron2 or torchvision, each in a run folder of its own; empty: the file's, in runs/demo.
 ENGINE ?=
 # 1: with Detectron2's compiled part, which this project does not call.
@@ -25,7 +27,7 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
 # Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 2 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all test-lowest lint docs site demo demo-quick clean
+.PHONY: help setup detectron2 test test-all test-lowest test-newest lock audit lint docs site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
@@ -33,6 +35,9 @@ help:
 	@echo "                 COMPILED=1 with its compiled part, which this project does not call"
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-newest the same with the newest"
+	@echo "make lock        requirements.lock anew: the newest versions with their hashes; make setup LOCKED=1 installs them"
+	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
 	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files"
 	@echo "make site        the documentation as a site, in build/site"
@@ -54,7 +59,8 @@ $(READY): pyproject.toml
 	fi; \
 	[ -x $(BIN)/python ] || "$$found" -m venv $(VENV)
 	@echo "setting up $(VENV) (a minute or two the first time)"
-	@$(BIN)/python -m pip -q install -e '.[$(EXTRAS)]'
+	@$(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock)
+	@$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.[$(EXTRAS)]')
 	@$(BIN)/python tools/install_detectron2.py --cached-only
 	@touch $@
 
@@ -68,12 +74,26 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
-# The lowest version of every dependency that pyproject.toml allows, in its own environment, without Detectron2.
-test-lowest: setup
+# The lowest or newest version of every dependency that pyproject.toml allows, in its own environment, without Detectron2.
+test-lowest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-lowest test-newest: test-%: setup
 	@$(BIN)/python -m pip -q install 'uv>=0.5'
-	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-lowest
-	@$(BIN)/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
-	@$(ONE_THREAD) .venv-lowest/bin/python -m pytest $(IN_PARALLEL)
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-$*
+	@$(BIN)/uv pip install -q --python .venv-$*/bin/python --resolution $(RESOLUTION) -e '.[dev]'
+	@$(ONE_THREAD) .venv-$*/bin/python -m pytest $(IN_PARALLEL)
+
+# The newest versions, with the hashes of their files, for Python 3.11 on x86-64.
+lock: setup
+	@$(BIN)/python -m pip -q install 'uv>=0.5'
+	@$(BIN)/uv pip compile -q --upgrade pyproject.toml --extra dev --extra docs --extra export --extra loggers --generate-hashes \
+	    --python-version 3.11.5 --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url \
+	    --custom-compile-command 'make lock' -o requirements.lock
+
+# --strict: a package that cannot be looked up is an error, too.
+audit: setup
+	@$(BIN)/python -m pip -q install 'pip-audit>=2.7'
+	@$(BIN)/pip-audit --strict --disable-pip -r requirements.lock
 
 lint: setup
 	@status=0; \
@@ -96,5 +116,5 @@ demo-quick: setup
 	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo_quick.yaml $(SIDE_BY_SIDE)
 
 clean:
-	rm -rf $(VENV) .venv-lowest build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-lowest .venv-newest build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,7 +27,8 @@ from transfer import config_help as fine_tuning
 from transfer import train_net
 
 ROOT = Path(__file__).resolve().parents[1]
-_ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
+          "SECURITY.md": "security.md"}  # fmt: skip
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 

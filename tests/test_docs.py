@@ -183,11 +183,19 @@ def test_every_test_that_is_named_exists() -> None:
     assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
 
 
+@pytest.mark.parametrize("page", ["docs/faults.md", "SECURITY.md"])
+def test_a_table_whose_last_column_is_the_test_has_one_in_every_row(page: str) -> None:
+    (table,) = re.findall(r"^\|[^\n]*\| test \|\n\|[-| ]+\|\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.MULTILINE)
+    rows = table.splitlines()
+    assert len(rows) >= 5
+    assert [row for row in rows if not re.search(r"`test_\w+`", row.rstrip(" |").rpartition("| ")[2])] == []
+
+
 def test_every_page_is_in_the_sites_menu() -> None:
     names = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(names) == sorted(
         [*(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT),
-         "index.md", "contributing.md", "changelog.md"]
+         "index.md", "contributing.md", "changelog.md", "security.md"]
     )  # fmt: skip
 
 

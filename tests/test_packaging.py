@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = (ROOT / "requirements.lock").read_text()
 README = (ROOT / "README.md").read_text()
 
 
@@ -65,6 +67,17 @@ def test_every_package_that_is_imported_is_declared() -> None:
     providers = metadata.packages_distributions()
     missing = {name for name in names if not declared & {one.lower() for one in providers.get(name, [])}}
     assert len(names) > 10 and not missing
+
+
+def test_the_lock_file_has_every_dependency_with_hashes() -> None:
+    """CI installs it, so that a dependency which it lacks, or has in a version that is not allowed, would go untested."""
+    entries = re.findall(r"^([\w.-]+)==(\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", LOCK, re.MULTILINE)
+    assert len(entries) == len(re.findall(r"^[^#\s]", LOCK, re.MULTILINE)) > 100
+    locked = {name: version for name, version, _ in entries}
+    extras = PROJECT["project"]["optional-dependencies"]
+    asked = PROJECT["project"]["dependencies"] + [one for name in extras if name != "peers" for one in extras[name]]
+    for one in map(Requirement, asked):
+        assert one.specifier.contains(locked[one.name]), one
 
 
 def test_p2t_runs_the_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

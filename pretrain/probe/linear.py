@@ -104,6 +104,8 @@ def _train(
         heads.load(state)
         step, losses = state["step"], state["losses"].to(device)
         run.log.info(f"resumed at step {step} of {total_steps}")
+        if distributed.is_main():  # it may have been killed before it removed the one before
+            checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
     progress = Progress(total_steps, step, cfg.LINEAR.IMS_PER_BATCH, run.log, metrics is not None, "linear")
     stop, score = AgreedStop(device), heads.score(val, held_out)

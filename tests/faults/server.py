@@ -55,9 +55,12 @@ def _command(job: dict[str, Any], pipe: int) -> None:
     os.chdir(job["folder"])
     rule = [word.encode() if isinstance(word, str) else word for word in job["rule"]]
     _LIBC.faults_set(*rule[:3], ctypes.c_long(rule[3]), rule[4], ctypes.c_long(rule[5]), rule[6])
+    from pretrain.common import interrupt
     from pretrain.common.errors import run_command_line
 
     status: Any = 1
+    if job["module"] == "transfer.train_net":
+        interrupt.install_handlers()  # as it does where it is started, not imported
     try:
         run_command_line(importlib.import_module(job["module"]).main)
     except SystemExit as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,10 @@ def test_an_interrupted_stage_goes_on(
     assert ended.status == 0, f"{where}, then: {ended.text}"
     assert not left_over(tmp_path), where
     again = content(tmp_path)
-    assert again.keys() == expected.keys()
+    # A detector that is told to stop keeps the checkpoint of that iteration, and Detectron2 logs a line then.
+    kept = {key for key in again if re.fullmatch(r"run/model_\d+\.pth", key)} if number == signal.SIGTERM else set()
+    assert again.keys() - kept == expected.keys() - kept, where
+    if kept and name == "detectron2":
+        again["run/metrics.json"] = [line for line in again["run/metrics.json"] if line in expected["run/metrics.json"]]
     assert [key for key in expected if again[key] != expected[key]] == [], where
     assert set(os.listdir("/dev/shm")) <= shared_memory

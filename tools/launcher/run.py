@@ -28,9 +28,9 @@ class StageFailed(Exception):
 
 def run_stage(spec: StageSpec, options: Options) -> int:
     """Runs a stage as a command line does; returns the exit status."""
-    is_attached = options.cluster == "local"
+    is_here = options.cluster != "slurm"
     try:
-        with interrupt.handled() if is_attached else contextlib.nullcontext():
+        with interrupt.handled() if is_here else contextlib.nullcontext():
             execute(spec, options)
     except StageFailed as failure:
         print(str(failure), file=sys.stderr)

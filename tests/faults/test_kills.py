@@ -1,4 +1,4 @@
-"""Every stage is interrupted at file system calls all over its run; the next start ends as an uninterrupted run does."""
+"""Every stage is interrupted at file system calls all over its run; the next start ends as if it had not been."""
 
 from __future__ import annotations
 

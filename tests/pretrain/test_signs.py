@@ -7,7 +7,6 @@ from PIL import Image
 from pretrain.signs import CAUSES, Signs
 from tests.pretrain.runs import run
 
-
 OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
 
 

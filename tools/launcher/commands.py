@@ -134,7 +134,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _refuse_anothers(record: Path) -> None:
-    """Refuses a record that another user wrote: its set-up lines and modules would run with the rights of this one."""
+    """Refuses a record that another user wrote: its set-up lines and modules would run as this one."""
     owner = record.stat().st_uid
     if owner != os.getuid():
         raise UserError(

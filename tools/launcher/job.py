@@ -146,7 +146,8 @@ class PreemptionHandler:
         while not (isinstance(error, subprocess.SubprocessError) and _has_ended(self._env)):
             warn(f"warning: {one_line(error)}; the job is requeued again")
             try:
-                return self._env._requeue(0)
+                self._env._requeue(0)
+                return
             except (OSError, subprocess.SubprocessError) as again:
                 if time.monotonic() > deadline:
                     raise

@@ -88,7 +88,7 @@ def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCl
 def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit([fake(tmp_path, "count", 300, 0.1)], replace(slurm_options, nodes=2))
     for number in range(10):
-        wait_for(lambda: len(attempts(tmp_path, job.job_id)) > number and is_counting(tmp_path, job.job_id), 120)
+        wait_for(lambda n=number: len(attempts(tmp_path, job.job_id)) > n and is_counting(tmp_path, job.job_id), 120)
         preempt(slurm_cluster, seconds=1)
         wait_for(lambda: last_attempt(tmp_path, job.job_id)["state"] != "running")
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)

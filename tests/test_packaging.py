@@ -70,7 +70,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 
 def test_the_lock_file_has_every_dependency_with_hashes() -> None:
-    """CI installs it, so that a dependency which it lacks, or has in a version that is not allowed, would go untested."""
+    """CI installs it: what it lacks, or has in a version that is not allowed, would go untested."""
     entry = r"^([\w.-]+)==(\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
     entries = re.findall(entry, LOCK, re.MULTILINE)
     assert len(entries) == len(re.findall(r"^[^#\s]", LOCK, re.MULTILINE)) > 100

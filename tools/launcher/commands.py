@@ -138,8 +138,8 @@ def _refuse_anothers(record: Path) -> None:
     owner = record.stat().st_uid
     if owner != os.getuid():
         raise UserError(
-            f"{record} belongs to another user (uid {owner}), and what it says would run as you; continue the run by its "
-            "own command instead, in a folder that you may write"
+            f"{record} belongs to another user (uid {owner}), and what it says would run as you; continue the run by "
+            "its own command instead, in a folder that you may write"
         )
 
 

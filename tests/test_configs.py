@@ -114,7 +114,7 @@ def test_the_demo_is_the_one_that_was_measured() -> None:
     detector = load_detector_config(ROOT / plan["TRANSFER"]["mask"], [])
     solver, runs = detector.SOLVER, [branch["PRETRAIN"] for branch in plan["BRANCHES"].values() if "PRETRAIN" in branch]
     (epochs,) = {load_config(ROOT / run).SOLVER.EPOCHS for run in runs}
-    assert (data.scenes, solver.MAX_ITER, [*solver.STEPS], solver.IMS_PER_BATCH) == (100, 200, [160], 4)
+    assert (data.scenes, solver.MAX_ITER, [*solver.STEPS], solver.IMS_PER_BATCH) == (100, 300, [240], 4)
     assert data.output in detector.DATASETS.TRAIN[0] and data.output in detector.DATASETS.TEST[0]
     measured = " ".join((ROOT / "README.md").read_text().split())
     assert (

@@ -6,7 +6,7 @@ SEEDS: [1, 2, 3]                           # optional: every branch once per see
 BASELINE: random                           # optional: the branch that others are compared with, seed by seed
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
-  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
+  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere; with SEEDS, {seed} in it stands for the seed
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
@@ -87,6 +87,7 @@ def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     for (name, given), seed in itertools.product(plan["BRANCHES"].items(), _seeds(plan["SEEDS"], path) or [""]):
         branch = _checked(given, _BRANCH, f"{path}: branch {single_word(name, f'branch in {path}')}")
         branch["SEED"] = ["SEED", seed] if seed else []
+        branch["WEIGHTS"] = branch["WEIGHTS"].replace("{seed}", seed)
         branch["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
         name = _branch_name(name, seed)
         branches[name] = branch

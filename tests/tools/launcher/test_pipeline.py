@@ -41,11 +41,13 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         "KNN: own\nDISTRIBUTIONS: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
         f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}}}\n"
+        '  other: {WEIGHTS: "runs/{seed}.pth"}\n'
     )
     graph = pipeline.load("p.yaml")
     nodes = {node.key: node for node in graph.nodes}
     of_branch = {"random": ("knn", "distributions", "long", "short")}
     of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
+    of_branch["other"] = of_branch["moco"][1:]
     assert set(nodes) == {"data/a", "data/b"} | {
         f"{name}_seed={seed}/{stage}" for name, names in of_branch.items() for stage in names for seed in (4, 7)
     }
@@ -62,7 +64,8 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     }  # fmt: skip
     assert yaml.safe_load(long.config)["SOLVER"] == {"MAX_ITER": 9}
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
-    folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco")}
+    assert nodes["other_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
+    folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", "other")}
     assert graph.facts == {"engine": "", "branches": folders, "baseline": "random"}
 
 
@@ -71,7 +74,7 @@ def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
     graph = pipeline.load(str(path))
     used = {node.spec.stage for node in graph.nodes}
-    assert "pretrain" in used and used & {"knn", "linear", "transfer", "distributions"}
+    assert used & {"pretrain", "convert"} and used & {"knn", "linear", "transfer", "distributions"}
     assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
 
 

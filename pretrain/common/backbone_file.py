@@ -88,7 +88,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
     if isinstance(named, str) and named in DEPTHS and named != arch:
         raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
     conv1 = picked.get("conv1.weight")
-    stem = "cifar" if conv1 is not None and conv1.shape[-1] == 3 else "imagenet"
+    stem = "cifar" if conv1 is not None and conv1.shape[-1:] == (3,) else "imagenet"
     state = check_tensors(picked, arch, stem, path)
     return BackboneFile(arch, stem, state, head, _provenance(file, chosen, arch, stem))
 

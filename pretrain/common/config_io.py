@@ -77,13 +77,15 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     _check_keys(cfg, leaves, f" in {path}")
     for key, value in leaves.items():
         _check_value(key, value, f" in {path}")
+        _refuse_none(key, value, get(cfg, key), f" in {path}")
     _widen(loaded, cfg)
     try:
         cfg.merge_from_other_cfg(CfgNode(loaded))
     except _NOT_MERGED as error:
         if mismatch := _mismatch(error, cfg):
             key, expected = mismatch
-            raise UserError(f"{key} in {path} must be {expected}, not {_shorten(repr(leaves[key]), 60)}") from error
+            given = _shorten(repr(leaves.get(key, {})), 60)
+            raise UserError(f"{key} in {path} must be {expected}, not {given}") from error
         raise UserError(f"{path}: {_shorten(one_line(error))}") from error
     for key in leaves:  # text in quotes may have become a number
         _check_value(key, get(cfg, key), f" in {path}")
@@ -106,7 +108,9 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
     for key, value in zip(words[::2], words[1::2], strict=True):
         try:
             is_float = isinstance(get(cfg, key), float) and value.lstrip("+-").isdigit()
+            before = get(cfg, key)
             cfg.merge_from_list([key, f"{value}.0" if is_float else value])
+            _refuse_none(key, get(cfg, key), before)
         except _NOT_MERGED as error:
             if mismatch := _mismatch(error, cfg):
                 raise UserError(f"{key} must be {mismatch[1]}, not {_shorten(repr(value), 60)}") from error
@@ -160,6 +164,12 @@ def _check_value(key: str, value: Any, where: str = "") -> None:
             raise UserError(f"{key}{where} is {value!r}, which is not UTF-8; rename the file or folder") from error
     if key == "OUTPUT_DIR" and isinstance(value, str):
         check_name(value, f"OUTPUT_DIR{where}")
+
+
+def _refuse_none(key: str, value: Any, before: Any, where: str = "") -> None:
+    """yacs takes None for a value of any type."""
+    if value is None and before is not None:
+        raise UserError(f"{key}{where} must be {kind(before)}, not None")
 
 
 def _shorten(text: str, length: int = 300) -> str:

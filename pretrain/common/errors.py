@@ -35,8 +35,9 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of any exception in one line, or its type where it has none."""
-    return printable(" ".join(str(error).split())) or type(error).__name__
+    """The text of any exception in one line of at most 2,000 characters, or its type where it has none."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= 2000 else f"{text[:1500]} [{len(text) - 1900} characters] {text[-400:]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 NASTY: tuple[Any, ...] = (
-    None, True, False, "", " ", "x", "\x00", "\x1b[2J", "../../x", "/dev/zero", "a" * 10_000, "é\u202e\ud800", "1e400", "nan",
-    "None", "[", "%s%n", "{seed}", 0, 1, -1, 2**31, -(2**63), 2**64, 10**400, 0.0, -0.0, 1e-320, 1e308, math.inf, -math.inf,
-    math.nan, [], {}, [[]], [None], {"": None}, {"a": {"a": {"a": {}}}}, [0] * 1000,
+    None, True, False, "", " ", "x", "\x00", "\x1b[2J", "../../x", "/dev/zero", "a" * 10_000, "é\u202e\ud800", "1e400",
+    "nan", "None", "[", "%s%n", "{seed}", 0, 1, -1, 2**31, -(2**63), 2**64, 10**400, 0.0, -0.0, 1e-320, 1e308, math.inf,
+    -math.inf, math.nan, [], {}, [[]], [None], {"": None}, {"a": {"a": {"a": {}}}}, [0] * 1000,
 )  # fmt: skip
-_WORDS = (b"\x00" * 8, b"\xff" * 8, b"\n", b"'", b"{", b"}", b"[", b"]", b": ", b"!!python/name:os.system", b"&a *a", b"\xef\xbb\xbf",
-          b"\x80\x02", b"PK\x03\x04", b"9" * 400, b"1e999", b"NaN", b"<<: ", b"\\u0000", b"../")  # fmt: skip
+_WORDS = (b"\x00" * 8, b"\xff" * 8, b"\n", b"'", b"{", b"}", b"[", b"]", b": ", b"!!python/name:os.system", b"&a *a",
+          b"\xef\xbb\xbf", b"\x80\x02", b"PK\x03\x04", b"9" * 400, b"1e999", b"NaN", b"<<: ", b"\\u0000",
+          b"../")  # fmt: skip
 
 
 def value(rng: random.Random, given: Any, others: Sequence[Any] = ()) -> Any:
@@ -40,9 +41,11 @@ def value(rng: random.Random, given: Any, others: Sequence[Any] = ()) -> Any:
             if name in _keys(other):
                 container[key] = _copied(other[name])
         elif isinstance(at, (int, float)) and not isinstance(at, bool):
-            container[key] = rng.choice((-at, at + 1, at * 1e6, str(at), [at], at / 3, float(at) if abs(at) < 1e300 else 0))
+            container[key] = rng.choice(
+                (-at, at + 1, at * 1e6, str(at), [at], at / 3, float(at) if abs(at) < 1e300 else 0)
+            )
         elif isinstance(at, str):
-            container[key] = data(rng, [at.encode(errors="surrogateescape")]).decode(errors="surrogateescape")
+            container[key] = data(rng, [at.encode(errors="replace")]).decode(errors="replace")
         elif isinstance(container, list):
             container.insert(key, _copied(at))
         else:

@@ -44,11 +44,12 @@ def read_launch(file: Path) -> dict[str, Any]:
     """
     data = read_json(file)
     jobs = data.get("jobs")
-    keys = {"id", "cluster", "name", "logs", "host", "tasks"}
+    kinds = {"id": str, "cluster": str, "name": str, "logs": str, "host": str, "tasks": int}
     if not isinstance(data.get("spec"), dict) or not isinstance(jobs, list) or not jobs:
         raise UserError(f"{file} names no job; it is damaged, or another file")
-    if not all(isinstance(job, dict) and keys <= job.keys() for job in jobs):
-        raise UserError(f"{file} lacks one of {', '.join(sorted(keys))}; it is damaged, or another file")
+    if not all(isinstance(job, dict) and all(isinstance(job.get(key), kinds[key]) for key in kinds) for job in jobs):
+        names = ", ".join(sorted(kinds))
+        raise UserError(f"{file} lacks one of {names}, or has another kind of value; it is damaged, or another file")
     return data
 
 

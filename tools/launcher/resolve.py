@@ -66,7 +66,9 @@ def from_record(record: dict[str, Any], path: Path) -> Options:
     try:
         local = record["options"]["cluster"] != "slurm"  # then a site's setup lines were recorded, but not used
         return resolve({key: value for key, value in record["options"].items() if not (local and key == "setup")})
-    except (KeyError, TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{path} holds no options of a job ({error}); it is damaged, or of another version; start the run by its "
             "own command"

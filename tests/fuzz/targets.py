@@ -1,0 +1,295 @@
+"""What is fuzzed: readers of files that a user or a fault may have changed, each with valid files to begin from.
+
+A reader may refuse a file with a UserError. If it accepts it, what it returns must be right as far as can be told.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import random
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from pycocotools.coco import COCO
+from safetensors.torch import save as save_safetensors
+
+from pretrain.common import checkpoint, image_io
+from pretrain.common.backbone_file import load_backbone
+from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
+from tests.fuzz import mutate
+from tests.pretrain import runs
+from tests.resnets import moco, resnet_state
+from tests.transfer import tiny_coco
+from tools.launcher import commands, control, pipeline, resolve, stages, status, sweep
+from tools.launcher.options import Options
+from tools.launcher.spec import StageSpec
+from tools.report import gather
+from transfer.coco import check, data
+from transfer.config import load_config as load_detector_config
+from transfer.convert import read_source
+from transfer.torchvision_engine.data import load_coco
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+_TENSORS = (
+    torch.zeros(()), torch.zeros(0), torch.zeros(2, 3), torch.full((64,), float("nan")),
+    torch.ones(64, dtype=torch.int64),
+    torch.ones(64).to_sparse(), torch.empty(64, device="meta"), torch.ones(64, dtype=torch.complex64), -torch.ones(64),
+    torch.ones(64, dtype=torch.float8_e4m3fn), torch.zeros(1).expand(10**6),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader, and how to make files for it.
+
+    Attributes:
+        name: of the file that it reads.
+        read: given the file; raises UserError, or returns.
+        draw: a mutated file's bytes.
+    """
+
+    name: str
+    read: Callable[[Path], Any]
+    draw: Callable[[random.Random], bytes]
+
+
+def targets(root: Path) -> dict[str, Target]:
+    """All targets; ``root`` is a folder for what they share."""
+    return {
+        "pretraining config": Target("a.yaml", _pretraining_config, _text(_yaml(CONFIGS / "pretrain", "*R18*.yaml"))),
+        "detector config": Target("a.yaml", _detector_config, _text(_yaml(CONFIGS, "demo_*.yaml"))),
+        "overrides": Target("words.txt", _overrides, _words),
+        "pipeline": Target("p.yaml", _load(pipeline), _text(_yaml(CONFIGS / "pipeline", "**/*.yaml"))),
+        "sweep": Target("s.yaml", _load(sweep), _text(_yaml(CONFIGS / "pretrain/sweeps", "*.yaml"))),
+        "site": Target("cluster.yaml", lambda file: resolve.resolve({"cluster": "local"}, str(file)), _text(_SITES)),
+        "launch.json": Target("launch/launch.json", _launch, _json([_launch_record(root)])),
+        "results.json": Target("results.json", lambda file: gather([file.parent]), _json(_results(root))),
+        "coco": Target("annotations.json", _coco(root / "coco"), _json(_coco_contents(root / "coco"))),
+        "image": Target("a.img", _image, lambda rng: mutate.data(rng, _IMAGES)),
+        "checkpoint": Target("checkpoint_00000004.pth", _checkpoint(root), _torch(_checkpoints(root))),
+        "weights .pth": Target("a.pth", _weights, _torch(_STATES)),
+        "weights .pkl": Target("a.pkl", _weights, _pickled),
+        "weights .safetensors": Target("a.safetensors", _weights, _safetensors),
+    }  # fmt: skip
+
+
+def _load(module: Any) -> Callable[[Path], Any]:
+    return lambda file: module.load(str(file))
+
+
+def _yaml(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    return [yaml.safe_load(path.read_text()) for path in sorted(folder.glob(pattern))]
+
+
+def _text(values: list[Any]) -> Callable[[random.Random], bytes]:
+    """YAML: three of four files have a changed value, the others a changed byte."""
+    texts = [yaml.safe_dump(value).encode() for value in values]
+
+    def draw(rng: random.Random) -> bytes:
+        if rng.randrange(4) == 0:
+            return mutate.data(rng, texts)
+        changed = mutate.value(rng, rng.choice(values))
+        return yaml.dump(changed, allow_unicode=rng.random() < 0.5).encode(errors="surrogatepass")
+
+    return draw
+
+
+def _json(values: list[Any]) -> Callable[[random.Random], bytes]:
+    texts = [json.dumps(value).encode() for value in values]
+
+    def draw(rng: random.Random) -> bytes:
+        if rng.randrange(4) == 0:
+            return mutate.data(rng, texts)
+        return json.dumps(mutate.value(rng, rng.choice(values))).encode()
+
+    return draw
+
+
+def _torch(values: list[Any]) -> Callable[[random.Random], bytes]:
+    files = [_saved(value) for value in values]
+
+    def draw(rng: random.Random) -> bytes:
+        if rng.randrange(2) == 0:
+            return mutate.data(rng, files)
+        return _saved(mutate.value(rng, rng.choice(values), _TENSORS))
+
+    return draw
+
+
+def _saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+# Weights without bytes: every tensor is one number, repeated.
+_RESNET = {name: torch.full((), 0.5, dtype=t.dtype).expand(t.shape) for name, t in resnet_state().items()}
+_STATES = [dict(_RESNET), {"state_dict": dict(_RESNET)}, moco(_RESNET, _RESNET)]
+_BLOBS = {
+    "model": {name: np.full((), 0.5, np.float32) for name in _RESNET},
+    "__author__": "x",
+    "matching_heuristics": True,
+}
+
+
+def _pickled(rng: random.Random) -> bytes:
+    arrays = (np.array([None]), np.array(["a"]), np.zeros((2, 3)), np.float32(1), np.zeros(64, ">f4"), np.zeros(0))
+    if rng.randrange(2) == 0:
+        return mutate.data(rng, [pickle.dumps(_BLOBS, protocol=protocol) for protocol in (2, 5)])
+    return pickle.dumps(mutate.value(rng, _BLOBS, arrays), protocol=2)
+
+
+def _safetensors(rng: random.Random) -> bytes:
+    tensors = {"a.weight": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.float16)}
+    return mutate.data(rng, [save_safetensors(tensors, {"provenance": "{}"}), save_safetensors(tensors)])
+
+
+def _weights(file: Path) -> None:
+    for read in (load_backbone, read_source):
+        found = read(file)
+        backbone = found[0] if isinstance(found, tuple) else found
+        assert all(torch.isfinite(tensor).all() for tensor in backbone.state_dict.values())
+
+
+def _pretraining_config(file: Path) -> None:
+    cfg = load_config(file, [])
+    assert from_yaml_text(cfg.dump()).dump() == cfg.dump()
+
+
+def _detector_config(file: Path) -> None:
+    load_detector_config(file, []).dump()
+
+
+def _words(rng: random.Random) -> bytes:
+    keys = [f"{block}.{key}" for block, keys in default_config().items() if isinstance(keys, dict) for key in keys]
+    words = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        words += [rng.choice(keys), str(rng.choice([*mutate.NASTY, "0.1", "1e-3", "[1,2]", "jcl", "True"]))]
+    text = shlex.join(words).encode(errors="replace")
+    return mutate.data(rng, [text]) if rng.randrange(3) == 0 else text
+
+
+def _overrides(file: Path) -> None:
+    try:
+        words = shlex.split(file.read_text(errors="surrogateescape"))
+    except ValueError:  # an open quote: no shell would pass it on
+        return
+    load_config(None, words)
+
+
+_SITES = [
+    {"cluster": "local", "gpus": "0", "stages": {"convert": {"gpus": "0"}}},
+    {"cluster": "slurm", "account": "0042", "time": "4:00:00", "partition": "a,b", "setup": ["module load cuda"],
+     "sbatch": {"constraint": "h100", "exclusive": ""}, "max-timeouts": "3", "stages": {"linear": {"gpus": "1"}}},
+]  # fmt: skip
+
+
+def _launch_record(root: Path) -> dict[str, Any]:
+    spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(root / "run")])
+    job = {"id": "1", "cluster": "local", "name": "knn", "logs": str(root), "host": "h", "tasks": 1, "started": 0.5}
+    return {"spec": spec.to_json(), "options": {**asdict(Options(cluster="local")), "setup": []}, "jobs": [job]}
+
+
+def _launch(file: Path) -> None:
+    status.print_status(file.parents[1])
+    record = control.read_launch(file)
+    spec = StageSpec.from_json(record["spec"])
+    resolve.from_record(record, file)
+    assert commands.ENTRIES.get(spec.stage) is None or isinstance(spec.fingerprint(), str)
+
+
+def _results(root: Path) -> list[Any]:
+    from tests.tools.reporting.runs import detector, pretrain, probe, provenance
+
+    config = pretrain(root / "reported")
+    probe(root / "probed", config, 50.0)
+    found = [json.loads((root / name / "results.json").read_text()) for name in ("reported", "probed")]
+    return [*found, detector(weights=provenance(config))]
+
+
+def _coco_contents(folder: Path) -> list[Any]:
+    found = []
+    for kind in ({}, {"keypoints": True}, {"rle": True}):
+        tiny_coco.write(folder, **kind)
+        found.append(json.loads((folder / "annotations.json").read_text()))
+    return found
+
+
+def _coco(images: Path) -> Callable[[Path], None]:
+    def read(file: Path) -> None:
+        content = data.read(file)
+        if not list(check.check(content, images)):
+            load_coco(f"coco:{file}:{images}")
+        truth = COCO(str(file))
+        for annotation in truth.dataset["annotations"]:
+            if annotation.get("segmentation") and annotation["image_id"] in truth.imgs:
+                truth.annToMask(annotation)
+
+    return read
+
+
+def _pictures() -> list[bytes]:
+    noise = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    forms = [
+        ("PNG", "RGB", {}), ("PNG", "P", {}), ("PNG", "I;16", {}), ("PNG", "RGBA", {}), ("JPEG", "RGB", {"exif": exif}),
+        ("JPEG", "CMYK", {}), ("JPEG", "L", {"progressive": True}), ("WEBP", "RGB", {}), ("BMP", "RGB", {}),
+        ("GIF", "P", {}), ("TIFF", "RGB", {"compression": "tiff_lzw"}), ("PPM", "RGB", {}),
+    ]  # fmt: skip
+    found = []
+    for form, mode, more in forms:
+        image = Image.fromarray(noise).convert("L" if mode == "I;16" else mode)
+        if mode == "I;16":
+            image = Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
+        file = io.BytesIO()
+        image.save(file, form, **more)
+        found.append(file.getvalue())
+    return found
+
+
+_IMAGES = _pictures()
+
+
+def _image(file: Path) -> None:
+    found = image_io.decode(file.read_bytes(), "a")
+    assert found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3 and found.size
+    image_io.open_upright(str(file))
+
+
+def _checkpoints(root: Path) -> list[Any]:
+    cfg = _checkpoint_config(root)
+    training = runs.training(cfg)
+    state = to_checkpoint(training, cfg, 4, 6, 0)
+    state["state_dict"] = {
+        name: torch.full((), 0.5).to(t.dtype).expand(t.shape) for name, t in state["state_dict"].items()
+    }
+    return [state]
+
+
+def _checkpoint_config(root: Path) -> Any:
+    return load_config(None, runs.overrides(root / "images", root / "pretrained"))
+
+
+def _checkpoint(root: Path) -> Callable[[Path], None]:
+    cfg = _checkpoint_config(root)
+    training = runs.training(cfg)
+
+    def read(file: Path) -> None:
+        checkpoint.read(file)
+        found = find_checkpoint(cfg, file.parent, lambda _: None)
+        assert found is not None
+        step = from_checkpoint(training, found[1], lambda _: None)
+        assert step >= 0 and all(torch.isfinite(p).all() for p in training.objective.model.parameters())
+
+    return read

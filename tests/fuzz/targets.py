@@ -66,8 +66,8 @@ class Target:
 def targets(root: Path) -> dict[str, Target]:
     """All targets; ``root`` is a folder for what they share."""
     return {
-        "pretraining config": Target("a.yaml", _pretraining_config, _text(_yaml(CONFIGS / "pretrain", "*R18*.yaml"))),
-        "detector config": Target("a.yaml", _detector_config, _text(_yaml(CONFIGS, "demo_*.yaml"))),
+        "pretraining_config": Target("a.yaml", _pretraining_config, _text(_yaml(CONFIGS / "pretrain", "*R18*.yaml"))),
+        "detector_config": Target("a.yaml", _detector_config, _text(_yaml(CONFIGS, "demo_*.yaml"))),
         "overrides": Target("words.txt", _overrides, _words),
         "pipeline": Target("p.yaml", _load(pipeline), _text(_yaml(CONFIGS / "pipeline", "**/*.yaml"))),
         "sweep": Target("s.yaml", _load(sweep), _text(_yaml(CONFIGS / "pretrain/sweeps", "*.yaml"))),
@@ -77,9 +77,9 @@ def targets(root: Path) -> dict[str, Target]:
         "coco": Target("annotations.json", _coco(root / "coco"), _json(_coco_contents(root / "coco"))),
         "image": Target("a.img", _image, lambda rng: mutate.data(rng, _IMAGES)),
         "checkpoint": Target("checkpoint_00000004.pth", _checkpoint(root), _torch(_checkpoints(root))),
-        "weights .pth": Target("a.pth", _weights, _torch(_STATES)),
-        "weights .pkl": Target("a.pkl", _weights, _pickled),
-        "weights .safetensors": Target("a.safetensors", _weights, _safetensors),
+        "weights_pth": Target("a.pth", _weights, _torch(_STATES)),
+        "weights_pkl": Target("a.pkl", _weights, _pickled),
+        "weights_safetensors": Target("a.safetensors", _weights, _safetensors),
     }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from pretrain.common.errors import UserError, one_line
 from tests.fuzz.targets import Target, targets
 
 NAMES = (
-    "pretraining config", "detector config", "overrides", "pipeline", "sweep", "site", "launch.json", "results.json",
-    "coco", "image", "checkpoint", "weights .pth", "weights .pkl", "weights .safetensors",
+    "pretraining_config", "detector_config", "overrides", "pipeline", "sweep", "site", "launch.json", "results.json",
+    "coco", "image", "checkpoint", "weights_pth", "weights_pkl", "weights_safetensors",
 )  # fmt: skip
 FOUND = sorted((Path(__file__).parent / "found").glob("*/*"))
 _SECONDS, _BYTES = 20, 2 << 30  # per input

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from .errors import UserError, first_line
 from .interrupt import Stopped
 from .lock import claim
 from .process_group import on_first_rank
@@ -46,7 +48,35 @@ def stage(
                 check()
 
         on_first_rank(take)
-        yield device
+        with explained():
+            yield device
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turns what torch raises when memory runs out, or when a loader's worker is killed, into one line with a remedy.
+
+    Raises:
+        UserError: in the place of such an error, which torch may raise between any two lines of the block.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = first_line(error)
+        if killed := re.search(r"DataLoader worker \(pid[^)]*\) (?:is killed by signal: (\w[\w ]*)|exited)", str(error)):
+            remedy = "if memory ran out, lower DATALOADER.NUM_WORKERS"
+            if killed[1] == "Bus error":
+                remedy = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
+            raise UserError(
+                f"a worker process of the data loader was ended from outside ({killed[1] or 'it exited'}); {remedy}, and "
+                "run the same command again to resume"
+            ) from error
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+            raise UserError(
+                f"memory ran out: {text}; lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by the same factor) or "
+                "DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager

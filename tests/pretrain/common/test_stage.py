@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import join
-from pretrain.common.stage import leaving, stage
+from pretrain.common.stage import explained, leaving, stage
 from tests.pretrain.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -52,3 +52,28 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
             pytest.fail("entered")
     with stage("test", tmp_path, CPU):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
+         r"^memory ran out: CUDA out of memory. Tried to allocate 2 GiB.; lower SOLVER.IMS_PER_BATCH"),
+        (MemoryError(), "^memory ran out: MemoryError; lower"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), r"a worker process .* \(it exited\)"),
+    ],
+)  # fmt: skip
+def test_what_torch_says_when_memory_runs_out_is_one_line_with_a_remedy(error: Exception, message: str):
+    with pytest.raises(UserError, match=message) as raised, explained():
+        raise error
+    assert "\n" not in str(raised.value) and raised.value.__cause__ is error
+
+
+def test_another_error_is_left_alone():
+    with pytest.raises(RuntimeError, match="^a bug$"), explained():
+        raise RuntimeError("a bug")
+
+
+def test_a_real_allocation_that_fails_is_explained():
+    with pytest.raises(UserError, match="^memory ran out: "), explained():
+        torch.empty(1 << 55)

@@ -1,0 +1,115 @@
+"""What a run does when its loader's workers or its images fail; the same command then ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pretrain.common import image_io
+from pretrain.common.errors import UserError
+from tests.pretrain.runs import assert_same_end, run
+
+READ = image_io.read_file
+
+
+def _kill(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _raise(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(images, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            _kill(signal.SIGKILL),
+            r"a worker process .* \(Killed\); if memory ran out, lower DATALOADER.NUM_WORKERS, and",
+        ),
+        (
+            _kill(signal.SIGBUS),
+            r"a worker process .* \(Bus error\); /dev/shm is too small \(docker run --shm-size 8g\)",
+        ),
+        (_raise(MemoryError("no more")), r"not enough memory to read image .*; lower DATALOADER.NUM_WORKERS"),
+    ],
+    ids=["killed", "/dev/shm", "memory"],
+)
+def test_a_worker_that_dies_ends_the_run_in_one_line(
+    images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable, message: str
+):
+    reads = tmp_path / "reads"
+
+    def read(path: str, *more: bool) -> bytes:
+        with open(reads, "ab") as file:
+            file.write(b".")
+        if reads.stat().st_size == 60:  # in the second epoch
+            fault()
+        return READ(path, *more)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(image_io, "read_file", read)
+        with pytest.raises(UserError, match=message):
+            run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
+    run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("fault", ["deleted", "truncated", "folder", "FIFO", "socket"])
+def test_an_image_that_goes_bad_during_the_run_is_named(
+    images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, workers: str
+):
+    data = tmp_path / "images"
+    shutil.copytree(images, data)
+    bad = data / "train/class1/011.png"
+    reads, content = tmp_path / "reads", bad.read_bytes()
+
+    def read(path: str, *more: bool) -> bytes:
+        with open(reads, "ab") as file:
+            file.write(b".")
+        if reads.stat().st_size == 50:  # in the second epoch
+            bad.unlink()
+            _replace(bad, fault, content)
+        return READ(path, *more)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(image_io, "read_file", read)
+        with pytest.raises(UserError, match=r"cannot (read|decode) image .*class1/011\.png") as raised:
+            run(data, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    assert "\n" not in str(raised.value)
+    shutil.rmtree(bad) if bad.is_dir() else bad.unlink(missing_ok=True)
+    bad.write_bytes(content)
+    run(data, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+def _replace(bad: Path, fault: str, content: bytes) -> None:
+    if fault == "truncated":
+        bad.write_bytes(content[: len(content) // 2])
+    elif fault == "folder":
+        bad.mkdir()
+    elif fault == "FIFO":
+        os.mkfifo(bad)
+    elif fault == "socket":
+        here = os.getcwd()
+        os.chdir(bad.parent)  # a socket's path may have 107 characters
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(bad.name)
+        os.chdir(here)

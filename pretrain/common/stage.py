@@ -17,6 +17,8 @@ from .lock import claim
 from .process_group import on_first_rank
 from .run_folder import begin
 
+_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (\w[\w ]*)|exited)")
+
 
 @contextlib.contextmanager
 def stage(
@@ -63,13 +65,13 @@ def explained() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = first_line(error)
-        if killed := re.search(r"DataLoader worker \(pid[^)]*\) (?:is killed by signal: (\w[\w ]*)|exited)", str(error)):
+        if killed := _WORKER_ENDED.search(str(error)):
             remedy = "if memory ran out, lower DATALOADER.NUM_WORKERS"
             if killed[1] == "Bus error":
                 remedy = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
             raise UserError(
-                f"a worker process of the data loader was ended from outside ({killed[1] or 'it exited'}); {remedy}, and "
-                "run the same command again to resume"
+                f"a worker process of the data loader was ended from outside ({killed[1] or 'it exited'}); {remedy}, "
+                "and run the same command again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             raise UserError(

@@ -70,10 +70,10 @@ def test_what_torch_says_when_memory_runs_out_is_one_line_with_a_remedy(error: E
 
 
 def test_another_error_is_left_alone():
-    with pytest.raises(RuntimeError, match="^a bug$"), explained():
+    with pytest.raises(RuntimeError, match=r"^a bug$"), explained():
         raise RuntimeError("a bug")
 
 
 def test_a_real_allocation_that_fails_is_explained():
-    with pytest.raises(UserError, match="^memory ran out: "), explained():
+    with pytest.raises(UserError, match=r"^memory ran out: "), explained():
         torch.empty(1 << 55)

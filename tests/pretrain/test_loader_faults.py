@@ -1,4 +1,4 @@
-"""What a run does when its loader's workers or its images fail; the same command then ends as if nothing had happened."""
+"""What a run does when its workers or its images fail; the same command then ends as if nothing had happened."""
 
 from __future__ import annotations
 

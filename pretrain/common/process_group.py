@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from . import interrupt
 from .copies import AsyncHostCopy
 from .errors import UserError
 
+TIMEOUT_S = 1800.0  # of one collective: rank 0 may evaluate or write while the others wait
 STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that were not asked themselves
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ def join(cuda: bool) -> torch.device:
         cuda: one GPU per process and nccl; else the CPU and gloo.
 
     Raises:
-        UserError: more processes on this machine than GPUs.
+        UserError: more processes on this machine than GPUs; ranks that run different code.
     """
     device = torch.device("cpu")
     if cuda:
@@ -48,10 +51,18 @@ def join(cuda: bool) -> torch.device:
         device = torch.device("cuda", 0 if own_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=30), device_id=device if cuda else None
-        )
+        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
+        refuse_disagreement((torch.__version__, code_digest()), "(torch's version, digest of this project's code)")
     return device
+
+
+def code_digest() -> str:
+    """8 hexadecimal digits of the source of both stages: a machine may have an older copy."""
+    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:

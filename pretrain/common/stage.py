@@ -56,7 +56,7 @@ def stage(
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turns what torch raises when memory runs out, or when a loader's worker is killed, into one line with a remedy.
+    """Turns what torch raises when memory runs out, or a worker or another rank is lost, into one line with a remedy.
 
     Raises:
         UserError: in the place of such an error, which torch may raise between any two lines of the block.
@@ -77,6 +77,11 @@ def explained() -> Iterator[None]:
             raise UserError(
                 f"memory ran out: {text}; lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by the same factor) or "
                 "DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
+            ) from error
+        if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
+            raise UserError(
+                f"another process of this run has ended or no longer answers ({text}); what came first is in its own "
+                "output; run the same command again to resume"
             ) from error
         raise
 

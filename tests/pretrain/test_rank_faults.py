@@ -1,0 +1,108 @@
+"""One rank fails; the others end in time and say so. Numbers of ranks change between starts; the result does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.common import checkpoint, interrupt, process_group
+from pretrain.watch import Watch
+from tests.pretrain.ranks import run_ranks, start
+from tests.pretrain.runs import lines, run
+
+LOST = "another process of this run has ended or no longer answers ("
+FAULTS = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "raising": lambda: torch.zeros(2) @ torch.zeros(3),
+    "slow": lambda: time.sleep(3),
+    "other code": lambda: None,
+}
+
+
+def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
+    """A rank of two, the second of which meets the fault at step 3; leaves what it ended with in ended.RANK."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    torch.set_num_threads(1)
+    process_group.TIMEOUT_S = 8.0
+    if fault == "other code" and rank == 1:
+        process_group.code_digest = lambda: "00000000"
+    real = Watch.step
+
+    def step(self: Watch, loss: torch.Tensor, number: int, *more: object) -> None:
+        if rank == 1 and number == 3:
+            FAULTS[fault]()
+        real(self, loss, number, *more)
+
+    Watch.step = step
+    ended = "complete"
+    try:
+        run(images, output / "run")
+    except BaseException as error:
+        ended = f"{type(error).__name__}: {error}"
+    (output / f"ended.{rank}").write_text(ended)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Path, fault: str):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    first, second = (start(_rank, rank, port, images, tmp_path, fault) for rank in range(2))
+    first.join(60)
+    if fault == "stopped":
+        second.kill()
+    second.join(30)
+    ended = {rank: path.read_text() for rank in range(2) if (path := tmp_path / f"ended.{rank}").exists()}
+    if fault == "slow":
+        assert ended == {0: "complete", 1: "complete"}
+        return
+    if fault == "other code":
+        assert set(ended) == {0, 1} and len(set(ended.values())) == 1
+        assert ended[0].startswith("UserError: (torch's version, digest of this project's code) differs between ranks")
+        return
+    assert ended[0].startswith(f"UserError: {LOST}") and "\n" not in ended[0]
+    assert ended.get(1, "").startswith("RuntimeError: inconsistent tensor size" if fault == "raising" else "")
+    run(images, tmp_path / "run")  # one process goes on from the last checkpoint
+    assert len(lines(tmp_path / "run", "loss")) == 12
+
+
+# Of such a tiny network, a change of the weights by 1e-7 changes the loss by 1e-2 within nine steps at a rate of 0.003.
+GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR", "0.0001", "SOLVER.EPOCHS", "3")
+
+
+def _until(images: Path, output: Path, last: int) -> None:
+    """Resumes the run and stops it after step ``last``."""
+    real = Watch.step
+
+    def step(self: Watch, loss: torch.Tensor, number: int, *more: object) -> None:
+        if number >= last - (1 if torch.distributed.is_initialized() else 0):  # agreed on one step later
+            interrupt.request_stop("enough")
+        real(self, loss, number, *more)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(interrupt.Stopped):
+        patch.setattr(Watch, "step", step)
+        run(images, output, *GROUPS)
+    interrupt.clear()
+
+
+def test_four_ranks_then_two_then_one_end_as_one_would(images: Path, tmp_path: Path):
+    run(images, tmp_path / "one", *GROUPS)
+    run_ranks(_until, 4, images, tmp_path / "run", 2)
+    run_ranks(_until, 2, images, tmp_path / "run", 5)
+    run(images, tmp_path / "run", *GROUPS)
+    one, many = (lines(tmp_path / name, "loss") for name in ("one", "run"))
+    assert [line["iteration"] for line in many] == [line["iteration"] for line in one] == list(range(9))
+    assert [line["loss"] for line in many] == pytest.approx([line["loss"] for line in one], rel=2e-3)
+    a, b = (checkpoint.read(tmp_path / name / checkpoint.FINAL)["optimizer"]["state"] for name in ("one", "run"))
+    for number, state in a.items():  # the sum of all gradients; other batches would give about 1.4
+        expected, found = state["momentum_buffer"], b[number]["momentum_buffer"]
+        assert (found - expected).norm() < 0.3 * expected.norm(), number

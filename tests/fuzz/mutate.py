@@ -40,10 +40,8 @@ def value(rng: random.Random, given: Any, others: Sequence[Any] = ()) -> Any:
             other, name = rng.choice(places)
             if name in _keys(other):
                 container[key] = _copied(other[name])
-        elif isinstance(at, (int, float)) and not isinstance(at, bool):
-            container[key] = rng.choice(
-                (-at, at + 1, at * 1e6, str(at), [at], at / 3, float(at) if abs(at) < 1e300 else 0)
-            )
+        elif isinstance(at, (int, float)) and not isinstance(at, bool) and abs(at) < 1e300:
+            container[key] = rng.choice((-at, at + 1, at * 1e6, str(at), [at], at / 3, float(at)))
         elif isinstance(at, str):
             container[key] = data(rng, [at.encode(errors="replace")]).decode(errors="replace")
         elif isinstance(container, list):

@@ -79,7 +79,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     for run in found.runs:
         try:
             items += parse(run)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
             unreadable += 1

@@ -226,6 +226,8 @@ def _detections(run: Run) -> Iterable[Detection]:
     """The result, once per data set it was evaluated on."""
     results = run.results
     protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
+    if protocol["detector"] not in ("faster", "mask", "keypoint"):
+        raise ValueError(f"its detector is {protocol['detector']!r}, not faster, mask or keypoint")
     config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
     weights = results.get("weights") or {}
     origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})

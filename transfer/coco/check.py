@@ -207,6 +207,8 @@ def _unsafe_mask(mask: Any, box: Sequence[float], width: float, height: float) -
 def _unsafe_polygon(polygon: Any, box: Sequence[float], width: float, height: float) -> str:
     if not _numbers(polygon):
         return f"polygon {_short(polygon)} is not a list of numbers"
+    if len(polygon) < 4:  # pycocotools raises, or reads a number that is not there
+        return f"empty polygon (it has {len(polygon)} numbers, at least 6 needed)"
     length = 0.0
     for values, size, start, side in ((polygon[0::2], width, box[0], box[2]), (polygon[1::2], height, box[1], box[3])):
         if text := _far_outside(values, size):

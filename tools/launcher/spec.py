@@ -133,7 +133,11 @@ class StageSpec:
 
     def mark(self, state: str) -> None:
         """Records in `launch/<state>.json` that this work was ``begun`` in the folder, or is ``complete``."""
-        run_folder.write_json(self._mark(state), {"fingerprint": self.fingerprint(), "work": self.work})
+        path = self._mark(state)
+        if state == "complete":  # rank 0 alone writes it
+            for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
+                unfinished.unlink(missing_ok=True)
+        run_folder.write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
         """True if exactly this work was completed in the folder, and its product is still there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import math
@@ -173,8 +174,18 @@ class _LogFile(logging.FileHandler):
     """Loses what a full disk cannot hold without a traceback per line; the run's own files say what is wrong."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
+        _handle_error(self, record)
+
+
+def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
+    if not isinstance(sys.exc_info()[1], OSError):
+        logging.Handler.handleError(handler, record)
+
+
+def lose_lines_on_a_full_disk(*names: str) -> None:
+    """Makes another library's loggers treat errors of the disk as `_LogFile` does."""
+    for handler in (handler for name in names for handler in logging.getLogger(name).handlers):
+        setattr(handler, "handleError", functools.partial(_handle_error, handler))  # noqa: B010  (a method)
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:

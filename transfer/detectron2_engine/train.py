@@ -27,7 +27,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
-from pretrain.common.run_folder import write_environment
+from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
 from .. import HOOKS, checkpoints
 from ..coco.data import read, truth
@@ -89,6 +89,7 @@ def run(
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
     logging.getLogger("detectron2.engine.train_loop").addFilter(_is_unplanned)
     default_setup(own, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
+    lose_lines_on_a_full_disk("detectron2", "fvcore")
     if comm.is_main_process():
         write_environment(out)
     for note in notes:

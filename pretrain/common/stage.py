@@ -71,7 +71,7 @@ def explained() -> Iterator[None]:
                 remedy = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
             raise UserError(
                 f"a worker process of the data loader was ended from outside ({killed[1] or 'it exited'}); {remedy}, "
-                "and run the same command again to resume"
+                "and run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             raise UserError(
@@ -81,7 +81,7 @@ def explained() -> Iterator[None]:
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise UserError(
                 f"another process of this run has ended or no longer answers ({text}); what came first is in its own "
-                "output; run the same command again to resume"
+                "output; run again to resume"
             ) from error
         raise
 

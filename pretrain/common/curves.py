@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .metrics import read_metrics
 from .run_folder import atomic_write
 
 FILE = "curves.png"
-TITLES = {  # of what runs log; those that a run has are drawn
+_TITLES = {  # of what runs log; those that a run has are drawn
     "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
     "queue_accuracy": "queue accuracy (%)", "feature_spread": "feature spread (0: collapsed)",
     "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
     "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
 }  # fmt: skip
+Points = list[tuple[int, float]]
+
+
+def points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
+    """Title of a chart -> completed iterations and values, of the lines in metrics.json.
+
+    AP has a chart per test set where there are several: their names are ``SET/bbox/AP``.
+    """
+    found: dict[str, Points] = {}
+    for line in logged:
+        for name, value in line.items():
+            if (title := _title(name)) and isinstance(value, (int, float)) and not isinstance(value, bool):
+                found.setdefault(title, []).append((line["iteration"] + 1, value))
+    order = list(_TITLES.values())
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0].partition(" on ")[0])))
+
+
+def _title(name: str) -> str:
+    test_set, _, metric = name.rpartition("/")[0].rpartition("/") if name.endswith("/AP") else ("", "", "")
+    if test_set:
+        title = _TITLES.get(f"{metric}/AP", "")
+        return title and f"{title} on {Path(test_set.split(':')[1]).name if ':' in test_set else test_set}"
+    return _TITLES.get(name, "")
 
 
 def write(output_dir: str | Path) -> None:
@@ -24,11 +49,7 @@ def write(output_dir: str | Path) -> None:
         UserError: the file cannot be written.
     """
     lines = read_metrics(output_dir)
-    found = {
-        title: [(line["iteration"] + 1, line[name]) for line in lines if isinstance(line.get(name), (int, float))]
-        for name, title in TITLES.items()
-        if any(isinstance(line.get(name), (int, float)) for line in lines)
-    }
+    found = points(lines)
     if len(lines) < 2 or not found:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import
@@ -36,8 +57,8 @@ def write(output_dir: str | Path) -> None:
 
     figure = Figure(figsize=(3.2 * len(found), 2.8), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, points) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
-        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 10 else "")
+    for axes, (title, drawn) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        axes.plot(*zip(*drawn, strict=True), marker="." if len(drawn) < 10 else "")
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)

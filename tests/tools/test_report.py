@@ -17,6 +17,7 @@ from tests.tools.reporting.runs import (
     detector,
     pretrain,
     probe,
+    provenance,
     render,
     write,
 )
@@ -106,6 +107,16 @@ def test_a_pretraining_without_labels_is_shown(tmp_path: Path):
     text = render([tmp_path])
     assert "## Pretraining without scores" in text and cells(text, "photos") == ["photos", "jcl"]
     assert "- Every pretraining: backbone resnet18, pretrained on folder:/photos, epochs 15, seed 0.\n" in text
+
+
+def test_a_start_from_other_weights_is_shown(tmp_path: Path):
+    pretrain(tmp_path / "scratch", *DIGITS)
+    config = pretrain(tmp_path / "continued", *DIGITS, "MODEL.WEIGHTS", "/w/imagenet.pth")
+    write(tmp_path / "mask", detector(weights=provenance(config)))
+    text = render([tmp_path])
+    assert column(text, "scratch", "pretrained on") == "digits"
+    assert column(text, "continued", "pretrained on") == "digits, from imagenet.pth"
+    assert "- Every pretraining: pretrained on digits, from imagenet.pth, " in text  # the detector's
 
 
 @pytest.mark.parametrize(

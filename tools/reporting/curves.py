@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.curves import TITLES
+from pretrain.common.curves import points
 from pretrain.common.metrics import read_metrics
 
 from .charts import Line, Styles, line_chart, looks
@@ -82,17 +82,14 @@ def _split(
 def _group(title: str, runs: Sequence[tuple[str, Path]], styles: Styles) -> Group:
     lines: dict[str, list[Line]] = {}
     for name, folder in runs:
-        logged = read_metrics(folder)
-        for metric in TITLES:
-            points = [(entry["iteration"] + 1, entry[metric]) for entry in logged if _is_number(entry.get(metric))]
-            if len(points) > 1:  # a single one is in a table
-                kept = points[:: -(-len(points) // _POINTS)]
-                x, y = zip(*(kept if kept[-1] == points[-1] else [*kept, points[-1]]), strict=True)
+        for metric, measured in points(read_metrics(folder)).items():
+            if len(measured) > 1:  # a single one is in a table
+                kept = measured[:: -(-len(measured) // _POINTS)]
+                x, y = zip(*(kept if kept[-1] == measured[-1] else [*kept, measured[-1]]), strict=True)
                 lines.setdefault(metric, []).append(Line(name, x, y))
     drawn = {line.name for of_metric in lines.values() for line in of_metric}
-    charts = [(TITLES[metric], lines[metric]) for metric in TITLES if metric in lines]
     legend = [(name, color, dashes) for name, (color, dashes) in styles.items() if name in drawn]
-    return Group(title, legend, [(label, line_chart(label, of_metric, styles)) for label, of_metric in charts])
+    return Group(title, legend, [(metric, line_chart(metric, of, styles)) for metric, of in lines.items()])
 
 
 def _protocol(item: Item) -> Any:
@@ -101,7 +98,3 @@ def _protocol(item: Item) -> Any:
     if isinstance(item, Pretraining):
         return item.origin.data, item.probe and (item.probe.scored_on, item.probe.protocol)
     return item.scored_on, item.protocol
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

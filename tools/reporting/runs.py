@@ -30,7 +30,7 @@ class Origin:
 
     Attributes:
         method: the objective, or ``random``; empty if the weights do not record it.
-        data: what it was pretrained on.
+        data: what it was pretrained on, and the weights from which that began, if any.
         epochs: completed, and of how many if not all of them.
         source: the checkpoint and the first digits of its SHA-256.
         sha256: of that checkpoint; empty if none was read.
@@ -151,6 +151,9 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     if tuned := ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names):
         method = f"{method or '?'}, then {tuned}"
         altered.append(f"fine-tuned on {tuned}")
+    data = _text(config.get("DATA.TRAIN"))
+    if begun := Path(_text(config.get("MODEL.WEIGHTS"))).name:
+        data = f"{data}, from {begun}"
     sha = _text(provenance.get("source_sha256"))
     # The checkpoint's run folder, unless another conversion, or a fine-tuning, came between.
     folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
@@ -158,7 +161,7 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     return Origin(
         method=method,
         arch=_text(provenance.get("arch")),
-        data=_text(config.get("DATA.TRAIN")),
+        data=data,
         epochs=epochs,
         seed=_text(config.get("SEED")),
         source=f"{file} ({sha[:8]})" if sha else file,

@@ -27,6 +27,15 @@ def test_a_panel_per_metric(tmp_path: Path):
     assert falls is not None and falls.shape == one.shape and (falls != one).any()
 
 
+def test_each_test_set_has_its_own_curve_of_ap():
+    logged = [
+        {"iteration": 1, "lr": 0.1, "a/bbox/AP": 1.0, "coco:/x/b.json:/y/bbox/AP": 2.0, "a/bbox/AP50": 3.0},
+        {"iteration": 3, "a/bbox/AP": 4.0, "AP": 5.0},
+    ]
+    expected = {"learning rate": [(2, 0.1)], "box AP on a": [(2, 1.0), (4, 4.0)], "box AP on b.json": [(2, 2.0)]}
+    assert curves.points(logged) == expected
+
+
 def test_nothing_is_drawn_of_nothing(tmp_path: Path):
     assert picture(tmp_path / "a", {"iteration": 0, "loss": 2.0}) is None
     assert picture(tmp_path / "b", {"iteration": 0, "x": 2.0}, {"iteration": 1, "x": 2.0}) is None

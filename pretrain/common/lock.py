@@ -107,7 +107,11 @@ class _Owner:
             if all(path in dead and dead[path] == _read(path).get("token") for path in others):
                 unfinished = f".{glob.escape(self._of) or '*'}.*.tmp*"  # what a killed owner was writing
                 for path in (*others, *self._folder.glob(unfinished)):
-                    path.unlink(missing_ok=True)
+                    try:
+                        path.unlink(missing_ok=True)
+                    except OSError as error:  # another user's, in a folder that lets only the owner remove a file
+                        mine.unlink(missing_ok=True)
+                        raise cannot_write(path, error) from error
                 return mine
             mine.unlink(missing_ok=True)  # another process came in between
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone

@@ -28,7 +28,7 @@ def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The inputs of every stage: images, a complete pretraining, and a COCO data set."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "images").symlink_to(images)
-    (folder / "empty.yaml").write_text("METHOD: {NAME: jcl}\n")
+    (folder / "jcl.yaml").write_text("METHOD: {NAME: jcl}\n")
     runs.run(folder / "images", folder / "run", "SOLVER.EPOCHS", "1", "MODEL.STEM", "imagenet")
     tiny_coco.write(folder / "coco")
     return folder

@@ -33,7 +33,7 @@ class Stage:
 
 def _pretrain(work: Path, data: Path) -> list[str]:
     config = overrides(data / "images", work / "run", "PROBE.KNN_PERIOD", "1")
-    return ["pretrain", "--config-file", str(data / "empty.yaml"), "--cluster", "debug", *config]
+    return ["pretrain", "--config-file", str(data / "jcl.yaml"), "--cluster", "debug", *config]
 
 
 def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:

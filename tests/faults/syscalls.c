@@ -5,6 +5,7 @@
  * One fault at a time, set by faults_set().
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NONE, FAIL, FAIL_FROM, SIGNAL, WAIT, COUNT };
+enum { NONE, FAIL, FAIL_FROM, SIGNAL, WAIT, COUNT, HIDE };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char under[PATH_MAX], wanted[32], match[PATH_MAX];
@@ -31,7 +32,8 @@ static long nth, seen, value;
 static int action, record = -1;
 
 /* `op` "" is any that changes something; the `n`th (from 1) call of it on a path that holds `part` meets `act`: the error
- * `v`, once or from then on; the signal `v`; `v` milliseconds of waiting, each time from then on. `log`: of the record. */
+ * `v`, once or from then on; the signal `v`; `v` milliseconds of waiting, each time from then on. HIDE is another kind:
+ * listings of folders leave out names that begin with `part`, which can still be opened. `log`: of the record. */
 void faults_set(const char *root, const char *op, const char *part, long n, int act, long v, const char *log) {
     pthread_mutex_lock(&lock);
     snprintf(under, sizeof under, "%s", root);
@@ -74,7 +76,7 @@ static int counts(const char *path) { return under[0] && !strncmp(path, under, s
 /* 0, or the error that the call has to return. */
 static int before(const char *op, const char *path) {
     int other = *wanted ? strcmp(op, wanted) : !strcmp(op, "read");
-    if (!action || other || !counts(path) || !strstr(path, match)) return 0;
+    if (!action || action == HIDE || other || !counts(path) || !strstr(path, match)) return 0;
     pthread_mutex_lock(&lock);
     long now = ++seen;
     pthread_mutex_unlock(&lock);
@@ -177,6 +179,23 @@ ssize_t copy_file_range(int in, off64_t *in_at, int out, off64_t *out_at, size_t
     if (!under[0] || !of_fd(out, path) || !counts(path)) return REAL(copy_file_range)(in, in_at, out, out_at, n, flags);
     errno = EXDEV;
     return -1;
+}
+
+static int is_hidden(DIR *dir, const char *name) {
+    char path[PATH_MAX];
+    return action == HIDE && !strncmp(name, match, strlen(match)) && of_fd(dirfd(dir), path) && counts(path);
+}
+struct dirent *readdir(DIR *dir) {
+    struct dirent *found;
+    do found = REAL(readdir)(dir);
+    while (found && is_hidden(dir, found->d_name));
+    return found;
+}
+struct dirent64 *readdir64(DIR *dir) {
+    struct dirent64 *found;
+    do found = REAL(readdir64)(dir);
+    while (found && is_hidden(dir, found->d_name));
+    return found;
 }
 
 ssize_t read(int fd, void *data, size_t n) {

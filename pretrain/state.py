@@ -99,7 +99,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
     """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
 
     Raises:
-        UserError: a rank cannot read it, or it belongs to a run of another config.
+        UserError: a rank cannot read it or sees one where rank 0 sees none, or it belongs to a run of another config.
     """
 
     def choose() -> Path | None:
@@ -108,6 +108,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 
     path = process_group.on_first_rank(choose)
     if path is None:
+        process_group.on_every_rank(lambda: checkpoint.refuse_blind_start(checkpoint.all_in(folder)))
         return None
 
     def read() -> dict[str, Any]:

@@ -78,7 +78,8 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start from the beginning.
 
     Raises:
-        UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen.
+        UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen, or sees one where rank 0 sees
+            none.
     """
     found: tuple[Path, dict[str, Any]] | None = None
 
@@ -89,6 +90,7 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 
     name = on_first_rank(choose)
     if not name:
+        on_every_rank(lambda: checkpoint.refuse_blind_start(all_in(output_dir, evaluating=True)))
         return None
     path = Path(output_dir) / name
     return on_every_rank(lambda: found or (path, checkpoint.read(path)))

@@ -73,6 +73,15 @@ def first_readable(
     return None
 
 
+def refuse_blind_start(found: Sequence[Path]) -> None:
+    """Raises UserError if this rank sees checkpoints, although rank 0 sees none and starts from the beginning.
+
+    With `process_group.on_every_rank`, for a folder that machines do not share, or that one of them lists late.
+    """
+    if found:
+        raise UserError(f"{found[0]} is there, but rank 0 sees no checkpoint and would start from the beginning")
+
+
 def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint of pretraining that is not damaged, and its content (see `first_readable`)."""
     return first_readable(all_in(output_dir), output_dir, warn, read)

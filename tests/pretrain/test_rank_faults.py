@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common import checkpoint, interrupt, process_group
+from pretrain.common import checkpoint, image_io, interrupt, process_group
 from pretrain.watch import Watch
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
@@ -23,6 +23,8 @@ FAULTS = {
     "raising": lambda: torch.zeros(2) @ torch.zeros(3),
     "slow": lambda: time.sleep(3),
     "other code": lambda: None,
+    "another disk": lambda: None,
+    "bad images": lambda: None,
 }
 
 
@@ -35,6 +37,10 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     process_group.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
         process_group.code_digest = lambda: "00000000"
+    if fault == "another disk" and rank == 0:
+        checkpoint.all_in = lambda folder: []
+    if fault == "bad images" and rank == 1:
+        image_io.read_file = lambda path, *more: b"no image"
     real = Watch.step
 
     def step(self: Watch, loss: torch.Tensor, number: int, *more: object) -> None:
@@ -56,6 +62,9 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    if fault == "another disk":
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/checkpoint_00000004.pth").touch()
     first, second = (start(_rank, rank, port, images, tmp_path, fault) for rank in range(2))
     first.join(60)
     if fault == "stopped":
@@ -69,6 +78,13 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
         assert set(ended) == {0, 1} and len(set(ended.values())) == 1
         assert ended[0].startswith("UserError: (torch's version, digest of this project's code) differs between ranks")
         return
+    if fault == "another disk":
+        assert ended[0].startswith("UserError: rank 1 of 2: ") and ended[0] == ended[1]
+        assert "checkpoint_00000004.pth is there, but rank 0 sees no checkpoint" in ended[0]
+        assert not (tmp_path / "run/config.yaml").exists()
+        return
+    if fault == "bad images":
+        assert ended[1].startswith("UserError: cannot decode image ") and "\n" not in ended[1]
     assert ended[0].startswith(f"UserError: {LOST}") and "\n" not in ended[0]
     assert ended.get(1, "").startswith("RuntimeError: inconsistent tensor size" if fault == "raising" else "")
     run(images, tmp_path / "run")  # one process goes on from the last checkpoint

@@ -123,7 +123,12 @@ def _stop_between_batches(rank: int) -> None:
 
 
 def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
-    """Rank 0 decides; a file that rank 1 does not see ends both."""
+    """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
+    if rank == 1:
+        write(out, "model_0000005.pth", 5)
+    with pytest.raises(UserError, match=r"rank 1 of 2: .*model_0000005\.pth is there, but rank 0 sees no checkpoint"):
+        checkpoints.agreed(out)
+    (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:
         write(out, "model_0000005.pth", 5)
     with pytest.raises(UserError, match=r"rank 1 of 2: no checkpoint at .*model_0000005\.pth"):

@@ -15,6 +15,10 @@ class UserError(ValueError):
     """A mistake the user can fix: one line that names the value, the limit and the remedy."""
 
 
+class ProcessLost(UserError):
+    """Another process of the run has ended or no longer answers: the consequence of what happened there."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the known word nearest to ``word``, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

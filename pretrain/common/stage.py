@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .errors import UserError, first_line
+from .errors import ProcessLost, UserError, first_line
 from .interrupt import Stopped
 from .lock import claim
 from .process_group import on_first_rank
@@ -79,7 +79,7 @@ def explained() -> Iterator[None]:
                 "DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
             ) from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
-            raise UserError(
+            raise ProcessLost(
                 f"another process of this run has ended or no longer answers ({text}); what came first is in its own "
                 "output; run again to resume"
             ) from error

@@ -48,7 +48,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        library = folder / "syscalls.so"
+        self.library = library = folder / "syscalls.so"
         subprocess.run(
             ["cc", "-shared", "-fPIC", "-O1", "-o", library, _HERE / "syscalls.c", "-ldl", "-lpthread"], check=True
         )
@@ -75,6 +75,21 @@ class Commands:
         print(json.dumps(job), file=self._server.stdin, flush=True)
         answer = json.loads(self._server.stdout.readline())
         return Ended(answer["status"], answer["calls"], output.read_text(errors="replace"))
+
+    def as_job(self, *argv: str | Path, under: Path, fault: Fault | None = None, timeout: float = 240.0) -> Ended:
+        """Runs ``python tools/launch.py ARGV``; rank 0 of the local job that it starts meets the ``fault``, once."""
+        env = {**os.environ, "LD_PRELOAD": str(self.library), "OMP_NUM_THREADS": "1"}
+        if fault:
+            rule = [under, fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value]
+            (self._folder / "rule.txt").write_text("".join(f"{word}\n" for word in rule))
+            env["FAULTS"] = str(self._folder / "rule.txt")
+        words = [sys.executable, str(_HERE.parents[1] / "tools/launch.py"), *map(str, argv)]
+        done = subprocess.run(
+            words, cwd=under, env=env, text=True, errors="replace", timeout=timeout, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert not fault or not (self._folder / "rule.txt").exists(), f"no rank read the rule: {done.stdout}"
+        return Ended(done.returncode, 0, done.stdout)
 
     def close(self) -> None:
         if self._server.stdin:

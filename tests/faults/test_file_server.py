@@ -34,10 +34,7 @@ def test_a_stale_listing_costs_steps_and_nothing_else(
     found = sorted((tmp_path / "run").glob(_CHECKPOINTS[name]))
     assert found
     part = _CHECKPOINTS[name].partition("*")[0] if kind == "all listed late" else found[-1].name
-    if kind == "lost":
-        fault = Fault("fail", 1, "read", part, errno.ESTALE)
-    else:
-        fault = Fault("hide", part=part)
+    fault = Fault("fail", 1, "read", part, errno.ESTALE) if kind == "lost" else Fault("hide", part=part)
     ended = commands.run(*words, under=tmp_path, fault=fault)
     assert "Traceback" not in ended.text, ended.text
     if ended.status:

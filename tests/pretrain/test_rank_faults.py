@@ -85,7 +85,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
         return
     if fault == "bad images":
         assert ended[1].startswith("UserError: cannot decode image ") and "\n" not in ended[1]
-    assert ended[0].startswith(f"UserError: {LOST}") and "\n" not in ended[0]
+    assert ended[0].startswith(f"ProcessLost: {LOST}") and "\n" not in ended[0]
     assert ended.get(1, "").startswith("RuntimeError: inconsistent tensor size" if fault == "raising" else "")
     run(images, tmp_path / "run")  # one process goes on from the last checkpoint
     assert len(lines(tmp_path / "run", "loss")) == 12

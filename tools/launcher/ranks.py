@@ -1,7 +1,7 @@
 """One small file per rank and attempt, in the run folder: who runs where, how it ended, which rank failed first.
 
     launch/ranks/<submission>.<job>.<attempt>.<rank>.json   state: running | done | stopped | requeued | failed
-    launch/ranks/<submission>.<job>.<attempt>.failed        the first failing rank's error, created exclusively
+    launch/ranks/<submission>.<job>.<attempt>.failed        the first failing rank's error, not what followed from it
 
 Any machine that sees the file system can read them, without a clock or a scheduler. torch.distributed.run keeps error
 files too, but only of ranks that it has started on one node, and submitit keeps results only of processes that end by
@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run_folder import write_json
 
 from .spec import read_json
@@ -70,7 +70,8 @@ class RankRecord:
         line = str(error) if user_error else f"{type(error).__name__}: {error}"
         text = "".join(traceback.format_exception(error))
         self.end("failed", line)
-        mark_failed(self._stem, self.rank, line, traceback=text, user_error=user_error)
+        is_lost = isinstance(error, ProcessLost)
+        mark_failed(self._stem, self.rank, line, traceback=text, user_error=user_error, followed=is_lost)
 
     def _write(self) -> None:
         try:
@@ -88,21 +89,31 @@ class RankRecord:
                 return
 
 
-def mark_failed(stem: Path, rank: int, error: str, *, traceback: str = "", user_error: bool = False) -> None:
-    """Creates ``<stem>.failed`` unless another rank was first; ``error`` is printed where that cannot be done."""
+def mark_failed(
+    stem: Path, rank: int, error: str, *, traceback: str = "", user_error: bool = False, followed: bool = False
+) -> None:
+    """Creates ``<stem>.failed`` unless another rank was first; ``error`` is printed where that cannot be done.
+
+    Args:
+        followed: the error followed from another rank's, which replaces it as soon as it is known.
+    """
     failure = {
-        "rank": rank, "error": error, "traceback": traceback, "user_error": user_error,
+        "rank": rank, "error": error, "traceback": traceback, "user_error": user_error, "followed": followed,
         "host": socket.gethostname(), "time": time.time(),
     }  # fmt: skip
-    marker, file = f"{stem}.failed", None
+    marker, file = Path(f"{stem}.failed"), None
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
+        if not followed and marker.exists() and read_json(marker).get("followed"):
+            write_json(marker, failure)
+            return
         with contextlib.suppress(FileExistsError), open(marker, "x") as file:
             file.write(json.dumps(failure))
-    except OSError as reason:
+    except (OSError, UserError) as reason:
         if file is not None:  # half of it would keep the controller from creating it
-            Path(marker).unlink(missing_ok=True)
-        warn(f"error: {error} (of rank {rank}; it could not be written to {marker}: {reason.strerror})")
+            marker.unlink(missing_ok=True)
+        why = reason.strerror if isinstance(reason, OSError) else reason
+        warn(f"error: {error} (of rank {rank}; it could not be written to {marker}: {why})")
 
 
 def attempts(folder: str | Path, job_id: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import ProcessLost, UserError
 from tools.launcher import ranks
 from tools.launcher.ranks import RankRecord, attempts, mark_failed
 
@@ -35,6 +35,17 @@ def test_a_failure_is_told_where_rank_0_was_ended_before_its_record(tmp_path: Pa
     first, second = attempts(tmp_path, "7")
     assert (first["attempt"], first["state"], second["attempt"], second["state"]) == (0, "requeued", 1, "failed")
     assert second["failure"]["error"] == "RuntimeError: rank 1 cannot go on" and second["host"] and second["started"]
+
+
+def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
+    """The rank that lost the other one may be faster than the parent that sees how the other one ended."""
+    lost = ProcessLost("another process has ended")
+    RankRecord(tmp_path, "s1", "7", 0, 1, 2).fail(lost)
+    assert attempts(tmp_path, "7")[0]["failure"]["error"] == "another process has ended"
+    mark_failed(tmp_path / "launch/ranks/s1.7.0", 0, "rank 0: it was killed by SIGKILL")
+    RankRecord(tmp_path, "s1", "7", 0, 1, 2).fail(lost)
+    RankRecord(tmp_path, "s1", "7", 0, 1, 2).fail(RuntimeError("later"))
+    assert attempts(tmp_path, "7")[0]["failure"]["error"] == "rank 0: it was killed by SIGKILL"
 
 
 def test_an_earlier_jobs_failure_with_the_same_id_is_not_this_ones(tmp_path: Path):

@@ -28,7 +28,7 @@ def _pretrain(work: Path, data: Path) -> list[str]:
 
 def _transfer(work: Path, data: Path) -> list[str]:
     words = STAGES["torchvision"].arguments(work, data)
-    file, keys = words[words.index("--config-file") + 1], words[words.index("MODEL.DEVICE") :]
+    file, keys = words[words.index("--config-file") + 1], words[words.index("--resume") + 1 :]
     return ["transfer", "--config-file", file, "--engine", "torchvision", *_JOB, *keys]
 
 

@@ -12,7 +12,8 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -163,20 +164,37 @@ class Source(Protocol):
 
 
 class Files:
-    """Image files. Their names are kept in one byte string: every worker would copy a million Python strings."""
+    """Image files. Their names are one array of bytes, which forked workers share: they would copy Python strings."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        encoded = [os.fsencode(name) for name in names]
-        self.folder = str(folder)
-        self._ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-        self._bytes = b"".join(encoded)
+    def __init__(self, folder: str | Path, names: Iterable[str]) -> None:
+        text, ends = bytearray(), array("q")
+        for name in names:
+            text += os.fsencode(name)
+            ends.append(len(text))
+        self.folder, self.text, self.ends = str(folder), np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64)
+
+    @classmethod
+    def of_arrays(cls, folder: str, text: np.ndarray, ends: np.ndarray) -> Files:
+        """From the attributes of an earlier one: the names as bytes, one after the other, and where each ends."""
+        files = cls(folder, ())
+        files.text, files.ends = text, ends
+        return files
+
+    @classmethod
+    def together(cls, folder: str | Path, parts: Sequence[Files]) -> Files:
+        """The images of ``parts``, all of ``folder``, one part after the other."""
+        starts = np.cumsum([0, *(len(part.text) for part in parts)])
+        ends = [part.ends + start for part, start in zip(parts, starts, strict=False)]
+        empty = cls(folder, ())
+        text = np.concatenate([empty.text, *(part.text for part in parts)])
+        return cls.of_arrays(empty.folder, text, np.concatenate([empty.ends, *ends]))
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def name(self, index: int) -> str:
-        start = self._ends[index - 1] if index else 0
-        return os.path.join(self.folder, os.fsdecode(self._bytes[start : self._ends[index]]))
+        start = int(self.ends[index - 1]) if index else 0
+        return os.path.join(self.folder, os.fsdecode(self.text[start : int(self.ends[index])].tobytes()))
 
     def read(self, index: int) -> np.ndarray:
         path = self.name(index)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from .image_data import ImageData, MissingSplit
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
+_THREADS = 16  # that list class folders: a file server takes milliseconds to answer, whatever it is asked
+LISTED: ContextVar[dict[str, int] | None] = ContextVar("listed", default=None)  # collects folder -> st_mtime_ns
 
 
 def load_folder(folder: Path, split: str) -> ImageData:
@@ -113,13 +117,14 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
         UserError: no image is found, or the class folders are not those expected.
     """
     entries = _entries(folder)
-    flat = any(_is_image(entry.name) and not _is_folder(entry) for entry in entries)
+    flat = any(isinstance(entry, str) or (_is_image(entry.name) and not _is_folder(entry)) for entry in entries)
     if flat and not may_be_flat:
         raise UserError(
             f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG"
         )
     if flat:
-        return ImageData(Files(folder, list(_images_below(folder))), None, [])
+        del entries  # a million names
+        return ImageData(Files(folder, _images_below(folder)), None, [])
     found = [entry.name for entry in entries if _is_folder(entry)]
     if classes is None:
         classes = found
@@ -129,31 +134,42 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
         )
     if may_be_flat and (unknown := sorted(set(found) - set(classes))):
         raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
-    names: list[str] = []
-    labels: list[np.ndarray] = []
-    for label, class_name in enumerate(classes):
-        if class_name in found:
-            images = [f"{class_name}/{image}" for image in _images_below(folder / class_name)]
-            names += images
-            labels.append(np.full(len(images), label, np.int64))
-    if not names:
+    there = [label for label, class_name in enumerate(classes) if class_name in found]
+
+    def images_of(label: int) -> Files:
+        return Files(folder, (f"{classes[label]}/{image}" for image in _images_below(folder / classes[label])))
+
+    with ThreadPoolExecutor(_THREADS, initializer=LISTED.set, initargs=(LISTED.get(),)) as pool:
+        of_classes = list(pool.map(images_of, there))
+    files, counts = Files.together(folder, of_classes), np.zeros(len(classes), np.int64)
+    counts[there] = [len(images) for images in of_classes]
+    if not len(files):
         raise UserError(
             f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or in one folder per "
             "class"
         )
-    return ImageData(Files(folder, names), np.concatenate(labels), list(classes))
+    return ImageData(files, np.repeat(np.arange(len(classes)), counts), list(classes))
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: Path) -> list[str | os.DirEntry[str]]:
+    """What ``folder`` holds, by name; an image that is a regular file is its name alone: there may be a million."""
     try:
+        if (listed := LISTED.get()) is not None:
+            listed[os.path.abspath(folder)] = os.stat(folder).st_mtime_ns  # before: a change meanwhile must not hide
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+            kept = [e.name if _is_image(e.name) and _is_plain(e) else e for e in entries if e.name[0] != "."]
+        kept.sort(key=lambda entry: entry if isinstance(entry, str) else entry.name)
+        return kept
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"no image folder at {folder}; expected images in it, or one folder of images per class"
         ) from None
     except OSError as error:
         raise UserError(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file(follow_symlinks=False)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -164,7 +180,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _folder_names(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
+    return [entry.name for entry in _entries(folder) if not isinstance(entry, str) and _is_folder(entry)]
 
 
 def _is_image(name: str) -> bool:
@@ -176,8 +192,6 @@ def _images_below(
 ) -> Iterator[str]:
     """Names relative to ``folder``, sorted, from the first or the last on.
 
-    A name with an image's suffix is not stat'ed: network disks are slow at it.
-
     Args:
         above: the real paths of the folders above this one, so that a link back to one of them is found.
     """
@@ -186,7 +200,7 @@ def _images_below(
         raise UserError(f"{folder} links to a folder that contains it; remove the link")
     entries = _entries(folder)
     for entry in reversed(entries) if backwards else entries:
-        if _is_image(entry.name):
-            yield prefix + entry.name
+        if isinstance(entry, str) or _is_image(entry.name):
+            yield prefix + (entry if isinstance(entry, str) else entry.name)
         elif _is_folder(entry):
             yield from _images_below(folder / entry.name, backwards, f"{prefix}{entry.name}/", (*above, real_path))

@@ -79,7 +79,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "cpu", Choice(("cpu", "device")), "device: color operations in batches on the training device",
         ),
         "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
-        "DATA.TRAIN": ("imagenet", None, "a named data set (its train split) or folder:/path"),
+        "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), folder:/path or packed:/path"),
         "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
         "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from; empty: DATA.TRAIN"),
         "DATA.DOWNLOAD": (False, None, "fetch a named data set that is missing and may be fetched"),

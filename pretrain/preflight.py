@@ -36,7 +36,9 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
             datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
             if cfg.DATALOADER.ON_CORRUPT == "error":
                 datasets.refuse_unreadable(name, split, data.ROOT)
-    if stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
+    if stage in ("linear", "knn", "embedding") and all(
+        name.startswith(("folder:", "packed:")) for name in data_names(cfg)
+    ):
         probe_data(cfg)  # of the user's own images; listing a named data set would take long
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read

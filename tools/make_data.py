@@ -1,4 +1,8 @@
-"""Makes small data sets: python tools/make_data.py digits datasets/digits"""
+"""Makes small data sets, and packs image folders into a few large files.
+
+python tools/make_data.py digits datasets/digits
+python tools/make_data.py pack datasets/imagenet packed/imagenet
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.lock import claim
+from pretrain.common.lock import claim, remove_dead
 from pretrain.common.run_folder import cannot_write
 from tools.data.digits import write_digits
 from tools.data.people import write_people
 
 _MANIFEST = "made.json"
-_VERSIONS = {"digits": 1, "people": 2}  # raise a kind's when the same arguments would make other data
+_VERSIONS = {"digits": 1, "people": 2, "pack": 1}  # raise a kind's when the same arguments would make other data
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a count below 1, or a folder that holds something else.
     """
     args = vars(_parser().parse_args(argv))
+    if args["kind"] == "pack":
+        _pack(**args)
+        return
     output, kind = Path(os.path.abspath(args.pop("output"))), args["kind"]
     for name, value in args.items():
         if isinstance(value, int) and value < (0 if name == "seed" else 1):
@@ -47,14 +54,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         make(output, args, lambda folder: write_people(folder, images, args["size"], args["seed"]))
 
 
-def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
+def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) -> None:
+    from tools.data.pack import digest, splits_of, write_packed
+
+    if longest_side < 0 or not 1 <= quality <= 100:
+        raise UserError(
+            f"--longest-side is {longest_side} and --quality is {quality}; give at least 0, and from 1 to 100"
+        )
+    splits = splits_of(Path(os.path.abspath(source)))
+    arguments = {
+        "kind": kind, "source": os.path.abspath(source), "longest_side": longest_side, "version": _VERSIONS[kind],
+        "quality": quality if longest_side else None, "splits": {name: digest(data) for name, data in splits.items()},
+    }  # fmt: skip
+    place = Path(os.path.abspath(output))
+    make(place, arguments, lambda folder: write_packed(folder, splits, longest_side, quality), resumes=True)
+
+
+def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
     """Fills a temporary folder and renames it to ``output`` once it is complete; the same data are not made again.
+
+    Args:
+        resumes: ``write`` continues what it left when it was interrupted, with the same arguments.
 
     Raises:
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
     manifest = json.dumps(arguments, sort_keys=True) + "\n"
     if _is_made(output, manifest):
+        remove_dead(output.parent, of=output.name)
         print(f"{output} already exists")
         return
     with claim(output.parent, "making data", of=output.name):
@@ -63,17 +90,19 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             return
         folder = output.parent / f".{output.name}.making"
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
-            folder.mkdir()
+            if not resumes or _manifest_in(folder) != manifest:
+                shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
+                folder.mkdir()
+                (folder / _MANIFEST).write_text(manifest)
             write(folder)
-            (folder / _MANIFEST).write_text(manifest)
             _sync(folder)
             folder.rename(output)
             _sync_one(output.parent)
         except OSError as error:
             raise cannot_write(output, error) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not resumes:
+                shutil.rmtree(folder, ignore_errors=True)
     print(f"made {output}")
 
 
@@ -95,15 +124,19 @@ def _sync_one(path: str | Path) -> None:
 def _is_made(output: Path, manifest: str) -> bool:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
-    found = (output / _MANIFEST).read_text(errors="replace") if (output / _MANIFEST).is_file() else ""
+    found = _manifest_in(output)
     if found == manifest:
         return True
     held = f"data made with {found.strip()}" if found else "something else"
     raise UserError(f"{output} holds {held}; name another folder, or remove it")
 
 
+def _manifest_in(folder: Path) -> str:
+    return (folder / _MANIFEST).read_text(errors="replace") if (folder / _MANIFEST).is_file() else ""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="kind", required=True)
     digits = kinds.add_parser("digits", help="scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
     digits.add_argument("output", help="folder to make")
@@ -125,6 +158,14 @@ def _parser() -> argparse.ArgumentParser:
     people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
     for command in (digits, people):
         command.add_argument("--seed", type=int, default=0)
+    pack = kinds.add_parser("pack", help="an image folder as a few large files, for DATA.TRAIN packed:OUTPUT")
+    pack.add_argument("source", help="a folder as in DATA.TRAIN folder:SOURCE")
+    pack.add_argument("output", help="folder to make")
+    pack.add_argument(
+        "--longest-side", type=int, default=0, metavar="PIXELS",
+        help="scale larger images down to it, as JPEGs; 0, the default: keep every file as it is",
+    )  # fmt: skip
+    pack.add_argument("--quality", type=int, default=95, help="of these JPEGs")
     return parser
 
 

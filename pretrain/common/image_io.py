@@ -135,7 +135,7 @@ def open_upright(path: str) -> Image.Image:
     """
     remedy = "restore it or remove it from the annotations"
     try:
-        with _memory_for(path):
+        with memory_for(path):
             return upright(_open(read_file(path), path))
     except CorruptImage as error:
         raise CorruptImage(f"{error}; {remedy}") from error
@@ -146,7 +146,7 @@ def open_upright(path: str) -> Image.Image:
 
 
 @contextlib.contextmanager
-def _memory_for(path: str) -> Iterator[None]:
+def memory_for(path: str) -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
@@ -198,7 +198,7 @@ class Files:
 
     def read(self, index: int) -> np.ndarray:
         path = self.name(index)
-        with _memory_for(path):
+        with memory_for(path):
             return decode(read_file(path), path)
 
 

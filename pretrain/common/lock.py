@@ -58,10 +58,10 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
         owner.release()
 
 
-def remove_dead(folder: str | Path) -> None:
-    """Removes the files of killed owners on this machine; other machines would wait until they are old."""
+def remove_dead(folder: str | Path, of: str = "") -> None:
+    """Removes the files of killed owners on this machine; other machines would wait until they are old. See `claim`."""
     me = _identity()
-    for path in Path(folder).glob(".owner.*.json"):
+    for path in Path(folder).glob(f"{glob.escape(_prefix(of))}.*.json"):
         owner = _read(path)
         if owner.get("place") == me["place"] and _is_dead(owner, me, silent_s=0):
             with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ class _Owner:
 
     def _take(self) -> Path:
         """Creates the next file in number once every earlier owner is known to be dead; returns its path."""
-        prefix = f".{self._of}.owner" if self._of else ".owner"
+        prefix = _prefix(self._of)
         pattern = f"{glob.escape(prefix)}.*.json"
         while True:
             dead = {path: _read(path).get("token") for path in self._folder.glob(pattern)}
@@ -152,6 +152,10 @@ class _Owner:
 
     def _is_mine(self, path: Path) -> bool:
         return _read(path).get("token") == self._me["token"]
+
+
+def _prefix(of: str) -> str:
+    return f".{of}.owner" if of else ".owner"
 
 
 def _identity() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..common import image_io
 from ..common.errors import UserError, nearest
-from . import archives, folders, listing
+from . import archives, folders, listing, packed
 from .image_data import ImageData, MissingSplit
 
 __all__ = ["FOLDERS", "LOADERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
@@ -30,9 +30,9 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """Opens a split of a data set.
 
     Args:
-        name: one of NAMES or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
-            Folders in it that are named like splits (train, training, val, valid, validation, test) are
-            splits, never classes; test is the val split where there is no other.
+        name: one of NAMES or LOADERS, ``packed:/path`` (see `packed`), or ``folder:/path``, which holds images (no
+            labels) or one folder per class. Folders in it that are named like splits (train, training, val, valid,
+            validation, test) are splits, never classes; test is the val split where there is no other.
         split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
             ``train`` split of stl10 is its labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -60,14 +60,14 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
     if name in LOADERS:  # they know where their images are
         return
     places = [Path(root) / folder for folder in FOLDERS.get(name, ())]
-    if name.startswith("folder:"):
+    if name.startswith(("folder:", "packed:")):
         places, download = [_path_in(name)], False
     if not any(map(os.path.isdir, places)) and not (places and download):
         load(name, "train", root)  # raises the error that shows the layout expected
 
 
 def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> None:
-    """Decodes the first and the last image of a split that lies in folders; other data sets are checked as they load.
+    """Decodes the first and the last image of a split in folders or packed; other data sets are checked as they load.
 
     Raises:
         UserError: one of them cannot be read, or there is no such split.
@@ -77,6 +77,11 @@ def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> N
         folder = folder if folders.images_in(folder) else folders.split_folder(folder, split)[0]
     elif name in ("imagenet", "imagenet100"):
         folder = folders.imagenet_folder(name, split, Path(root))
+    elif name.startswith("packed:"):
+        data = packed.load_packed(_path_in(name), split)
+        for index in {0, len(data) - 1}:
+            data.read(index)
+        return
     else:
         return
     for path in folders.ends(folder):
@@ -89,6 +94,8 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name.startswith("folder:"):
         folder = _path_in(name)
         return listing.cached((name, split), folder, lambda: folders.load_folder(folder, split))
+    if name.startswith("packed:"):
+        return packed.load_packed(_path_in(name), split)
     if name in ("imagenet", "imagenet100"):
         return listing.cached((name, split), root, lambda: folders.load_imagenet(name, split, root))
     if name in ("cifar10", "cifar100", "fashion_mnist"):
@@ -98,8 +105,10 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name == "tiny_imagenet":
         return archives.load_tiny_imagenet(split, root, download)
     known = (*NAMES, *LOADERS)
-    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)} or folder:/path{nearest(name, known)}")
+    raise UserError(
+        f"unknown data set {name!r}; choose {', '.join(known)}, folder:/path or packed:/path{nearest(name, known)}"
+    )
 
 
 def _path_in(name: str) -> Path:
-    return Path(os.path.expanduser(name.removeprefix("folder:")))
+    return Path(os.path.expanduser(name.partition(":")[2]))

@@ -6,13 +6,16 @@ queue, A anchors of this rank, B candidates of all ranks.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_SLICE = 8192  # negatives per slice: as fast as the whole queue at once, with a fraction of its memory
+_LOGITS = 2**18  # held at a time by one thread: they stay in its cache
+_MANY_LOGITS = 2**21  # by several, or a GPU: threads wait for each other after every operation, which must be long
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -42,7 +45,7 @@ def checked_queue_inputs(
 
 
 class QueueSoftmax(NamedTuple):
-    """Sums over the softmax of each query's logits over the queue."""
+    """Sums over the softmax of each vector's logits over the queue."""
 
     logsumexp_N: Tensor
     largest_N: Tensor
@@ -59,34 +62,65 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
         queue_DK: the queue.
     """
     scaled_ND, queue_DK = scaled_ND.detach(), queue_DK.detach()
-    largest_N = scaled_ND.new_full((scaled_ND.shape[0],), -math.inf)
+    with _threads_for(scaled_ND):
+        return _queue_softmax(scaled_ND, queue_DK, min(queue_DK.shape[1], _slice_size(scaled_ND)))
+
+
+def _queue_softmax(scaled_ND: Tensor, queue_DK: Tensor, slice_size: int) -> QueueSoftmax:
+    count = len(scaled_ND)
+    largest_N = scaled_ND.new_full((count,), -math.inf)
     total_N = torch.zeros_like(largest_N)
-    weighted_ND = torch.zeros_like(scaled_ND)
-    for slice_DS in queue_DK.split(_SLICE, dim=1):
-        exp_NS = scaled_ND @ slice_DS
+    weighted_DN = scaled_ND.new_zeros(scaled_ND.shape[1], count)  # (D, S) by (S, N) is faster than the other way round
+    logits = scaled_ND.new_empty(count * slice_size)
+    for slice_DS in queue_DK.split(slice_size, dim=1):
+        exp_NS = logits[: count * slice_DS.shape[1]].view(count, -1)
+        torch.mm(scaled_ND, slice_DS, out=exp_NS)
         previous_N, largest_N = largest_N, torch.maximum(largest_N, exp_NS.amax(dim=1))
         exp_NS.sub_(largest_N[:, None]).exp_()
         shrink_N = (previous_N - largest_N).exp()
-        total_N = total_N * shrink_N + exp_NS.sum(dim=1)
-        weighted_ND = weighted_ND * shrink_N[:, None] + exp_NS @ slice_DS.T
-    return QueueSoftmax(total_N.log() + largest_N, largest_N, weighted_ND / total_N[:, None])
+        total_N.mul_(shrink_N).add_(exp_NS.sum(dim=1))
+        weighted_DN.mul_(shrink_N).addmm_(slice_DS, exp_NS.T)
+    return QueueSoftmax(total_N.log() + largest_N, largest_N, (weighted_DN / total_N).T)
+
+
+def _slice_size(scaled_ND: Tensor) -> int:
+    """How many negatives to compare with all vectors at once."""
+    alone = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
+    return max(256, (_LOGITS if alone else _MANY_LOGITS) // len(scaled_ND))
+
+
+@contextlib.contextmanager
+def _threads_for(x: Tensor) -> Iterator[None]:
+    """One of two CPU threads: with slices in its cache it takes hardly longer, and it waits for no busy core."""
+    threads = torch.get_num_threads()
+    if x.device.type != "cpu" or threads != 2:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Negatives(torch.autograd.Function):
     """The forward pass already finds the gradient (the softmax mean), so no logit is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor) -> tuple[Tensor, Tensor]:
-        found = queue_softmax(scaled_ND, queue_DK)
-        ctx.save_for_backward(found.mean_ND)
-        ctx.mark_non_differentiable(found.largest_N)
-        return found.logsumexp_N, found.largest_N
+    def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor, others_RD: Tensor | None) -> tuple[Tensor, ...]:
+        count = len(scaled_ND)
+        rows = scaled_ND if others_RD is None else torch.cat([scaled_ND, others_RD])
+        found = queue_softmax(rows, queue_DK)
+        ctx.save_for_backward(found.mean_ND[:count])
+        others = tuple(part[count:] for part in found)
+        ctx.mark_non_differentiable(found.largest_N[:count], *others)
+        return found.logsumexp_N[:count], found.largest_N[:count], *others
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_N: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, grad_N: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         (mean_ND,) = ctx.saved_tensors
-        return grad_N[:, None] * mean_ND, None
+        return grad_N[:, None] * mean_ND, None, None
 
 
 def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -94,7 +128,20 @@ def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tenso
 
     The gradient reaches the queries only: the queue is data, and the largest logit serves metrics.
     """
-    return _Negatives.apply(q_ND / temperature, queue_DK)
+    logsumexp_N, largest_N, *_ = _Negatives.apply(q_ND / temperature, queue_DK, None)
+    return logsumexp_N, largest_N
+
+
+def negatives_and_relation(
+    q_ND: Tensor, keys_ND: Tensor, queue_DK: Tensor, temperature: float, key_temperature: float
+) -> tuple[Tensor, Tensor, QueueSoftmax]:
+    """`negatives` of the queries, and the keys' softmax over the queue at their own temperature, without gradient.
+
+    Both in one pass over the queue, which costs less than two.
+    """
+    scaled_ND, keys_ND = q_ND / temperature, keys_ND.detach() / key_temperature
+    logsumexp_N, largest_N, *relation = _Negatives.apply(scaled_ND, queue_DK, keys_ND)
+    return logsumexp_N, largest_N, QueueSoftmax(*relation)
 
 
 def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:

@@ -32,14 +32,13 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
     Raises:
         ValueError: tau or tau_m out of range, shapes that disagree, or more than one key per query.
     """
-    from .common import checked_queue_inputs, negatives, queue_metrics, queue_softmax
+    from .common import checked_queue_inputs, negatives_and_relation, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0].detach()
-    relation = queue_softmax(keys_ND / key_temperature, queue_DK)
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    negatives_N, hardest_N, relation = negatives_and_relation(q_ND, keys_ND, queue_DK, temperature, key_temperature)
     # sum_j s_j = 1, so -sum_j s_j log p_j = log Z - q.(sum_j s_j n_j) / tau
     loss = (negatives_N - (q_ND * relation.mean_ND).sum(dim=1) / temperature).mean()
     positive_N = (q_ND * keys_ND).sum(dim=1) / temperature

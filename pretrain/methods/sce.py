@@ -51,7 +51,7 @@ def sce(
     """
     import torch
 
-    from .common import checked_queue_inputs, info_nce, negatives, queue_metrics, queue_softmax
+    from .common import checked_queue_inputs, info_nce, negatives_and_relation, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
@@ -59,7 +59,7 @@ def sce(
     q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0]
 
-    relation = queue_softmax(keys_ND / key_temperature, queue_DK)
+    negatives_N, hardest_N, relation = negatives_and_relation(q_ND, keys_ND, queue_DK, temperature, key_temperature)
     positive_share_N = torch.zeros_like(relation.logsumexp_N)
     if not mask_positive:
         positive_share_N = torch.sigmoid(-relation.logsumexp_N)  # e^0 / (e^0 + sum_j e^(k.n_j / tau_m))
@@ -67,7 +67,6 @@ def sce(
     rest_N = (1 - lambda_) * (1 - positive_share_N)
 
     positive_N = (q_ND * keys_ND).sum(dim=1) / temperature
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
     target_N = (q_ND * relation.mean_ND).sum(dim=1) / temperature
     # log Z - positive, and log Z - (mean logit under s), each weighted by its share of w
     contrastive_N = info_nce(positive_N, negatives_N)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+LossOfRows = Callable[[Tensor, slice], Tensor]
 
 _LOGITS = 2**18  # held at a time by one thread: they stay in its cache
 _MANY_LOGITS = 2**21  # by several, or a GPU: threads wait for each other after every operation, which must be long
@@ -168,3 +170,41 @@ def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float
 def keys_variance(keys_MND: Tensor) -> Tensor:
     """Mean diagonal entry of the keys' covariance, over the queries: JCL's Fig. 3(b). Biased, as in its Algorithm 1."""
     return keys_MND.detach().var(dim=0, correction=0).mean()
+
+
+_ROWS = 256  # anchors whose similarities to all candidates are held at a time
+
+
+class _OverRows(torch.autograd.Function):
+    """The gradient is found with the loss, block by block: nothing of size A x B is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
+        total = anchors_AD.new_zeros(())
+        grad_AD, grad_BD = torch.zeros_like(anchors_AD), torch.zeros_like(candidates_BD)
+        for start in range(0, len(anchors_AD), _ROWS):
+            rows = slice(start, start + _ROWS)
+            with torch.enable_grad():
+                similarity_RB = (anchors_AD[rows] @ candidates_BD.T).detach().requires_grad_()
+                loss = loss_of(similarity_RB, rows)
+                (grad_RB,) = torch.autograd.grad(loss, similarity_RB)
+            total += loss.detach()
+            torch.mm(grad_RB, candidates_BD, out=grad_AD[rows])
+            grad_BD.addmm_(grad_RB.T, anchors_AD[rows])
+        ctx.save_for_backward(grad_AD, grad_BD)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_AD, grad_BD = ctx.saved_tensors
+        return grad * grad_AD, grad * grad_BD, None
+
+
+def sum_over_rows(anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
+    """The sum of ``loss_of(similarity_RB, rows)`` over blocks of anchors; it is called once per block.
+
+    Args:
+        loss_of: from the similarities (R, B) of the anchors in ``rows`` to all candidates, the sum of their losses.
+    """
+    return _OverRows.apply(anchors_AD, candidates_BD, loss_of)

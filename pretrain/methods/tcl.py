@@ -48,38 +48,51 @@ def tcl(
     Returns:
         The mean loss; nothing to enqueue; batch_accuracy (share of positive pairs more similar than the anchor's most
         similar negative, from 0 to 100), positive_similarity (mean over positive pairs, from -1 to 1) and
-        positives_per_anchor; with k1 or k2 of its own, also what :func:`hard_gradients` gives.
+        positives_per_anchor; with k1 or k2 of its own, also the means of what
+        :func:`hard_gradient_sums` gives.
 
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
     """
     import torch
 
-    from .common import at_least_float32
+    from .common import at_least_float32, sum_over_rows
 
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
     AT_LEAST_0.check("k2", k2)
     _check_shapes(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)
-    similarity_AB = at_least_float32(anchors_AD) @ at_least_float32(candidates_BD).T
-    columns_B = torch.arange(candidates_BD.shape[0], device=similarity_AB.device)
-    same_AB = anchor_labels_A[:, None] == candidate_labels_B[None, :]
-    positive_AB = same_AB & (columns_B[None, :] != self_index_A[:, None])
-    count_A = positive_AB.sum(dim=1)
+    columns_B = torch.arange(candidates_BD.shape[0], device=candidates_BD.device)
+    sums: list[dict[str, Tensor]] = []
 
-    log_d_A = _log_denominator(similarity_AB, positive_AB, same_AB, temperature, k1, k2)
-    mean_A = torch.where(positive_AB, similarity_AB / temperature, 0.0).sum(dim=1) / count_A.clamp(min=1)
-    loss = torch.where(count_A > 0, log_d_A - mean_A, 0.0).mean()
-    metrics = _batch_metrics(similarity_AB.detach(), positive_AB, same_AB)
-    if (k1, k2) != (0, 1):
-        metrics |= hard_gradients(similarity_AB.detach(), positive_AB, same_AB, temperature, k1, k2)
+    def loss_of(similarity_RB: Tensor, rows: slice) -> Tensor:
+        same_RB = anchor_labels_A[rows, None] == candidate_labels_B[None, :]
+        positive_RB = same_RB & (columns_B[None, :] != self_index_A[rows, None])
+        count_R = positive_RB.sum(dim=1)
+        log_d_R = _log_denominator(similarity_RB, positive_RB, same_RB, temperature, k1, k2)
+        mean_R = torch.where(positive_RB, similarity_RB / temperature, 0.0).sum(dim=1) / count_R.clamp(min=1)
+        sums.append(_batch_sums(similarity_RB.detach(), positive_RB, same_RB))
+        if (k1, k2) != (0, 1):
+            sums[-1] |= hard_gradient_sums(similarity_RB.detach(), positive_RB, same_RB, temperature, k1, k2)
+        return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
+
+    loss = sum_over_rows(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_of) / len(anchors_AD)
+    totals = {name: torch.stack([one[name] for one in sums]).sum(dim=0) for name in sums[0]}
+    pairs, anchors = totals.pop("pairs"), totals.pop("anchors", None)
+    metrics = {
+        "batch_accuracy": totals.pop("right") / pairs.clamp(min=1) * 100,
+        "positive_similarity": totals.pop("similar") / pairs.clamp(min=1),
+        "positives_per_anchor": pairs / len(anchors_AD),
+    }
+    if anchors is not None:
+        metrics |= {name: total / anchors.clamp(min=1) for name, total in totals.items()}
     return Objective(loss, None, metrics)
 
 
-def hard_gradients(
+def hard_gradient_sums(
     similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
 ) -> dict[str, Tensor]:
-    r"""What Theorems 1 and 2 compare (TCL supplement, Sec. 1), as means over the anchors of a batch.
+    r"""What Theorems 1 and 2 compare (TCL supplement, Sec. 1), as sums over the anchors that have both kinds of pairs.
 
     A candidate weighs in the gradient of its anchor, Eq. (1), in units of 1 / tau, with
 
@@ -90,23 +103,30 @@ def hard_gradients(
 
     Returns:
         hard_positive_gradient and hard_negative_gradient; the same with ``_supcon``, for the same embeddings under
-        SupCon (k1 = 0, k2 = 1: Theorem 1, Eq. (15)); hard_negative_gradient_k2_1, at this k1 and k2 = 1 (Theorem 2).
+        SupCon (k1 = 0, k2 = 1: Theorem 1, Eq. (15)); hard_negative_gradient_k2_1, at this k1 and k2 = 1 (Theorem 2);
+        anchors, how many there are.
     """
     import torch
 
     count_A = positive_AB.sum(dim=1)
     has_both_A = (count_A > 0) & ~same_AB.all(dim=1)
+    scaled_AB, lowest = similarity_AB / temperature, torch.finfo(similarity_AB.dtype).min
+    pull_A = _logsumexp(torch.where(positive_AB, scaled_AB, lowest))
+    tuned_A = _logsumexp(torch.where(positive_AB, -similarity_AB, lowest))
+    negatives_AB = torch.where(same_AB, lowest, scaled_AB)
+    push_A = _logsumexp(negatives_AB)
     positive_A = torch.where(positive_AB, similarity_AB, math.inf).amin(dim=1)
-    negative_A = torch.where(same_AB, -math.inf, similarity_AB).amax(dim=1)
+    negative_A = negatives_AB.amax(dim=1) * temperature
 
-    def mean(weight_A: Tensor) -> Tensor:
-        return torch.where(has_both_A, weight_A, 0.0).sum() / has_both_A.sum().clamp(min=1)
+    def total(weight_A: Tensor) -> Tensor:
+        return torch.where(has_both_A, weight_A, 0.0).sum()
 
     def weights(k1: float, k2: float) -> tuple[Tensor, Tensor]:
-        log_d_A = _log_denominator(similarity_AB, positive_AB, same_AB, temperature, k1, k2)
+        terms = [pull_A, *([tuned_A + math.log(k1)] if k1 else []), *([push_A + math.log(k2)] if k2 else [])]
+        log_d_A = torch.stack(terms).logsumexp(dim=0)
         share_A = (positive_A / temperature - log_d_A).exp()
-        tuned_A = temperature * k1 * (-positive_A - log_d_A).exp()
-        return mean((1 / count_A - share_A + tuned_A).abs()), mean(k2 * (negative_A / temperature - log_d_A).exp())
+        own_A = temperature * k1 * (-positive_A - log_d_A).exp()
+        return total((1 / count_A - share_A + own_A).abs()), total(k2 * (negative_A / temperature - log_d_A).exp())
 
     (positive, negative), (positive_supcon, negative_supcon) = weights(k1, k2), weights(0, 1)
     return {
@@ -115,6 +135,7 @@ def hard_gradients(
         "hard_negative_gradient": negative,
         "hard_negative_gradient_supcon": negative_supcon,
         "hard_negative_gradient_k2_1": weights(k1, 1)[1],
+        "anchors": has_both_A.sum(),
     }
 
 
@@ -130,26 +151,28 @@ def _log_denominator(
     terms_AB = torch.where(positive_AB, scaled_AB, lowest)
     if k2 > 0:
         terms_AB = torch.where(same_AB, terms_AB, scaled_AB + math.log(k2))
-    log_d_A = terms_AB.logsumexp(dim=1)
+    log_d_A = _logsumexp(terms_AB)
     if k1 > 0:
         tuned_AB = torch.where(positive_AB, math.log(k1) - similarity_AB, lowest)
-        log_d_A = torch.logaddexp(log_d_A, tuned_AB.logsumexp(dim=1))
+        log_d_A = torch.logaddexp(log_d_A, _logsumexp(tuned_AB))
     return log_d_A
 
 
-def _batch_metrics(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
+def _logsumexp(x_AB: Tensor) -> Tensor:
+    """Over B, through exp2: on a CPU, torch's exp is a hundred times slower where it underflows, as for masked terms."""
+    largest_A1 = x_AB.detach().amax(dim=1, keepdim=True)
+    return ((x_AB - largest_A1) / math.log(2)).exp2().sum(dim=1).log() + largest_A1[:, 0]
+
+
+def _batch_sums(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
+    """Positive pairs, those more similar than the anchor's most similar negative, and the sum of their similarities."""
     import torch
 
-    pairs = positive_AB.sum()
     hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
     right = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()
     similar = torch.where(positive_AB, similarity_AB, 0.0).sum()
-    pairs_or_one = pairs.clamp(min=1)
-    return {
-        "batch_accuracy": (right / pairs_or_one * 100).to(similarity_AB.dtype),
-        "positive_similarity": similar / pairs_or_one,
-        "positives_per_anchor": (pairs / similarity_AB.shape[0]).to(similarity_AB.dtype),
-    }
+    pairs = positive_AB.sum()
+    return {"pairs": pairs.to(similar.dtype), "right": right.to(similar.dtype), "similar": similar}
 
 
 def _check_shapes(

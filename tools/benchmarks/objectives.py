@@ -1,4 +1,4 @@
-"""Losses of the queue objectives against the equations with one row of K + 1 logits per query.
+"""Losses of the objectives against their equations, with whole rows of logits.
 
 The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretrain/methods/common.py.
 """
@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Callable
 
 import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from pretrain.common.run_folder import write_json
 from pretrain.methods import METHODS
+from tools.benchmarks.machine import about
 from tools.benchmarks.measure import median_milliseconds, peak_mib
 
-_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}
+_VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
+# Of the ratio of times, on one core.
+_GOALS = {
+    "mocov2": 2.2,
+    "multikey": 2.2,
+    "jcl": 2.5,
+    "sce": 1.5,
+    "ressl": 1.5,
+    "simclr": 1.0,
+    "tcl": 1.0,
+}
 
 
 def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
@@ -56,6 +69,16 @@ def naive_ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
     return cross_entropy(q_ND @ queue_DK / _VALUES["temperature"], target)
 
 
+def naive_tcl(z_AD: Tensor, labels_A: Tensor, k1: float, k2: float) -> Tensor:
+    """Eq. (6) of TCL's supplement, among the anchors themselves."""
+    similarity_AA, tau = z_AD @ z_AD.T, _VALUES["temperature"]
+    same_AA = labels_A[:, None] == labels_A
+    positive_AA = (same_AA & ~torch.eye(len(z_AD), dtype=torch.bool, device=z_AD.device)).to(z_AD.dtype)
+    terms_AA = positive_AA * ((similarity_AA / tau).exp() + k1 * (-similarity_AA).exp())
+    d_A = (terms_AA + ~same_AA * k2 * (similarity_AA / tau).exp()).sum(dim=1, keepdim=True)
+    return (positive_AA * (d_A.log() - similarity_AA / tau)).sum(dim=1).div(positive_AA.sum(dim=1)).mean()
+
+
 NAIVE = {
     "mocov2": naive_moco,
     "multikey": naive_multikey,
@@ -66,39 +89,63 @@ NAIVE = {
 
 
 def objectives(args: argparse.Namespace) -> None:
-    """Prints, for each objective, median time and peak memory of both forms and their ratios.
+    """Prints, for each objective, median time and peak memory of both forms and their ratios, and the goal.
 
     Raises:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
     device = _device(args)
     q_ND, keys_MND, queue_DK = _vectors(args.queries, args.keys, args.dims, args.negatives, device)
-    sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}"
+    sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}, A {args.anchors}"
     print(f"{sizes}, {device}, {torch.get_num_threads()} CPU thread(s)")
-    rows = []
+    rows: dict[str, dict[str, float | None]] = {}
     for name, naive in NAIVE.items():
         method = METHODS[name]
         keys = keys_MND if method.many_keys else keys_MND[:1]
         hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
+        rows[name] = _compared(
+            name, q_ND,
+            lambda method=method, keys=keys, hyper=hyper: method.objective(q_ND, keys, queue_DK, **hyper).loss,
+            lambda naive=naive, keys=keys: naive(q_ND, keys, queue_DK), args.rounds, device,
+        )  # fmt: skip
+    z_AD = _vectors(args.anchors, 1, args.dims, 1, device)[0]
+    index_A = torch.arange(args.anchors, device=device)
+    labels_A = index_A % (args.anchors // 2)
+    batch = (z_AD, z_AD, labels_A, labels_A, index_A)
+    for name in ("simclr", "tcl"):
+        objective, hyper = METHODS[name].objective, {keyword: _VALUES[keyword] for keyword in METHODS[name].hyper}
+        rows[name] = _compared(
+            name, z_AD, lambda objective=objective, hyper=hyper: objective(*batch, **hyper).loss,
+            lambda hyper=hyper: naive_tcl(z_AD, labels_A, hyper.get("k1", 0.0), hyper.get("k2", 1.0)),
+            args.rounds, device,
+        )  # fmt: skip
+    head = ["objective", "ms", "naive ms", "times faster", "goal", "MiB", "naive MiB", "times smaller"]
+    shown = [[name, *row.values()] for name, row in rows.items()]
+    print(tabulate(shown, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f", ".1f"), missingval="-"))
+    if args.json:
+        write_json(args.json, {**about([], torch.get_num_threads()), "sizes": sizes, "objectives": rows})
 
-        def fast_form(method=method, keys=keys, hyper=hyper) -> tuple[Tensor, Tensor]:
-            loss = method.objective(q_ND, keys, queue_DK, **hyper).loss
-            return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
 
-        def naive_form(naive=naive, keys=keys) -> tuple[Tensor, Tensor]:
-            loss = naive(q_ND, keys, queue_DK)
-            return loss.detach(), torch.autograd.grad(loss, q_ND)[0]
+def _compared(
+    name: str, x: Tensor, fast: Callable[[], Tensor], naive: Callable[[], Tensor], rounds: int, device: torch.device
+) -> dict[str, float | None]:
+    """Both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
 
-        forms = {"fast": fast_form, "naive": naive_form}
-        for one, other in zip(fast_form(), naive_form(), strict=True):
-            if not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
-                raise RuntimeError(f"{name}: the fast and the naive form differ by {(one - other).abs().max():.2g}")
-        memory = {form: peak_mib(run, device) for form, run in forms.items()}
-        times = median_milliseconds(forms, args.rounds)
-        smaller = memory["naive"] / memory["fast"] if memory["fast"] else None
-        rows.append([name, *times.values(), times["naive"] / times["fast"], *memory.values(), smaller])
-    head = ["objective", "ms", "naive ms", "times faster", "MiB", "naive MiB", "times smaller"]
-    print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f"), missingval="-"))
+    def with_gradient(loss_of: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        loss = loss_of()
+        return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+    forms = {"fast": lambda: with_gradient(fast), "naive": lambda: with_gradient(naive)}
+    for one, other in zip(forms["fast"](), forms["naive"](), strict=True):
+        if not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
+            raise RuntimeError(f"{name}: the fast and the naive form differ by {(one - other).abs().max():.2g}")
+    memory = {form: peak_mib(run, device) for form, run in forms.items()}
+    times = median_milliseconds(forms, rounds)
+    return {
+        "ms": times["fast"], "naive_ms": times["naive"], "times_faster": times["naive"] / times["fast"],
+        "goal": _GOALS.get(name), "mib": memory["fast"], "naive_mib": memory["naive"],
+        "times_smaller": memory["naive"] / memory["fast"] if memory["fast"] else None,
+    }  # fmt: skip
 
 
 def memory(args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey 
 
 from __future__ import annotations
 
-import platform
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
+from tools.benchmarks.machine import processor
 
 from .document import grid
 from .seeds import Study, difference_table, figure, read_study, table
@@ -55,7 +56,7 @@ def record(study: Study) -> dict[str, Any]:
         for key, value in re.findall(r"^([\w.-]+): (.+)$", text, re.MULTILINE):
             if key in _LISTED and value not in made_with.setdefault(key, []):
                 made_with[key].append(value)
-    return {**content, "made_with": made_with, "machine": _machine()}
+    return {**content, "made_with": made_with, "machine": f"{os.cpu_count()} x {processor()}"}
 
 
 def up_to_date(page: str) -> str:
@@ -94,13 +95,6 @@ def draw(study: Study, path: Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
         figure(study).savefig(path, metadata={"Date": None})
-
-
-def _machine() -> str:
-    """The processor of this machine, which ran the study."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    models = re.findall(r"^model name\s*: (.+)$", info, re.MULTILINE)
-    return f"{len(models)} x {models[0]}" if models else platform.processor()
 
 
 if __name__ == "__main__":

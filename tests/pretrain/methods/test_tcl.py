@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pretrain.methods import common
 from pretrain.methods.supcon import supcon
 from pretrain.methods.tcl import tcl
 from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, BatchCase, batch_case, drawn, sets
@@ -41,6 +43,20 @@ def test_loss_is_equation_6(seed: int, tau: float, k1: float, k2: float):
     case = batch_case(seed, LABELS)
     loss = tcl(*case, temperature=tau, k1=k1, k2=k2).loss.item()
     assert math.isclose(loss, oracle(case, tau, k1, k2), rel_tol=1e-9, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(0.0, 1.0), (50.0, 1.5)])
+def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, k1: float, k2: float):
+    case = batch_case(3, LABELS)
+
+    def found() -> list[Tensor]:
+        result = tcl(*case, temperature=0.1, k1=k1, k2=k2)
+        gradients = torch.autograd.grad(result.loss, (case.anchors_AD, case.candidates_BD))
+        return [result.loss, *gradients, *(metric.double() for metric in result.metrics.values())]
+
+    whole = found()
+    monkeypatch.setattr(common, "_ROWS", 3)  # the last block is smaller
+    torch.testing.assert_close(found(), whole)
 
 
 def test_gradcheck():

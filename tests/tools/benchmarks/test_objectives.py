@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tools import benchmark
 from tools.benchmarks import objectives
 
-SIZES = ["--queries", "3", "--keys", "2", "--dims", "4", "--negatives", "9", "--rounds", "1", "--device", "cpu"]
+SIZES = ["--queries", "3", "--keys", "2", "--dims", "4", "--negatives", "9", "--anchors", "6", "--rounds", "1",
+         "--device", "cpu"]  # fmt: skip
 
 
-def test_a_row_is_printed_for_each_objective(capsys: pytest.CaptureFixture[str]):
-    assert benchmark.main(["objectives", *SIZES]) == 0
+def test_a_row_is_printed_and_written_for_each_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert benchmark.main(["objectives", *SIZES, "--json", str(tmp_path / "a.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("N 3, M' 2, D 4, K 9, cpu")
-    assert [line.split()[0] for line in lines[3:]] == list(objectives.NAIVE)
+    assert lines[0].startswith("N 3, M' 2, D 4, K 9, A 6, cpu")
+    names = [*objectives.NAIVE, "simclr", "tcl"]
+    assert [line.split()[0] for line in lines[3:]] == names
     assert all(float(number) > 0 for line in lines[3:] for number in line.split()[1:4])
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert list(written["objectives"]) == names and written["cpu"] and written["torch"]
 
 
 def test_forms_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch):

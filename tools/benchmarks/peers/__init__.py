@@ -28,7 +28,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -40,8 +39,9 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import git_state, read_json, refuse_unwritable, write_json
+from pretrain.common.run_folder import read_json, refuse_unwritable, write_json
 from tools import make_data
+from tools.benchmarks.machine import about
 from tools.reporting.seeds import mean_and_interval
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
@@ -77,7 +77,7 @@ def peers(args: argparse.Namespace) -> None:
         raise UserError(f"--images is {args.images}; it must be at least 128: the first batch of 64 is not timed")
     if args.json:
         refuse_unwritable(args.json)
-    result: dict[str, Any] = {"environment": _environment(found, args.threads)}
+    result: dict[str, Any] = {"environment": about(found, args.threads)}
     with tempfile.TemporaryDirectory() as folder:
         for setting, title in _SETTINGS.items():
             data = Path(folder, setting)
@@ -178,17 +178,3 @@ def _make_digits(folder: Path) -> None:
     """Writes the demo's image folder; its COCO scenes are not needed."""
     with contextlib.redirect_stdout(sys.stderr):
         make_data.main(["digits", str(folder), "--scenes", "1", "--val-scenes", "1"])
-
-
-def _environment(peers: list[str], threads: int) -> dict[str, Any]:
-    versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "pillow", *peers)}
-    return {"cpu": _cpu(), "cpus": os.cpu_count(), "threads_per_process": threads, "platform": platform.platform(),
-            "python": platform.python_version(), "git": git_state(), **versions}  # fmt: skip
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError):  # Python itself does not know the model on Linux
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

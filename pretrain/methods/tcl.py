@@ -159,7 +159,7 @@ def _log_denominator(
 
 
 def _logsumexp(x_AB: Tensor) -> Tensor:
-    """Over B, through exp2: on a CPU, torch's exp is a hundred times slower where it underflows, as for masked terms."""
+    """Over B, through exp2: on a CPU, torch's exp is a hundred times slower where it underflows (masked terms)."""
     largest_A1 = x_AB.detach().amax(dim=1, keepdim=True)
     return ((x_AB - largest_A1) / math.log(2)).exp2().sum(dim=1).log() + largest_A1[:, 0]
 

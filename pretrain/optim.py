@@ -6,6 +6,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
+from .common.sgd import fused_sgd
+
 
 def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone.
@@ -16,13 +18,7 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     trained = [p for p in model.parameters() if p.requires_grad]
     lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
     if solver.OPTIMIZER == "sgd":
-        sgd = torch.optim.SGD(trained, lr, momentum=solver.MOMENTUM, weight_decay=decay, fused=True)
-        if solver.MOMENTUM:
-            # torch's fused step leaves momentum buffers uninitialized if a gradient scaler skips the very first step.
-            # From zeros the first step is the same, because dampening is 0.
-            for p in trained:
-                sgd.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return sgd
+        return fused_sgd(trained, lr, solver.MOMENTUM, weight_decay=decay)
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},

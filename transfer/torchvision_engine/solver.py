@@ -18,6 +18,8 @@ from fvcore.common.param_scheduler import (
 )
 from torch import nn
 
+from pretrain.common.sgd import fused_sgd
+
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -42,9 +44,7 @@ def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
         {"params": parameters, "weight_decay": decay, "factor": factor}
         for (decay, factor), parameters in groups.items()
     ]
-    return torch.optim.SGD(
-        described, lr=solver.BASE_LR, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV, foreach=True
-    )
+    return fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -131,7 +131,7 @@ def _example(model: Detector, cfg: CfgNode, image: str) -> tuple[Tensor, dict[st
     mapper, searched = build_mapper(cfg, train=False, flip=()), image
     if image:
         size = open_upright(image).size
-        records: list[dict[str, Any]] = [{"file_name": image, "width": size[0], "height": size[1], "image_id": 0}]
+        records: Sequence[dict[str, Any]] = [{"file_name": image, "width": size[0], "height": size[1], "image_id": 0}]
     elif cfg.DATASETS.TEST:
         searched = f"the first {_MOST_IMAGES} of {cfg.DATASETS.TEST[0]}"
         records = load_coco(cfg.DATASETS.TEST[0])[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from pycocotools import mask as coco_mask
 from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
+from .records import Records
 
 log = logging.getLogger("transfer")
 COCO_FLIP = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]  # COCO's person: the other side's keypoint
@@ -32,8 +34,11 @@ class CocoInfo:
     flip: list[int]
 
 
-def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
+def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True) -> tuple[Records, CocoInfo]:
     """Reads a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
+
+    Args:
+        keep: says whether a record is kept.
 
     Returns:
         Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
@@ -51,20 +56,21 @@ def load_coco(name: str) -> tuple[list[dict[str, Any]], CocoInfo]:
     images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
-    for annotation in data["annotations"]:
-        kept = _annotation(annotation, labels)
-        if kept is not None and annotation["image_id"] in by_image:
-            by_image[annotation["image_id"]].append(kept)
-    records = [
-        {
+    for annotation in data.pop("annotations"):
+        if annotation["image_id"] in by_image:
+            by_image[annotation["image_id"]].append(annotation)
+
+    def record(image: dict[str, Any]) -> dict[str, Any]:
+        kept = (_annotation(annotation, labels) for annotation in by_image.pop(image["id"]))  # frees what is packed
+        return {
             "file_name": str(image_dir / image["file_name"]),
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
-            "annotations": by_image[image["id"]],
+            "annotations": [annotation for annotation in kept if annotation is not None],
         }
-        for image in images
-    ]
+
+    records = Records(filter(keep, map(record, images)))
     flip = _mirror(next((c["keypoints"] for c in categories if c.get("keypoints")), []))
     return records, CocoInfo([c["id"] for c in categories], flip)
 
@@ -99,13 +105,20 @@ def _mirror(names: list[str]) -> list[int]:
     return [names.index(s) if s in names else i for i, s in enumerate(swapped)] or COCO_FLIP
 
 
-def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
+def training_records(cfg: CfgNode) -> tuple[Records, CocoInfo]:
     """The records of all data sets in DATASETS.TRAIN that training uses, and the first one's description.
 
     Raises:
         UserError: other keypoints than NUM_KEYPOINTS, data sets that disagree, or no image left.
     """
-    loaded = [load_coco(name) for name in cfg.DATASETS.TRAIN]
+    least = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
+    drops_empty = cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
+
+    def is_used(record: dict[str, Any]) -> bool:
+        has_objects = any(not annotation["crowd"] for annotation in record["annotations"])
+        return (has_objects or not drops_empty) and (not least or _visible(record) >= least)
+
+    loaded = [load_coco(name, is_used) for name in cfg.DATASETS.TRAIN]
     info, points = loaded[0][1], cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
     if cfg.MODEL.KEYPOINT_ON and len(info.flip) != points:
         raise UserError(
@@ -114,12 +127,7 @@ def training_records(cfg: CfgNode) -> tuple[list[dict[str, Any]], CocoInfo]:
         )
     if any(other != info for _, other in loaded):
         raise UserError(f"the data sets of DATASETS.TRAIN {cfg.DATASETS.TRAIN} have different categories or keypoints")
-    records = list(itertools.chain.from_iterable(r for r, _ in loaded))
-    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-        records = [r for r in records if any(not a["crowd"] for a in r["annotations"])]
-    if cfg.MODEL.KEYPOINT_ON:
-        least = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
-        records = [r for r in records if _visible(r) >= least]
+    records = loaded[0][0] if len(loaded) == 1 else Records(itertools.chain.from_iterable(r for r, _ in loaded))
     if not records:
         raise UserError(f"no image of DATASETS.TRAIN {cfg.DATASETS.TRAIN} has annotations to train on")
     return records, info

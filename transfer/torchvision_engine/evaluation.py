@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int
 
 @torch.no_grad()
 def predict(
-    cfg: CfgNode, model: Detector, records: list[dict[str, Any]], category_ids: list[int], rank: int, world: int
+    cfg: CfgNode, model: Detector, records: Sequence[dict[str, Any]], category_ids: list[int], rank: int, world: int
 ) -> list[dict[str, Any]]:
     """The model's detections on ``records`` in COCO's result format, gathered on rank 0 (other ranks: []).
 

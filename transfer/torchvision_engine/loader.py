@@ -6,7 +6,6 @@ stream: the same whatever the number of ranks and workers, and where a resumed r
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,26 +19,25 @@ from pretrain.common.workers import ShieldedDataLoader
 
 from ..stream import Batches, repeat_factors
 from .mapper import Mapper, build_mapper
+from .records import Records
 
 
-class Records(Dataset):
-    """Records as one block of bytes, so that forked workers share it; indexed by (position, index) in training.
+class Mapped(Dataset):
+    """Records as the model takes them; indexed by (position, index) in training.
 
     A bad item is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
     """
 
-    def __init__(self, records: list[dict[str, Any]], mapper: Mapper, seed: int | None) -> None:
-        packed = [np.frombuffer(pickle.dumps(r, -1), np.uint8) for r in records]
-        self.ends = np.cumsum([len(p) for p in packed])
-        self.bytes = np.concatenate(packed)
+    def __init__(self, records: Sequence[dict[str, Any]], mapper: Mapper, seed: int | None) -> None:
+        self.records = records if isinstance(records, Records) else Records(records)
         self.mapper, self.seed = mapper, seed
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.records)
 
     def __getitem__(self, item: Any) -> dict[str, Any] | UserError:
         position, index = item if self.seed is not None else (0, item)
-        record = self._record(index)
+        record = self.records[index]
         try:
             return self.mapper(record, None if self.seed is None else np.random.default_rng([self.seed, position]))
         except UserError as error:
@@ -47,16 +45,12 @@ class Records(Dataset):
 
     def name(self, item: Any) -> str:
         """The image file of an item."""
-        return self._record(item if self.seed is None else item[1])["file_name"]
-
-    def _record(self, index: int) -> dict[str, Any]:
-        start = self.ends[index - 1] if index else 0
-        return pickle.loads(self.bytes[start : self.ends[index]].tobytes())
+        return self.records[item if self.seed is None else item[1]]["file_name"]
 
 
 def training_batches(
-    cfg: CfgNode, records: list[dict[str, Any]], flip: Sequence[int], rank: int, world: int, *, seed: int, start: int,
-    workers: int,
+    cfg: CfgNode, records: Sequence[dict[str, Any]], flip: Sequence[int], rank: int, world: int, *, seed: int,
+    start: int, workers: int,
 ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
     """Endless batches of this rank, from batch ``start`` on; SOLVER.IMS_PER_BATCH counts all ranks' images.
 
@@ -76,15 +70,15 @@ def training_batches(
         weights = repeat_factors(records, loader.REPEAT_THRESHOLD, loader.REPEAT_SQRT)
     wide = [r["width"] > r["height"] for r in records] if loader.ASPECT_RATIO_GROUPING else None
     batches = Batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
-    return _checked(_loader(cfg, Records(records, build_mapper(cfg, True, flip), seed), batches, workers))
+    return _checked(_loader(cfg, Mapped(records, build_mapper(cfg, True, flip), seed), batches, workers))
 
 
-def share_of(records: list[dict[str, Any]], rank: int, world: int) -> list[dict[str, Any]]:
+def share_of(records: Sequence[dict[str, Any]], rank: int, world: int) -> Sequence[dict[str, Any]]:
     """The rank's contiguous share of the test images."""
     return records[len(records) * rank // world : len(records) * (rank + 1) // world]
 
 
-def evaluation_batches(cfg: CfgNode, records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def evaluation_batches(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The test images, one at a time.
 
     Raises:
@@ -92,7 +86,7 @@ def evaluation_batches(cfg: CfgNode, records: list[dict[str, Any]]) -> Iterator[
     """
     if not records:
         return iter(())
-    dataset = Records(records, build_mapper(cfg, False, ()), None)
+    dataset = Mapped(records, build_mapper(cfg, False, ()), None)
     return _checked(_loader(cfg, dataset, [[i] for i in range(len(records))], cfg.DATALOADER.NUM_WORKERS))
 
 

@@ -15,7 +15,7 @@ from transfer.torchvision_engine import data, loader
 
 def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
     records, _ = data.load_coco(tiny_coco.write(tmp_path))
-    dataset = loader.Records(records, mapper(sizes=[64, 70, 90], flip=True, masks="polygon"), seed=3)
+    dataset = loader.Mapped(records, mapper(sizes=[64, 70, 90], flip=True, masks="polygon"), seed=3)
     first, other, again = dataset[(17, 2)], dataset[(18, 2)], dataset[(17, 2)]
     assert torch.equal(first["image"], again["image"])
     assert torch.equal(first["target"]["boxes"], again["target"]["boxes"])
@@ -24,7 +24,7 @@ def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
     }
     assert len(pictures) == 6  # three sizes, flipped or not
     assert other["file_name"] == first["file_name"]
-    assert "target" not in loader.Records(records, mapper(), None)[0]
+    assert "target" not in loader.Mapped(records, mapper(), None)[0]
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):

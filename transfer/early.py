@@ -18,6 +18,7 @@ from pretrain.common.run_folder import refuse_other_stage, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
+from .coco.evaluator import evaluator
 from .config import check_same_training, check_supported
 from .size import checkpoint_bytes
 
@@ -58,6 +59,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not, or a data set's evaluator is not COCO's.
     """
+    evaluator()
     names = _data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
         data.find(name)

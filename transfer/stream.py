@@ -35,7 +35,7 @@ def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
         yield from order[torch.randperm(len(order), generator=generator)].tolist()
 
 
-def repeat_factors(records: list[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
+def repeat_factors(records: Sequence[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
     """LVIS's repeat factor per image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
     present = [{a["label"] for a in record["annotations"]} for record in records]
     images = Counter(label for labels in present for label in labels)

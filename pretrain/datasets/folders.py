@@ -125,7 +125,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
     if flat:
         del entries  # a million names
         return ImageData(Files(folder, _images_below(folder)), None, [])
-    found = [entry.name for entry in entries if _is_folder(entry)]
+    found = _folders_of(entries)
     if classes is None:
         classes = found
     elif (missing := sorted(set(classes) - set(found))) and not may_be_flat:
@@ -179,8 +179,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         raise UserError(f"cannot read {entry.path}: {error.strerror}; remove it") from error
 
 
+def _folders_of(entries: list[str | os.DirEntry[str]]) -> list[str]:
+    return [entry.name for entry in entries if not isinstance(entry, str) and _is_folder(entry)]
+
+
 def _folder_names(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if not isinstance(entry, str) and _is_folder(entry)]
+    return _folders_of(_entries(folder))
 
 
 def _is_image(name: str) -> bool:

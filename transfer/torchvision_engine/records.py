@@ -37,4 +37,4 @@ class Records(Sequence[dict[str, Any]]):
             return part
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]])
+        return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)

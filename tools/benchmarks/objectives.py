@@ -27,8 +27,6 @@ _GOALS = {
     "jcl": 2.5,
     "sce": 1.5,
     "ressl": 1.5,
-    "simclr": 1.0,
-    "tcl": 1.0,
 }
 
 

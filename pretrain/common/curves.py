@@ -38,7 +38,7 @@ def _title(name: str) -> str:
     test_set, _, metric = name.rpartition("/")[0].rpartition("/") if name.endswith("/AP") else ("", "", "")
     if test_set:
         title = _TITLES.get(f"{metric}/AP", "")
-        return title and f"{title} on {Path(test_set.split(':')[1]).name if ':' in test_set else test_set}"
+        return title and f"{title} on {test_set.removeprefix('coco:')}"  # whole: two files may have the same name
     return _TITLES.get(name, "")
 
 

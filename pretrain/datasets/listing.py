@@ -38,7 +38,9 @@ def cached(what: tuple[str, str], place: Path, scan: Callable[[], ImageData]) ->
         place: the folder, as the user gave it: names of files begin with it.
     """
     key = repr((_FORMAT, *what, str(place), "" if place.is_absolute() else os.getcwd()))
-    file = _folder() / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
+    if (folder := _folder()) is None:
+        return scan()
+    file = folder / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
     if data := _read(file, key):
         return data
     began, listed = time.time_ns(), dict[str, int]()
@@ -53,8 +55,13 @@ def cached(what: tuple[str, str], place: Path, scan: Callable[[], ImageData]) ->
     return data
 
 
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pretrain-to-transfer" / "listings"
+def _folder() -> Path | None:
+    """None: this user has no home, as in a container that runs with somebody's number."""
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return Path(cache) / "pretrain-to-transfer" / "listings"
 
 
 def _write(file: Path, key: str, data: ImageData, files: Files, listed: dict[str, int]) -> None:

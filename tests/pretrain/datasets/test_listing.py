@@ -107,6 +107,16 @@ def test_a_file_that_cannot_be_used_costs_time_only(images: Path, damage: str):
     assert is_kept(images) == (damage != "no folder")
 
 
+def test_a_user_without_a_home_keeps_nothing(images: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert len(load(f"folder:{images}", "train")) == 4
+    assert not is_kept(images)
+
+
 def test_imagenets_listing_is_kept_too(images: Path, monkeypatch: pytest.MonkeyPatch):
     images.rename(images.parent / "imagenet")
     (images.parent / "imagenet/val/ant").mkdir()

@@ -24,7 +24,7 @@ from .recipes import RECIPES
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
-                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
+                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE", "SOLVER.ACCUMULATE")  # fmt: skip
 
 # Prefixes of keys that do not change what pretraining learns, so that a run may be resumed under other values: besides
 # the ones above, those that only probes read (they do change the result of a probe).
@@ -94,6 +94,10 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "of the optimizer"),
         "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is min(eta |w| / |g|, lr)"),
         "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
+        "SOLVER.ACCUMULATE": (
+            1, _AT_LEAST_1,
+            "parts of each process's batch that go through the encoders one after the other: less memory, the same result",
+        ),
         "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
         "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
         "SOLVER.STEPS": ([120, 160], None, "step: epochs at which the learning rate falls"),

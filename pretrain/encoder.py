@@ -92,7 +92,7 @@ def build_encoder(
     return encoder
 
 
-class _Grouped:
+class Grouped:
     """Training statistics over contiguous groups of the batch: the slices that as many processes would hold.
 
     One process then behaves as several do, each with its own BN, which ShuffleBN needs (He et al. 2020, Sec. 3.3).
@@ -100,16 +100,19 @@ class _Grouped:
 
     Attributes:
         groups: images in each group. A batch of k rows per image has k times as many rows in each.
+        counted: the batch counts in ``num_batches_tracked``.
     """
 
     groups: Sequence[int]
+    counted: bool = True
 
     def forward(self, x: Tensor) -> Tensor:
         bn = cast(nn.BatchNorm2d, self)
         if not bn.training:
             return super().forward(x)  # type: ignore[misc]
         mean, var = cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)
-        cast(Tensor, bn.num_batches_tracked).add_(1)
+        if self.counted:
+            cast(Tensor, bn.num_batches_tracked).add_(1)
         means_GC, vars_GC = mean.repeat(len(self.groups), 1), var.repeat(len(self.groups), 1)
         rows_per_image = len(x) // sum(self.groups)
         parts = x.split([rows_per_image * images for images in self.groups])
@@ -122,11 +125,11 @@ class _Grouped:
         return y
 
 
-class GroupedBatchNorm1d(_Grouped, nn.BatchNorm1d):
+class GroupedBatchNorm1d(Grouped, nn.BatchNorm1d):
     """BatchNorm1d with statistics over parts of the batch."""
 
 
-class GroupedBatchNorm2d(_Grouped, nn.BatchNorm2d):
+class GroupedBatchNorm2d(Grouped, nn.BatchNorm2d):
     """BatchNorm2d with statistics over parts of the batch."""
 
 
@@ -143,10 +146,12 @@ def split_batch_norm(module: nn.Module, groups: Sequence[int]) -> None:
             child.__class__ = GroupedBatchNorm1d
         else:
             continue
-        cast(_Grouped, child).groups = groups
+        cast(Grouped, child).groups = groups
 
 
-def local_bn_groups(total: int, wanted: int, has_keys: bool, log: Callable[[str], None]) -> list[int]:
+def local_bn_groups(
+    total: int, wanted: int, has_keys: bool, log: Callable[[str], None], accumulate: int = 1
+) -> list[int]:
     """Images in each part of this rank's batch that has BN statistics of its own.
 
     The parts of the global batch are contiguous, and the slices of the ranks end where parts end; the parts are
@@ -154,24 +159,30 @@ def local_bn_groups(total: int, wanted: int, has_keys: bool, log: Callable[[str]
 
     Args:
         total: images of the global batch.
-        wanted: parts of the global batch; 0: one per process; 1: one, by SyncBN.
+        wanted: parts of the global batch; 0: one per process and share of ``accumulate``; 1: one, by SyncBN.
         has_keys: queries and keys must not share statistics. A single process then has several parts by default.
         log: takes a line for the log.
+        accumulate: shares of this rank's batch that go through the encoders by themselves; each has whole parts.
 
     Raises:
         UserError: the batch cannot be divided this way.
     """
     ranks = distributed.world_size()
-    if total < ranks:
-        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {ranks} processes; raise it")
+    shares = ranks * accumulate
+    divided = f"{ranks} processes" + (f" x SOLVER.ACCUMULATE {accumulate}" if accumulate > 1 else "")
+    if total < shares:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {divided}; raise it")
     if wanted == 1 and has_keys:
         log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
-    if wanted > 1 and (wanted % ranks or wanted > total):
+    if wanted == 1 and accumulate > 1:
         raise UserError(
-            f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {ranks} processes and at most {total} images"
+            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot take "
+            "it in parts; set BN_GROUPS 0 (one per process and part)"
         )
-    groups = max(ranks, wanted)
-    if wanted == 0 and ranks == 1 and has_keys:
+    if wanted > 1 and (wanted % shares or wanted > total):
+        raise UserError(f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images")
+    groups = max(shares, wanted)
+    if wanted == 0 and shares == 1 and has_keys:
         groups = min(8, max(1, total // 2), max(2, total // 32))
         log(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
     first, count = distributed.rank() * groups // ranks, groups // ranks

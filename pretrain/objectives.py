@@ -1,11 +1,16 @@
 """What a step computes and what follows it: objectives with a queue, and objectives within the batch.
 
+SOLVER.ACCUMULATE divides a rank's batch into parts that go through the encoders one after the other. Loss and gradients
+are those of the whole batch: the loss of a query needs no other query, and the parts of an objective within the batch
+go through the encoder twice, first to find the embeddings of all (GradCache: Gao et al. 2021, Sec. 3.2).
+
 Shape letters: V views, M positive keys per image, N images of the global batch, n of this rank, D dimensions; A anchors
 of this rank, B candidates of all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -13,9 +18,11 @@ from typing import Any, cast
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet
 
 from . import distributed, methods, schedule
+from .accumulate import Parts
 from .common import process_group
 from .common.backbone_file import load_backbone
 from .common.config_io import get
@@ -27,6 +34,7 @@ from .queue import NegativeQueue
 from .siamese import Embed, SiameseEncoder, embed
 
 Loss = Callable[..., methods.Objective]  # (tensors, step) -> loss; an objective with the step's hyperparameters
+Scale = Callable[[Tensor], Tensor]  # a loss -> what its gradients are of
 
 
 class QueueObjective:
@@ -40,26 +48,47 @@ class QueueObjective:
         update_first: update the key encoder before the keys are encoded (MoCo), not after the step (SCE).
         batch_size: N.
         seed: of the shuffles.
+        parts: of this rank's batch.
     """
 
     def __init__(
         self, model: SiameseEncoder, query_forward: nn.Module, embed: Embed, loss_of: Loss,
-        momentum_of: Callable[[int], float], *, update_first: bool, batch_size: int, seed: int,
+        momentum_of: Callable[[int], float], *, update_first: bool, batch_size: int, seed: int, parts: Parts,
     ) -> None:  # fmt: skip
         self.model, self.encoder = model, cast(ResNet, model.encoder_q)
         self._query_forward, self._embed, self._loss_of, self._momentum_of = query_forward, embed, loss_of, momentum_of
-        self._update_first, self._batch_size, self._seed = update_first, batch_size, seed
+        self._update_first, self._batch_size, self._seed, self._parts = update_first, batch_size, seed, parts
 
-    def loss(self, images_VnCHW: Tensor, _batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of this rank's queries (view 0) against their keys (the other views), and metrics."""
+    def backward(
+        self, images_VnCHW: Tensor, _batch: Batch, step: int, scale: Scale = lambda loss: loss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the gradients of this rank's queries (view 0) against their keys (the other views).
+
+        Args:
+            scale: applied to the loss before its gradients.
+
+        Returns:
+            The loss, detached, and metrics.
+        """
         if self._update_first:
             self.model.update_keys(self._momentum_of(step))
         shuffle = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
-        keys_MnD = self.model.encode_keys(images_VnCHW[1:], self._batch_size, shuffle, self._embed)
-        q_nD = self._embed(self._query_forward, images_VnCHW[0])
-        result = self._loss_of(q_nD, keys_MnD, self.model.negatives.queue, step=step)
-        self._enqueue_nD = cast(Tensor, result.enqueue_ND)
-        return result.loss, {**result.metrics, "feature_spread": _spread(q_nD)}
+        keys_MnD = self.model.encode_keys(images_VnCHW[1:], self._batch_size, shuffle, self._embed, self._parts)
+        queries, results, shares = [], [], []
+        for index, images in enumerate(self._parts.images):
+            with _averaged_after(self._query_forward, index == len(self._parts.images) - 1):
+                with self._parts.taking(self.encoder, index):
+                    q_pD = self._embed(self._query_forward, images_VnCHW[0, images])
+                result = self._loss_of(q_pD, keys_MnD[:, images], self.model.negatives.queue, step=step)
+                shares.append(len(q_pD) / images_VnCHW.shape[1])
+                scale(result.loss * shares[-1]).backward()
+            queries.append(q_pD.detach())
+            results.append(result)
+        self._enqueue_nD = torch.cat([cast(Tensor, result.enqueue_ND) for result in results])
+        values = [{"loss": result.loss.detach(), **result.metrics} for result in results]
+        means = {name: sum(share * one[name] for share, one in zip(shares, values, strict=True)) for name in values[0]}
+        loss = cast(Tensor, means.pop("loss"))
+        return loss, {**cast(dict[str, Tensor], means), "feature_spread": _spread(torch.cat(queries))}
 
     def after_step(self, step: int) -> None:
         """Updates the key encoder, unless `loss` has done so, and enqueues this step's keys."""
@@ -78,21 +107,34 @@ class InBatchObjective:
         loss_of: (anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=...) -> the method's loss.
         supervised: all images of one class are positives, not only the views of one image.
         batch_size: N.
+        parts: of this rank's batch.
     """
 
     def __init__(
         self, model: nn.ModuleDict, query_forward: nn.Module, embed: Embed, loss_of: Loss, *, supervised: bool,
-        batch_size: int,
+        batch_size: int, parts: Parts,
     ) -> None:  # fmt: skip
         self.model, self.encoder = model, cast(ResNet, model["encoder_q"])
         self._query_forward, self._embed, self._loss_of = query_forward, embed, loss_of
-        self._supervised, self._batch_size = supervised, batch_size
+        self._supervised, self._batch_size, self._parts = supervised, batch_size, parts
 
-    def loss(self, images_VnCHW: Tensor, batch: Batch, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of this rank's views as anchors, and metrics."""
-        num_views = len(images_VnCHW)
+    def backward(
+        self, images_VnCHW: Tensor, batch: Batch, step: int, scale: Scale = lambda loss: loss
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Adds the gradients of this rank's views as anchors.
+
+        Args:
+            scale: applied to the loss before its gradients.
+
+        Returns:
+            The loss, detached, and metrics.
+        """
+        num_views, several = len(images_VnCHW), len(self._parts.images) > 1
         # Image by image, not view by view: a BN group then holds all views of its images, as a rank's does.
-        anchors_AD = self._embed(self._query_forward, images_VnCHW.transpose(0, 1).flatten(0, 1))
+        images_nVCHW = images_VnCHW.transpose(0, 1)
+        with torch.set_grad_enabled(not several):
+            embedded = [self._embed_part(images_nVCHW, index) for index in range(len(self._parts.images))]
+        anchors_AD = torch.cat(embedded).requires_grad_()
         labels_n = batch.label_N if self._supervised else batch.index_N
         # The only positives of an image without a label are its own views.
         labels_n = torch.where(labels_n < 0, -1 - batch.index_N, labels_n)
@@ -103,10 +145,27 @@ class InBatchObjective:
         start = sum(sizes[: distributed.rank()])
         self_index_A = torch.arange(start, start + len(labels_A), device=anchors_AD.device)
         result = self._loss_of(anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=step)
-        return result.loss, {**result.metrics, "feature_spread": _spread(anchors_AD)}
+        scale(result.loss).backward()
+        if several:
+            gradients = cast(Tensor, anchors_AD.grad).split([len(part) for part in embedded])
+            for index, gradient_aD in enumerate(gradients):
+                with _averaged_after(self._query_forward, index == len(gradients) - 1):
+                    self._embed_part(images_nVCHW, index, again=True).backward(gradient_aD)
+        return result.loss.detach(), {**result.metrics, "feature_spread": _spread(anchors_AD)}
+
+    def _embed_part(self, images_nVCHW: Tensor, index: int, again: bool = False) -> Tensor:
+        with self._parts.taking(self.encoder, index, again):
+            return self._embed(self._query_forward, images_nVCHW[self._parts.images[index]].flatten(0, 1))
 
     def after_step(self, step: int) -> None:
         """Nothing follows a step."""
+
+
+def _averaged_after(forward: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Within it, gradients are averaged over ranks only if this is the ``last`` part."""
+    if last or not isinstance(forward, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return cast(contextlib.AbstractContextManager[None], forward.no_sync())
 
 
 def _spread(embeddings_ND: Tensor) -> Tensor:
@@ -139,7 +198,7 @@ def build_objective(
     bound_embed = functools.partial(
         embed, mean=cfg.VIEWS.MEAN, std=cfg.VIEWS.STD, amp=cfg.SOLVER.AMP, memory_format=memory_format
     )
-    forward = process_group.data_parallel(encoder, device)
+    forward, parts = process_group.data_parallel(encoder, device), Parts(encoder, cfg.SOLVER.ACCUMULATE)
     all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
 
     def loss_of(*tensors: Tensor, step: int) -> methods.Objective:
@@ -154,16 +213,16 @@ def build_objective(
     if isinstance(model, SiameseEncoder):
         first = cfg.MODEL.EMA_UPDATE == "before_keys"
         return QueueObjective(model, forward, bound_embed, loss_of, momentum_of, update_first=first, batch_size=total,
-                              seed=cfg.SEED)  # fmt: skip
+                              seed=cfg.SEED, parts=parts)  # fmt: skip
     supervised = cfg.METHOD.LABELS == "class"
-    return InBatchObjective(model, forward, bound_embed, loss_of, supervised=supervised, batch_size=total)
+    return InBatchObjective(model, forward, bound_embed, loss_of, supervised=supervised, batch_size=total, parts=parts)
 
 
 def _build_query_encoder(
     cfg: CfgNode, device: torch.device, has_keys: bool, log: Callable[[str], None], read_weights: bool
 ) -> nn.Module:
     ranks, model = distributed.world_size(), cfg.MODEL
-    groups = local_bn_groups(cfg.SOLVER.IMS_PER_BATCH, model.BN_GROUPS, has_keys, log)
+    groups = local_bn_groups(cfg.SOLVER.IMS_PER_BATCH, model.BN_GROUPS, has_keys, log, cfg.SOLVER.ACCUMULATE)
     encoder = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
         bn_groups=groups,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import distributed, views
+from .accumulate import Parts
 from .common.errors import UserError
 from .queue import NegativeQueue
 
@@ -42,13 +43,15 @@ class SiameseEncoder(nn.Module):
         torch._foreach_lerp_(keys, queries, 1 - momentum)
 
     @torch.no_grad()
-    def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed) -> Tensor:
+    def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed,
+                    parts: Parts) -> Tensor:
         """All M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
 
         Args:
             images_MnCHW: this rank's key views; they travel between ranks as they are (uint8 is 4 times smaller).
             total: N, images in the global batch.
             shuffle: generator in the same state on every rank; draws one permutation of the M' N rows.
+            parts: of the rank's positions after the shuffle.
 
         Returns:
             (M, n, D) unit-norm keys.
@@ -57,7 +60,11 @@ class SiameseEncoder(nn.Module):
         order = torch.randperm(num_keys * total, generator=shuffle)
         plan = distributed.ExchangePlan(order, num_keys, total)
         rows = plan.scatter(images_MnCHW.flatten(0, 1))
-        return plan.collect(embed(self.encoder_k, rows)).view(num_keys, count, -1)
+        keys = []
+        for index, images in enumerate(parts.images):
+            with parts.taking(self.encoder_k, index):
+                keys.append(embed(self.encoder_k, rows.view(count, num_keys, *rows.shape[1:])[images].flatten(0, 1)))
+        return plan.collect(torch.cat(keys)).view(num_keys, count, -1)
 
 
 def embed(

@@ -97,20 +97,21 @@ def _train(run: _Run, first_step: int) -> None:
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = _set_learning_rate(optimizer, cfg, step, run.steps_per_epoch)
         images_VNCHW = finish(batch.views_VNCHW.to(run.device, non_blocking=True), batch.programs)
-        loss, metrics = objective.loss(images_VNCHW, batch, step)
         # DDP averages over ranks; a rank with more images must weigh more for the global mean.
         weight = len(batch.index_N) * distributed.world_size() / batch_size
         optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss * weight).backward()
+        loss, metrics = objective.backward(
+            images_VNCHW, batch, step, lambda loss, weight=weight: scaler.scale(loss * weight)
+        )
         scaler.step(optimizer)
         scaler.update()
         objective.after_step(step)
-        watch.step(loss.detach(), step, lr, batch.index_N)
+        watch.step(loss, step, lr, batch.index_N)
         run.progress.advance()
 
         done = step + 1
         if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
-            _log(run, done, lr, {"loss": loss.detach(), **metrics}, len(batch.index_N) / batch_size)
+            _log(run, done, lr, {"loss": loss, **metrics}, len(batch.index_N) / batch_size)
         stop, probe_due = watch.stop_agreed(), run.probe_due(done)
         if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
             watch.check()

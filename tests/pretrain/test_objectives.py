@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pretrain import distributed
+from pretrain.accumulate import Parts
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
+from pretrain.encoder import Grouped
 from pretrain.loader import Batch
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
@@ -47,13 +49,12 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
         views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
-        loss, _ = objective.loss(views, Batch(views, index, labels, None, {}), step)
         optimizer.zero_grad()
-        (loss * weight).backward()
+        loss, _ = objective.backward(views, Batch(views, index, labels, None, {}), step, lambda loss: loss * weight)
         optimizer.step()
         objective.after_step(step)
-        watch.step(loss.detach(), step, 0.1, index)
-        out[f"loss{step}"] = distributed.mean_(loss.detach() * weight)
+        watch.step(loss, step, 0.1, index)
+        out[f"loss{step}"] = distributed.mean_(loss * weight)
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in objective.encoder.named_parameters()}
     return out | {f"end.{name}": value.clone() for name, value in objective.model.state_dict().items()}
@@ -66,28 +67,58 @@ def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:
             torch.save(got, folder / f"{number}.pth")
 
 
+def _assert_same_steps(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], case: tuple[str, ...]) -> None:
+    assert one.keys() == other.keys()
+    assert (one["loss0"] - other["loss0"]).abs() < 1e-5
+    largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
+    for name, value in one.items():
+        difference = (value - other[name]).abs().max()
+        if name.startswith("grad."):
+            assert difference < 1e-5 * largest, (case, name)
+        elif name.endswith(("queue_ptr", "num_batches_tracked")):
+            assert difference == 0, (case, name)
+        else:  # after two steps at a high learning rate rounding has grown
+            assert difference < 1e-2 * value.abs().max().clamp(min=1), (case, name)
+
+
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
         (2, [("mocov2",), ("jcl",), ("simclr",), ("supcon",), ("simclr", "SOLVER.IMS_PER_BATCH", "9")]),
         (3, [("jcl", "MODEL.BN_GROUPS", "6", "SOLVER.IMS_PER_BATCH", "16")]),  # parts of unequal size
+        (2, [(*case, "SOLVER.IMS_PER_BATCH", "18", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
 )
 def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_path):
-    run_ranks(_on_ranks, ranks, tmp_path, cases)
+    """The last cases divide each process's batch into two parts of unequal size, too."""
+    more = ("SOLVER.ACCUMULATE", "2") if "4" in cases[0] else ()
+    run_ranks(_on_ranks, ranks, tmp_path, [(*case, *more) for case in cases])
     for number, case in enumerate(cases):
-        one, several = _two_steps(*case), torch.load(tmp_path / f"{number}.pth")
-        assert one.keys() == several.keys()
-        assert (one["loss0"] - several["loss0"]).abs() < 1e-5
-        largest = max(value.abs().max() for name, value in one.items() if name.startswith("grad."))
-        for name, value in one.items():
-            difference = (value - several[name]).abs().max()
-            if name.startswith("grad."):
-                assert difference < 1e-5 * largest, (case, name)
-            elif name.endswith(("queue_ptr", "num_batches_tracked")):
-                assert difference == 0, (case, name)
-            else:  # after two steps at a high learning rate rounding has grown
-                assert difference < 1e-2 * value.abs().max().clamp(min=1), (case, name)
+        _assert_same_steps(_two_steps(*case), torch.load(tmp_path / f"{number}.pth"), case)
+
+
+@pytest.mark.parametrize("method", ["mocov2", "jcl", "sce", "simclr", "tcl"])
+def test_a_batch_in_parts_gives_the_gradients_and_statistics_of_the_whole(method):
+    case = (method, "SOLVER.IMS_PER_BATCH", "9", "MODEL.BN_GROUPS", "4")
+    _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case)
+    _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case)
+
+
+def test_groups_follow_the_parts():
+    """Without BN_GROUPS, one process with 4 parts is what 4 processes are."""
+    case = ("mocov2", "MODEL.BN_GROUPS")
+    _assert_same_steps(_two_steps(*case, "4"), _two_steps(*case, "0", "SOLVER.ACCUMULATE", "4"), case)
+
+
+@pytest.mark.parametrize("method", ["jcl", "simclr"])
+def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
+    objective = training(config(method, "SOLVER.ACCUMULATE", "2")).objective
+    seen: list[int] = []
+    for encoder in objective.model.children():
+        encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    objective.backward(batch_of(2).views_VNCHW, batch_of(2), 0)
+    assert set(seen) == ({N // 2} if method == "jcl" else {N})  # N / 2 images, of which SimCLR's encoder takes both views
+    assert all(norm.groups == [N // 2] * 2 for norm in objective.encoder.modules() if isinstance(norm, Grouped))
 
 
 def test_batch_norm_of_one_image_is_refused():
@@ -114,7 +145,7 @@ def test_shuffling_hides_the_batch_statistics():
     model.encoder_k.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, 0, 0, 0].clone()))
     images = torch.arange(N, dtype=torch.uint8).view(1, N, 1, 1, 1).expand(1, N, 3, 16, 16) * 10
     plain = lambda encoder, x: torch.nn.functional.normalize(encoder(x.float()))  # noqa: E731
-    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain)
+    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain, Parts(model, 1))
     order = (seen[0] / 10).long()
     assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
     groups_of_keys = {i: position * 2 // N for position, i in enumerate(order.tolist())}
@@ -124,7 +155,7 @@ def test_shuffling_hides_the_batch_statistics():
 
 def _loss(method: str, batch: Batch, *more: str) -> float:
     objective = build_objective(config(method, *more), torch.device("cpu"), 4, lambda _: None)
-    return float(objective.loss(batch.views_VNCHW, batch, 0)[0].detach())
+    return float(objective.backward(batch.views_VNCHW, batch, 0)[0])
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
@@ -148,7 +179,7 @@ def test_jcls_lambda_rises_where_its_schedule_is_linear():
         batch, results = batch_of(V), []
         for each in (objective, other):
             each.model.load_state_dict(other.model.state_dict())
-            results.append(each.loss(batch.views_VNCHW, batch, step)[0])
+            results.append(each.backward(batch.views_VNCHW, batch, step)[0])
         assert torch.equal(*results)
 
 
@@ -157,6 +188,9 @@ def test_jcls_lambda_rises_where_its_schedule_is_linear():
     [
         (["MODEL.BN_GROUPS", "1"], "SyncBN, which torch has on GPUs only"),
         (["MODEL.BN_GROUPS", "3"], "BN_GROUPS is 3; it must be a multiple of 2 processes"),
+        (["SOLVER.ACCUMULATE", "2"], "BN_GROUPS is 2; it must be a multiple of 2 processes x SOLVER.ACCUMULATE 2"),
+        (["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "1"], "so SOLVER.ACCUMULATE 2 cannot take it in parts"),
+        (["SOLVER.ACCUMULATE", "8"], f"IMS_PER_BATCH is {N}, fewer images than the 2 processes x SOLVER.ACCUMULATE 8"),
         (["SOLVER.IMS_PER_BATCH", "1"], "fewer images than the 2 processes"),
     ],
 )

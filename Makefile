@@ -24,8 +24,9 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Two stages at the same time, each on one thread: the numbers do not depend on how many cores a machine has.
 SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
-# Two processes, each with whole test files. The slow tests on a SLURM cluster run alone, because they wait for real time limits.
-IN_PARALLEL := -n 2 --dist loadfile
+# Three processes, each with whole test files: many tests wait now and then, also where there are two cores. The slow tests
+# on a SLURM cluster run alone, because they wait for real time limits.
+IN_PARALLEL := -n 3 --dist loadfile
 
 .PHONY: help setup detectron2 test test-all test-lowest test-newest lock audit lint docs site demo demo-quick clean
 

@@ -1,4 +1,4 @@
-"""A rank's batch in parts that go through the encoders one after the other, which takes less memory (SOLVER.ACCUMULATE).
+"""A rank's batch in parts that go through the encoders one after the other, to take less memory (SOLVER.ACCUMULATE).
 
 The parts end where BN groups end (`pretrain.encoder`), so statistics, loss and gradients are those of the whole batch.
 """

@@ -96,7 +96,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
         "SOLVER.ACCUMULATE": (
             1, _AT_LEAST_1,
-            "parts of each process's batch that go through the encoders one after the other: less memory, the same result",
+            "parts of each process's batch that go through the encoders one by one: less memory, the same result",
         ),
         "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
         "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),

@@ -176,8 +176,8 @@ def local_bn_groups(
         log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted == 1 and accumulate > 1:
         raise UserError(
-            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot take "
-            "it in parts; set BN_GROUPS 0 (one per process and part)"
+            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot "
+            "take it in parts; set BN_GROUPS 0 (one per process and part)"
         )
     if wanted > 1 and (wanted % shares or wanted > total):
         raise UserError(f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images")

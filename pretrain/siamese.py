@@ -43,8 +43,9 @@ class SiameseEncoder(nn.Module):
         torch._foreach_lerp_(keys, queries, 1 - momentum)
 
     @torch.no_grad()
-    def encode_keys(self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed,
-                    parts: Parts) -> Tensor:
+    def encode_keys(
+        self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed, parts: Parts
+    ) -> Tensor:
         """All M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
 
         Args:

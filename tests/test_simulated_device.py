@@ -97,7 +97,9 @@ def _pretrain(images: Path, output: Path, device: str, steps: int, *more: str) -
     return [line["loss"] for line in lines if "loss" in line], results["metrics"], waits
 
 
-@pytest.mark.parametrize("method", OBJECTIVES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("jcl", "tcl"))) for name in OBJECTIVES]
+)
 def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp_path: Path, method: str) -> None:
     many = "2" if METHODS[method].many_keys else "1"
     words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", many, "SOLVER.LOG_PERIOD", "1", "VIEWS.EXECUTOR", "device")

@@ -12,6 +12,7 @@
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
+    python tools/launch.py fit --method jcl
 
 KEY VALUE words override the config. A run folder that holds part of the same run is resumed.
 `launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
@@ -81,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
     sub.add_argument("--json", action="store_true", help="print the findings as JSON")
+    sub = _command(commands, "fit", "finds by trying the largest batch that a recipe can have on this machine's device")
+    _add_recipe(sub)
+    sub.add_argument("--processes", type=int, default=1, metavar="N", help="that will share the batch (1)")
+    sub.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="as if the device had no more than this")
+    key_words.add_keys(sub, _pretraining_keys)
+    sub.set_defaults(takes_overrides=True)
+    key_words.add_usage(sub)
     sub = _command(commands, "status", "shows every run in and below a folder, also those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub.add_argument("--follow", "-f", action="store_true", help="show it again until nothing is pending or running")
@@ -101,8 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
-    sub.add_argument("--method", default="", help="its default recipe, which is printed: mocov2, jcl, sce, ...")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
+    _add_recipe(sub)
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
@@ -127,6 +134,11 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     _add_resources(sub, _fine_tuning_keys)
+
+
+def _add_recipe(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--method", default="", help="its default recipe, which is printed: mocov2, jcl, sce, ...")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:

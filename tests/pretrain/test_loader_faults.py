@@ -36,6 +36,9 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+_ORDINARY = {("truncated", "2"), ("FIFO", "0")}
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -71,8 +74,14 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(
     assert_same_end(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("fault", ["deleted", "truncated", "folder", "FIFO", "socket"])
+@pytest.mark.parametrize(
+    ("fault", "workers"),
+    [
+        pytest.param(fault, workers, marks=[pytest.mark.slow] * ((fault, workers) not in _ORDINARY))
+        for fault in ("deleted", "truncated", "folder", "FIFO", "socket")
+        for workers in ("0", "2")
+    ],
+)
 def test_an_image_that_goes_bad_during_the_run_is_named(
     images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, workers: str
 ):

@@ -117,7 +117,9 @@ def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
     for encoder in objective.model.children():
         encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
     objective.backward(batch_of(2).views_VNCHW, batch_of(2), 0)
-    assert set(seen) == ({N // 2} if method == "jcl" else {N})  # N / 2 images, of which SimCLR's encoder takes both views
+    assert set(seen) == (
+        {N // 2} if method == "jcl" else {N}
+    )  # N / 2 images, of which SimCLR's encoder takes both views
     assert all(norm.groups == [N // 2] * 2 for norm in objective.encoder.modules() if isinstance(norm, Grouped))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pretrain.common import loggers
 from pretrain.common.errors import UserError, printable
 from pretrain.common.run_folder import make_folder, read_json
+from pretrain.config import load_config
 
 from . import checks, control, stages
 from .graph import Graph, preview, run
@@ -25,17 +26,22 @@ from .sweep import load as load_sweep
 
 
 def pretrain(args: argparse.Namespace) -> int:
+    return _start(stages.pretrain(_recipe(args), args.overrides), from_arguments(args), args)
+
+
+def _recipe(args: argparse.Namespace) -> str:
+    """The file of --method or --config-file."""
     if args.method and args.config_file:
         raise UserError(
             f"--method {args.method} and --config-file {args.config_file} each name a recipe; give only one"
         )
     if not (args.method or args.config_file):
         raise UserError(f"no recipe; give --method NAME ({', '.join(stages.methods())}) or --config-file FILE")
-    config_file = args.config_file or os.path.relpath(stages.recipe_of(args.method))
-    spec, options = stages.pretrain(config_file, args.overrides), from_arguments(args)
-    if args.method:
-        print(f"recipe: {config_file}", file=sys.stderr)
-    return _start(spec, options, args)
+    if args.config_file:
+        return args.config_file
+    file = os.path.relpath(stages.recipe_of(args.method))
+    print(f"recipe: {file}", file=sys.stderr)
+    return file
 
 
 def probe(args: argparse.Namespace) -> int:
@@ -84,6 +90,12 @@ def doctor(args: argparse.Namespace) -> int:
     from .doctor import run as examine
 
     return examine(args.output, args.data_root, args.json)
+
+
+def fit(args: argparse.Namespace) -> None:
+    from .fit import fit as search
+
+    search(load_config(_recipe(args), args.overrides), args.processes, int(args.memory * 2**30))
 
 
 def status(args: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
-"""A few steps of a pretraining on random images, to see what they take: `launch.py fit` starts one process per trial.
+"""A few steps of a pretraining on random images, to see what they take, without a loader.
 
     python -m pretrain.trial --memory 8589934592 --processes 8 < config.yaml
 
-It prints one line of JSON: fits, peak_bytes and images_per_second.
+`launch.py fit` and `benchmark.py growth` start one process per trial, or several that form a group. It prints one line
+of JSON: fits, peak_bytes and images_per_second.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import re
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +29,6 @@ from .loader import Batch
 from .objectives import build_objective
 from .optim import build_optimizer
 
-_STEPS = 2  # timed, after a first one, in which libraries choose their algorithms
 _NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate memory|bad_alloc|could not create a (memory|prim)"
 )
@@ -36,18 +37,20 @@ _NO_MEMORY = re.compile(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pretrain.trial", description=__doc__)
     parser.add_argument("--memory", type=int, required=True, help="bytes that the steps may take; 0: all that are free")
-    parser.add_argument("--processes", type=int, default=1, help="of the run, of which this is one")
+    parser.add_argument("--processes", type=int, default=1, help="of the run, of which this one imitates one")
+    parser.add_argument("--steps", type=int, default=2, help="timed, after a first one")
     args = parser.parse_args(argv)
     cfg = from_yaml_text(sys.stdin.read(), "the config on standard input")
-    print(json.dumps(trial(cfg, args.memory, args.processes)))
+    print(json.dumps(trial(cfg, args.memory, args.processes, args.steps)))
 
 
-def trial(cfg: CfgNode, memory: int, processes: int) -> dict[str, Any]:
-    """Trains for three steps with the batch of ``cfg`` on this process's device.
+def trial(cfg: CfgNode, memory: int, processes: int, steps: int) -> dict[str, Any]:
+    """Trains with the batch of ``cfg`` on this process's device.
 
     Args:
         memory: bytes that weights, optimizer and steps may take; 0: all that are free.
         processes: with several, gradients are held twice, as by DistributedDataParallel.
+        steps: of which the median time counts.
 
     Returns:
         ``fits``; if it does, ``peak_bytes`` and ``images_per_second``.
@@ -56,7 +59,7 @@ def trial(cfg: CfgNode, memory: int, processes: int) -> dict[str, Any]:
     _limit(device, memory)
     before = _peak(device)
     try:
-        images, seconds = cfg.SOLVER.IMS_PER_BATCH, _steps(cfg, device, processes)
+        images, seconds = cfg.SOLVER.IMS_PER_BATCH, _seconds(cfg, device, processes, steps)
     except (RuntimeError, MemoryError) as error:  # a GPU's OutOfMemoryError is a RuntimeError
         if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
             raise
@@ -87,17 +90,17 @@ def _line(file: str, name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in Path(file).read_text().splitlines() if line.startswith(name))
 
 
-def _steps(cfg: CfgNode, device: torch.device, processes: int) -> float:
-    """Seconds per step."""
+def _seconds(cfg: CfgNode, device: torch.device, processes: int, steps: int) -> float:
+    """Median seconds of ``steps``, after a first one, in which libraries choose their algorithms."""
     objective = build_objective(cfg, device, 1, lambda _: None, read_weights=False)
     optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    count, size = cfg.SOLVER.IMS_PER_BATCH, cfg.VIEWS.IMAGE_SIZE
+    first, stop = distributed.slice_bounds(cfg.SOLVER.IMS_PER_BATCH, distributed.rank(), distributed.world_size())
+    size, index = cfg.VIEWS.IMAGE_SIZE, torch.arange(first, stop)
     copies = [torch.zeros_like(p) for p in objective.encoder.parameters()] if processes > 1 else []
-    seconds = 0.0
-    for step in range(1 + _STEPS):
-        images = torch.randint(0, 256, (1 + cfg.METHOD.NUM_KEYS, count, 3, size, size), dtype=torch.uint8)
-        index = torch.arange(count)
+    seconds = []
+    for step in range(1 + steps):
+        images = torch.randint(0, 256, (1 + cfg.METHOD.NUM_KEYS, len(index), 3, size, size), dtype=torch.uint8)
         images = images.to(device)
         began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
@@ -107,9 +110,9 @@ def _steps(cfg: CfgNode, device: torch.device, processes: int) -> float:
         objective.after_step(step)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds += (time.perf_counter() - began) * (step > 0)
+        seconds.append(time.perf_counter() - began)
     del copies
-    return seconds / _STEPS
+    return statistics.median(seconds[1:])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
+python tools/benchmark.py step
+python tools/benchmark.py growth --json growth.json --plot growth.svg
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
 python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits.yaml
 python tools/benchmark.py peers --json peers.json
@@ -65,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--views", type=int, default=6, help="views per image (M' + 1)")
     sub.add_argument("--size", type=int, default=224, help="pixels per side of a view")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    sub = command("step", "step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
+    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    sub = command("growth", "growth", 5, "a step's time and memory over M', K, D, N, image size, parts and processes")
+    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    sub.add_argument("--plot", default="", metavar="FILE", help="also draw them, as SVG")
     sub = command("detection", "detection", 7, "an iteration of both detection engines, paired: time and memory")
     sub.add_argument("--config-file", required=True, help="as in configs/coco_mask_R50_FPN_1x_random.yaml")
     sub.add_argument("--images", type=int, default=2, help="per step, on one device")

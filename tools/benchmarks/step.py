@@ -1,0 +1,134 @@
+"""Steps of the demo's JCL, from views to optimizer, against the loop that one would write from the paper."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from fvcore.common.config import CfgNode
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from pretrain import datasets
+from pretrain.common.run_folder import write_json
+from pretrain.config import load_config
+from pretrain.encoder import build_encoder
+from pretrain.loader import build_loader
+from pretrain.objectives import build_objective
+from pretrain.optim import build_optimizer
+from pretrain.recipes import RECIPES
+from pretrain.view_ops import finish
+from tools.benchmarks.machine import about
+from tools.benchmarks.objectives import naive_jcl
+from tools.launcher.spec import ROOT
+
+_GOAL = 0.7  # of the plain loop's time
+_DEVICE = torch.device("cpu")
+
+
+def step(args: argparse.Namespace) -> None:
+    """Prints median milliseconds of both forms' steps, of their views alone, and the ratios, on one thread.
+
+    Raises:
+        UserError: the demo's images are missing.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    cfg = load_config(
+        ROOT / "configs/pretrain/demo_jcl_R18_digits.yaml", ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
+    )
+    datasets.refuse_missing(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
+    forms = {"ours": _ours(cfg), "plain loop": _plain(cfg)}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
+    try:
+        for _ in range(1 + args.rounds):  # in turn, so that a slow moment of the machine affects both
+            for name, steps in forms.items():
+                times[name].append(next(steps))
+    finally:
+        torch.set_num_threads(threads)
+    medians = {
+        name: [1e3 * statistics.median(one[part] for one in measured[1:]) for part in (0, 1)]
+        for name, measured in times.items()
+    }
+    (ours, our_views), (plain, plain_views) = medians.values()
+    rows = [
+        ["whole step", ours, plain, ours / plain, _GOAL],
+        ["its views", our_views, plain_views, our_views / plain_views],
+    ]
+    print(f"the demo's JCL, {cfg.SOLVER.IMS_PER_BATCH} images of {cfg.VIEWS.IMAGE_SIZE} pixels per step, one thread")
+    print(tabulate(rows, ["", "ms", "plain loop, ms", "ratio", "goal"], floatfmt=("", ".1f", ".1f", ".2f", ".1f")))
+    if args.json:
+        write_json(args.json, {**about([], 1), "milliseconds": medians, "ratio": ours / plain, "goal": _GOAL})
+
+
+def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:
+    """Endless steps of pretrain/train.py: seconds of each, and of these for the views."""
+    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
+    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
+                          executor=cfg.VIEWS.EXECUTOR)  # fmt: skip
+    objective = build_objective(cfg, _DEVICE, len(loader), lambda _: None)
+    optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
+    batches = loader.batches(0, 1 << 30)
+    while True:
+        began = time.perf_counter()
+        number, batch = next(batches)
+        images = finish(batch.views_VNCHW, batch.programs)
+        views = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        objective.backward(images, batch, number)
+        optimizer.step()
+        objective.after_step(number)
+        yield time.perf_counter() - began, views - began
+
+
+def _plain(cfg: CfgNode) -> Iterator[tuple[float, float]]:
+    """The same with torchvision's transforms and data loader, a pass per key, and torch's default optimizer."""
+    size, model, jitter = cfg.VIEWS.IMAGE_SIZE, cfg.MODEL, cast(Any, RECIPES[cfg.VIEWS.QUERY].colors[0])
+    one_view = transforms.Compose([
+        transforms.RandomResizedCrop(size, RECIPES[cfg.VIEWS.QUERY].crop.scale),  # type: ignore[union-attr]
+        transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
+        transforms.ToTensor(), transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),
+    ])  # fmt: skip
+    views_of: Callable[[Any], list[Tensor]] = lambda image: [one_view(image) for _ in range(1 + cfg.METHOD.NUM_KEYS)]  # noqa: E731
+    images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", views_of)
+    loader = DataLoader(images, cfg.SOLVER.IMS_PER_BATCH, shuffle=True, drop_last=True)
+    encoder_q = build_encoder(
+        model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=False, dim=model.EMBEDDING_DIM
+    )
+    encoder_k = copy.deepcopy(encoder_q).requires_grad_(False)
+    optimizer = torch.optim.AdamW(encoder_q.parameters(), cfg.SOLVER.BASE_LR, weight_decay=cfg.SOLVER.WEIGHT_DECAY)
+    queue_DK, pointer = normalize(torch.randn(model.EMBEDDING_DIM, model.QUEUE_SIZE), dim=0), 0
+    while True:
+        batches = iter(loader)
+        for _ in range(len(loader)):
+            began = time.perf_counter()
+            views, _labels = next(batches)
+            made = time.perf_counter()
+            with torch.no_grad():
+                for p_k, p_q in zip(encoder_k.parameters(), encoder_q.parameters(), strict=True):
+                    p_k.data = p_k.data * model.EMA_MOMENTUM + p_q.data * (1 - model.EMA_MOMENTUM)
+                keys_MND = torch.stack([_shuffled(encoder_k, view) for view in views[1:]])
+            q_ND = normalize(encoder_q(views[0]), dim=1)
+            loss = naive_jcl(q_ND, keys_MND, queue_DK)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            queue_DK[:, pointer : pointer + len(q_ND)] = keys_MND.mean(dim=0).T
+            pointer = (pointer + len(q_ND)) % queue_DK.shape[1]
+            yield time.perf_counter() - began, made - began
+
+
+def _shuffled(encoder: nn.Module, view: Tensor) -> Tensor:
+    """Keys of a view that went through the encoder in another order (which several devices would need)."""
+    order = torch.randperm(len(view))
+    return normalize(encoder(view[order]), dim=1)[torch.argsort(order)]

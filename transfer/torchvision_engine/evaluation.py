@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
+from pretrain.common.copies import to_device
 from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
@@ -24,6 +24,7 @@ from .loader import evaluation_batches, share_of
 from .model import Detector
 
 log = logging.getLogger("transfer")
+_PIXELS_AT_ONCE = 2**26  # of masks that a GPU pastes: three quarters of a GiB
 
 
 def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
@@ -88,36 +89,67 @@ def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids:
     boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([size[1], size[0]] * 2))
     keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     boxes = boxes[keep]
-    kept = {key: value.cpu()[keep] for key, value in detections.items()}
+    kept = {k: v[to_device(keep, v.device)] if k == "masks" else v.cpu()[keep] for k, v in detections.items()}
     xywh = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     results: list[dict[str, Any]] = [
         {"image_id": record["image_id"], "category_id": category_ids[label], "bbox": box, "score": score}
         for box, label, score in zip(xywh, kept["labels"].tolist(), kept["scores"].tolist(), strict=True)
     ]
+    if "masks" in kept and results:
+        for result, segmentation in zip(results, encode(kept["masks"], boxes, size), strict=True):
+            result["segmentation"] = segmentation
     for index, result in enumerate(results):
-        if "masks" in kept:
-            mask = paste_mask(kept["masks"][index], boxes[index], size)
-            rle = coco_mask.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
-            counts: Any = rle["counts"]  # bytes, whatever pycocotools' stubs say
-            result["segmentation"] = {"size": list(rle["size"]), "counts": counts.decode()}
         if "keypoints" in kept:
             points = kept["keypoints"][index] * torch.tensor([scale_x, scale_y, 1.0])
             result["keypoints"] = (points - torch.tensor([0.5, 0.5, 0.0])).flatten().tolist()
     return results
 
 
-def paste_mask(mask: Tensor, box: Tensor, size: tuple[int, int]) -> Tensor:
-    """The binary mask (H, W) of an image of ``size`` from probabilities (M, M) in ``box``.
+def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> list[dict[str, Any]]:
+    """COCO's compressed run lengths of masks in an image of ``size``, pasted and encoded on the masks' device.
 
-    Each pixel's center is looked up bilinearly in the probabilities; at least 0.5 is inside.
+    Args:
+        masks_RMM: probabilities in the boxes; at least one mask.
+        boxes_R4: x0, y0, x1, y1 in the image, on the CPU.
+        size: height and width.
     """
     height, width = size
-    pasted = torch.zeros(height, width, dtype=torch.bool)
-    x0, y0 = (box[:2].floor() - 1).clamp(min=0).int().tolist()
-    x1, y1 = min(int(box[2].ceil()) + 1, width), min(int(box[3].ceil()) + 1, height)
-    x = (torch.arange(x0, x1) + 0.5 - box[0]) / (box[2] - box[0]) * 2 - 1
-    y = (torch.arange(y0, y1) + 0.5 - box[1]) / (box[3] - box[1]) * 2 - 1
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)
-    values = F.grid_sample(mask[None, None].float(), grid[None], align_corners=False)[0, 0]
-    pasted[y0:y1, x0:x1] = values >= 0.5
-    return pasted
+    at_once, found = _at_once(masks_RMM.device, height * width), []
+    for some_RMM, some_R4 in zip(masks_RMM.split(at_once), boxes_R4.split(at_once), strict=True):
+        pasted_RHC, left = paste(some_RMM, some_R4, size)
+        # COCO's order is column by column. The run of pixels outside comes first and may be empty.
+        flat = F.pad(pasted_RHC.transpose(1, 2).flatten(1).to(torch.int8), (1, 1))
+        mask, start = torch.nonzero(flat.diff(dim=1)).cpu().unbind(1)
+        starts = (start + left * height).split(torch.bincount(mask, minlength=len(some_RMM)).tolist())
+        for ends in starts:
+            runs = torch.diff(ends, prepend=ends.new_zeros(1), append=ends.new_tensor([height * width])).tolist()
+            found.append({"counts": runs if runs[-1] else runs[:-1], "size": [height, width]})
+    encoded: Any = coco_mask.frPyObjects(found, height, width)
+    return [{"size": list(rle["size"]), "counts": rle["counts"].decode()} for rle in encoded]
+
+
+def _at_once(device: torch.device, pixels: int) -> int:
+    """Masks to paste together: a GPU takes many, but for a CPU it is faster to see nothing but a mask's own box."""
+    return 1 if device.type == "cpu" else max(1, _PIXELS_AT_ONCE // pixels)
+
+
+def paste(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> tuple[Tensor, int]:
+    """The columns of an image of ``size`` that hold the boxes, with each mask by itself, and the first column.
+
+    Each pixel's center is looked up bilinearly in the probabilities (R, M, M); at least 0.5 is inside.
+
+    Returns:
+        (R, H, columns) bool; the number of the first column.
+    """
+    (height, width), device = size, masks_RMM.device
+    x0, y0 = (boxes_R4[:, :2].amin(0).floor() - 1).clamp(min=0).int().tolist()
+    x1, y1 = (boxes_R4[:, 2:].amax(0).ceil() + 1).int().tolist()
+    x1, y1 = min(x1, width), min(y1, height)
+    corner_R2, opposite_R2 = to_device(boxes_R4, device).split(2, dim=1)
+    side_R2 = opposite_R2 - corner_R2
+    x = (torch.arange(x0, x1, device=device) + 0.5 - corner_R2[:, :1]) / side_R2[:, :1] * 2 - 1
+    y = (torch.arange(y0, y1, device=device) + 0.5 - corner_R2[:, 1:]) / side_R2[:, 1:] * 2 - 1
+    shape = (len(x), y1 - y0, x1 - x0)
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], dim=-1)
+    values_Rhw = F.grid_sample(masks_RMM[:, None].float(), grid, align_corners=False)[:, 0]
+    return F.pad(values_Rhw >= 0.5, (0, 0, y0, height - y1)), x0

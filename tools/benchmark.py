@@ -3,6 +3,7 @@
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
+python tools/benchmark.py reading --folder /data
 python tools/benchmark.py step
 python tools/benchmark.py growth --json growth.json --plot growth.svg
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
@@ -66,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("views", "views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, against PIL transforms")
     sub.add_argument("--views", type=int, default=6, help="views per image (M' + 1)")
     sub.add_argument("--size", type=int, default=224, help="pixels per side of a view")
+    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    sub = command("reading", "reading", 5, "images of a folder of small files and packed, with a cold and a warm cache")
+    sub.add_argument("--images", type=int, default=50_000, help="files (50,000)")
+    sub.add_argument("--side", type=int, default=224, help="of the square images, pixels (224)")
+    sub.add_argument("--folder", default=".", help="where to write them, for as long as it runs; its disk is measured")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
     sub = command("step", "step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")

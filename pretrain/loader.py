@@ -113,6 +113,11 @@ class Loader:
             self._count_corrupt(batch.replaced)
             yield step, batch
 
+    def here(self, step: int) -> Batch:
+        """The batch of a step, made in this process."""
+        (items,) = self._items(step, step + 1)
+        return _unwrap(self._views.__getitems__(items))
+
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
         start, stop = self._share

@@ -18,14 +18,14 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, schedule, view_grid
+from . import datasets, distributed, executor, schedule, view_grid
 from .common import checkpoint, curves, interrupt, process_group
 from .common.errors import UserError
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
-from .config import run_folder
+from .config import from_yaml_text, run_folder
 from .loader import Loader, build_loader
 from .objectives import build_objective
 from .optim import build_optimizer
@@ -135,6 +135,8 @@ def _open(
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+    earlier = from_yaml_text(found[1]["config"]).VIEWS.EXECUTOR if found else ""
+    cfg = executor.settle(cfg, earlier, data, recipes, device, log.info)
     loader = build_loader(
         cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
         executor=cfg.VIEWS.EXECUTOR,

@@ -59,7 +59,7 @@ def trial(cfg: CfgNode, memory: int, processes: int, steps: int) -> dict[str, An
     _limit(device, memory)
     before = _peak(device)
     try:
-        images, seconds = cfg.SOLVER.IMS_PER_BATCH, _seconds(cfg, device, processes, steps)
+        images, seconds = cfg.SOLVER.IMS_PER_BATCH, seconds_per_step(cfg, device, steps, processes)
     except (RuntimeError, MemoryError) as error:  # a GPU's OutOfMemoryError is a RuntimeError
         if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
             raise
@@ -90,8 +90,12 @@ def _line(file: str, name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in Path(file).read_text().splitlines() if line.startswith(name))
 
 
-def _seconds(cfg: CfgNode, device: torch.device, processes: int, steps: int) -> float:
-    """Median seconds of ``steps``, after a first one, in which libraries choose their algorithms."""
+def seconds_per_step(cfg: CfgNode, device: torch.device, steps: int, processes: int = 1) -> float:
+    """Median of ``steps``, after a first one, in which libraries choose their algorithms; views and data left out.
+
+    Args:
+        processes: as in `trial`.
+    """
     objective = build_objective(cfg, device, 1, lambda _: None, read_weights=False)
     optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")

@@ -1,5 +1,6 @@
 """Measures each fast form against the naive form of the same computation, and pretraining against other libraries.
 
+python tools/benchmark.py all --json docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
 python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
@@ -16,8 +17,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tools`, when run as a file
 
@@ -35,8 +38,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(isinstance(number, int) and number < 1 for number in (value if isinstance(value, list) else [value])):
             raise UserError(f"--{name} is {value}; it must be at least 1")
     module, function = args.benchmark
-    getattr(importlib.import_module(f"tools.benchmarks.{module}"), function)(args)
+    if function == "all":
+        _all(args.json)
+    else:
+        getattr(importlib.import_module(f"tools.benchmarks.{module}"), function)(args)
     return 0
+
+
+def _all(file: str) -> None:
+    """Runs what needs no other library and no config, on one thread, and writes all numbers to one file."""
+    import torch
+
+    from pretrain.common.run_folder import read_json, write_json
+
+    torch.set_num_threads(1)
+    numbers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("objectives", "views", "reading", "step", "growth"):
+            print(f"\n# {name}", flush=True)
+            main([name, "--json", f"{folder}/{name}.json"])
+            numbers[name] = read_json(Path(folder) / f"{name}.json")
+    write_json(file, numbers)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds; medians are printed ({rounds})")
         return sub
 
+    sub = commands.add_parser("all", help="objectives, views, reading, step and growth, on one thread, in one file")
+    sub.set_defaults(benchmark=("", "all"))
+    sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers")
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
     sub.add_argument("--queries", type=int, default=64, help="N, on one device")
     sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")

@@ -237,6 +237,11 @@ def check_supported(cfg: CfgNode) -> None:
     Raises:
         UserError: names every such key, its value and what the engine can do.
     """
+    if cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone":
+        raise UserError(
+            "MODEL.BACKBONE.NAME is build_resnet_backbone, a detector without FPN (C4), which the torchvision engine "
+            "does not have; run `make detectron2` and use --engine detectron2"
+        )
     values = keys(OWN) | {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
         f"{key} is {values[key]!r} (only {default!r} is supported)"

@@ -22,6 +22,8 @@ def checkpoint_bytes(cfg: CfgNode) -> int:
 
 def _heads(model: CfgNode) -> int:
     """Weights of FPN, RPN and heads."""
+    if "fpn" not in model.BACKBONE.NAME:
+        return _c4_heads(model)
     channels, classes = model.FPN.OUT_CHANNELS, model.ROI_HEADS.NUM_CLASSES
     fpn = sum(disk.linear(model.RESNETS.RES2_OUT_CHANNELS * scale, channels) for scale in (1, 2, 4, 8))
     fpn += 4 * _conv3(channels, channels)
@@ -40,6 +42,17 @@ def _heads(model: CfgNode) -> int:
         keypoint = model.ROI_KEYPOINT_HEAD
         widths = [channels, *keypoint.CONV_DIMS]
         total += _convs(widths) + 16 * widths[-1] * keypoint.NUM_KEYPOINTS
+    return total
+
+
+def _c4_heads(model: CfgNode) -> int:
+    """Weights of RPN and heads around res5, which is counted with the backbone."""
+    channels, classes = 4 * model.RESNETS.RES2_OUT_CHANNELS, model.ROI_HEADS.NUM_CLASSES
+    anchors = len(model.ANCHOR_GENERATOR.ASPECT_RATIOS[0]) * len(model.ANCHOR_GENERATOR.SIZES[0])
+    total = _conv3(channels, channels) + disk.linear(channels, 5 * anchors) + disk.linear(2 * channels, 5 * classes + 1)
+    if model.MASK_ON:
+        width = model.ROI_MASK_HEAD.CONV_DIM
+        total += 4 * 2 * channels * width + disk.linear(width, classes)
     return total
 
 

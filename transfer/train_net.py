@@ -255,7 +255,11 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 engine_version=metadata.version(name),
                 cfg=cfg,
                 metrics={name: metrics[checked] for name, checked in zip(tests, prepared, strict=True)},
-                predictions={name: predictions_file(checked) for name, checked in zip(tests, prepared, strict=True)},
+                predictions={
+                    name: file
+                    for name, checked in zip(tests, prepared, strict=True)
+                    if (out / (file := predictions_file(checked))).is_file()  # kept with COCO's metrics only
+                },
                 weights=summary,
                 iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
             )

@@ -23,7 +23,7 @@ from pretrain.common.backbone_file import infer_arch
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
-from pretrain.common.resnet_names import DEPTHS, PREFIX, to_torchvision
+from pretrain.common.resnet_names import DEPTHS, PREFIX, from_c4, to_torchvision
 from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
 
@@ -80,6 +80,7 @@ def read_weights(path: str | Path) -> Weights:
     state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
     if file.content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
+    state = from_c4(state)
     if not any(name.startswith(PREFIX) for name in state):
         shown = ", ".join(list(state)[:3]) or "nothing"
         raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {conversion(path)}")
@@ -198,7 +199,7 @@ def load_weights(
         UserError: a tensor of the stem or res2-res5 (with ``require_heads``, any tensor) is missing, has no place in
             the detector or has another shape; nothing was written.
     """
-    own = own_state()
+    own = from_c4(own_state())
     if not weights.path:
         if require_heads:
             raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
@@ -225,7 +226,7 @@ def load_weights(
     with torch.no_grad():
         for name in copied:
             own[name].copy_(state[name])
-    now = own_state()
+    now = from_c4(own_state())
     for name in copied:
         if not torch.equal(now[name].cpu(), state[name].to(now[name].dtype).cpu()):
             raise RuntimeError(f"{name} did not take its value from {path}")

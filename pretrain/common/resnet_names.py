@@ -18,6 +18,8 @@ from typing import TypeVar
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 T = TypeVar("T")
 PREFIX = "backbone.bottom_up."  # of the ResNet in a Detectron2 detector with FPN
+_C4 = "backbone."  # of stem and res2 to res4 in one with a C4 backbone, whose res5 is in the head
+_C4_HEAD = "roi_heads.res5."
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -56,6 +58,23 @@ def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replaces Detectron2's names in ``state`` by torchvision's; other names stay, for the reader to refuse."""
     inverse = _inverse()
     return {inverse.get(name, name): value for name, value in state.items()}
+
+
+def from_c4(state: Mapping[str, T]) -> dict[str, T]:
+    """A detector's tensors with its ResNet under the names that it has in a detector with FPN.
+
+    The norm that MoCo's head adds to res5 is no part of the ResNet, and keeps its name.
+    """
+    if not any(name.startswith(f"{_C4}stem.") for name in state):
+        return dict(state)
+    renamed = {}
+    for name, value in state.items():
+        if name.startswith(_C4_HEAD) and not name.startswith(f"{_C4_HEAD}norm."):
+            name = f"{PREFIX}res5.{name.removeprefix(_C4_HEAD)}"
+        elif name.startswith(_C4):
+            name = PREFIX + name.removeprefix(_C4)
+        renamed[name] = value
+    return renamed
 
 
 @cache

@@ -15,8 +15,9 @@ from transfer import train_net
 from transfer.config import check_supported, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-LEAVES = sorted(path.name for path in CONFIGS.glob("coco_*.yaml"))
-BASES = sorted(path.name for path in CONFIGS.glob("Base-*.yaml"))
+LEAVES = sorted(path.name for path in CONFIGS.glob("coco_*_FPN_*.yaml"))
+BASES = sorted(path.name for path in CONFIGS.glob("Base-*FPN*.yaml"))
+C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 SMOKE = {  # a recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU
     key: value
     for key, value in tiny_coco.MODEL_KEYS.items()
@@ -63,7 +64,7 @@ def test_protocol(recipe: str) -> None:
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("recipe", [*LEAVES, *BASES])
+@pytest.mark.parametrize("recipe", [*LEAVES, *BASES, *C4])
 def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
     from detectron2.config import get_cfg
 

@@ -224,8 +224,10 @@ def test_names_are_looked_up_before_the_start(tmp_path: Path, register: Callable
     refuse()
     with pytest.raises(UserError, match=r"'own_l' is not coco:.*--import the module .*; did you mean 'own_\d'\?"):
         refuse(DATASETS__TRAIN=("own_l",))
-    with pytest.raises(UserError, match=r"DATASETS\.TEST has own_\d, whose evaluator_type is 'lvis'; only 'coco' is "):
-        refuse(DATASETS__TEST=(register(evaluator_type="lvis"),))
+    with pytest.raises(
+        UserError, match=r"DATASETS\.TEST has own_\d, whose evaluator_type is 'sem_seg'; supported are coco"
+    ):
+        refuse(DATASETS__TEST=(register(evaluator_type="sem_seg"),))
     with pytest.raises(UserError, match=r"no annotation file at nowhere\.json of own_\d"):
         refuse(DATASETS__TEST=(register(json_file="nowhere.json"),))
     with pytest.raises(

@@ -18,6 +18,7 @@ from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, as_recorded, probe
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
+_DETECTION = ("jcl_table2_coco_1x.csv", "moco_voc.csv")
 Numbers = dict[str, float | None]
 
 
@@ -68,9 +69,9 @@ def published_top1(config: CfgNode) -> float | None:
 
 
 def detection_result(run: Detection) -> Verdict:
-    """JCL's Table 2: AP, AP50, AP75 of the task that the paper reports for this detector."""
-    table, rows = _read("jcl_table2_coco_1x.csv")
-    for row in [] if run.evaluated_only else rows:
+    """JCL's Table 2 and MoCo's VOC: AP, AP50, AP75 of the task that the paper reports for this detector."""
+    published = [(table, row) for table, rows in map(_read, _DETECTION) for row in rows]
+    for table, row in [] if run.evaluated_only else published:
         if row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
             continue
         recipe, test = _transfer_recipe(row["recipe"])

@@ -1,7 +1,7 @@
 """Data sets by their names in Detectron2's DatasetCatalog: its own, and those that a module of the user's registers.
 
-The Detectron2 engine trains on the records that they return. It evaluates those whose metadata have the
-``evaluator_type`` coco, against their ``json_file`` if they have one, and else against their own records.
+The Detectron2 engine trains on the records that they return. It evaluates by the ``evaluator_type`` of their metadata:
+coco, against their ``json_file`` if they have one, and else against their own records; or one of `OTHER_EVALUATORS`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common import extensions
-from pretrain.common.errors import UserError, nearest, shortlist
+from pretrain.common.errors import UserError, nearest, one_line, shortlist
 from pretrain.common.run_folder import atomic_write, json_text
 
+OTHER_EVALUATORS = ("pascal_voc",)
 _FIELDS = ("file_name", "height", "width", "image_id")
 
 
@@ -40,6 +41,13 @@ def metadata(name: str) -> Any:
 def files(name: str) -> tuple[Path, Path] | None:
     """The annotation file in COCO's format and the image folder of a data set that has them."""
     found = metadata(name)
+    if found.get("evaluator_type") == "pascal_voc":
+        listing = Path(found.dirname, "ImageSets", "Main", f"{found.split}.txt")
+        if not listing.is_file():
+            raise UserError(
+                f"no list of images at {listing} of {name}; VOC's VOC2007/ and VOC2012/ belong in datasets/, or in the "
+                "folder that DETECTRON2_DATASETS names"
+            )
     if found.get("evaluator_type") != "coco" or not found.get("json_file"):
         return None
     return Path(found.json_file), Path(found.get("image_root", ""))
@@ -52,12 +60,16 @@ def unmapped_classes(name: str) -> list[str] | None:
 
 
 def refuse_other_evaluators(name: str) -> None:
-    """Raises UserError for a data set that COCO's metrics are not meant for."""
-    if (kind := metadata(name).get("evaluator_type", "")) != "coco":
+    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute."""
+    if (kind := metadata(name).get("evaluator_type", "")) not in ("coco", *OTHER_EVALUATORS):
         raise UserError(
-            f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; only 'coco' is supported: set it in "
-            f"MetadataCatalog.get({name!r}) if COCO's metrics are meant"
+            f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
+            f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
         )
+
+
+def has_coco_metrics(name: str) -> bool:
+    return metadata(name).get("evaluator_type") not in OTHER_EVALUATORS
 
 
 def prepare(name: str, copy: Path | None) -> list[str]:
@@ -75,7 +87,11 @@ def prepare(name: str, copy: Path | None) -> list[str]:
     from detectron2.data import DatasetCatalog
     from detectron2.data.datasets.coco import convert_to_coco_dict
 
-    records, found = DatasetCatalog.get(name), metadata(name)
+    found = metadata(name)
+    try:
+        records = DatasetCatalog.get(name)
+    except (OSError, ValueError, LookupError, AttributeError, SyntaxError) as error:  # also of a damaged XML file
+        raise UserError(f"data set {name} cannot be read ({one_line(error)}); restore its files") from error
     classes: list[str] = list(found.get("thing_classes") or ())
     if not classes:
         raise UserError(f"data set {name} has no categories; set MetadataCatalog.get({name!r}).thing_classes")

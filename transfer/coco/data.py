@@ -206,7 +206,8 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     found = find(name)
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     if found is None:
-        copy = checked_copy(name, cfg.OUTPUT_DIR) if name in cfg.DATASETS.TEST else None
+        judged = name in cfg.DATASETS.TEST and catalog.has_coco_metrics(name)
+        copy = checked_copy(name, cfg.OUTPUT_DIR) if judged else None
         names = catalog.prepare(name, copy)
         _check_count(len(names), classes, name)
         return name, names

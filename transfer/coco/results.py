@@ -58,7 +58,7 @@ def score(
     atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
     metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
-    log(f"{name}: {len(predictions)} predictions\n{_table(metrics)}")
+    log(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
     if pictures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
         draw(annotations, images, predictions, out / "visualizations" / folder, count=pictures)
@@ -124,7 +124,8 @@ def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
     }
 
 
-def _table(metrics: Metrics) -> str:
+def table(metrics: Metrics) -> str:
+    """A row per task, for the log."""
     shown = ("AP", "AP50", "AP75", "APs", "APm", "APl")
     rows = [[task, *(row.get(name) for name in shown)] for task, row in metrics.items()]
     return tabulate(rows, ["task", *shown], floatfmt=".2f", missingval="-")
@@ -150,7 +151,7 @@ def write_results(
         weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
         iteration: optimizer steps done; None where nothing was trained.
     """
-    box, depth = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.RESNETS.DEPTH
+    depth = cfg.MODEL.RESNETS.DEPTH
     first = next(iter(metrics.values()), {})
     content = {
         "stage": "transfer",
@@ -161,9 +162,9 @@ def write_results(
         "iteration": iteration,
         "protocol": {
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",
-            "backbone": f"R{depth}-FPN",
+            "backbone": f"R{depth}-{'FPN' if 'fpn' in cfg.MODEL.BACKBONE.NAME else 'C4'}",
             "norm": cfg.MODEL.RESNETS.NORM,
-            "heads": f"{box.NUM_CONV}conv{box.NUM_FC}fc" + (f" {box.NORM}" if box.NORM else ""),
+            "heads": _heads(cfg),
             "freeze_at": cfg.MODEL.BACKBONE.FREEZE_AT,
             "precise_bn": cfg.TEST.PRECISE_BN.ENABLED,
             **({} if (judge := evaluator()) == "pycocotools" else {"evaluator": judge}),
@@ -182,6 +183,13 @@ def write_results(
     }
     write_json(path, content)
     return content
+
+
+def _heads(cfg: CfgNode) -> str:
+    box, name = cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_HEADS.NAME
+    if name != "StandardROIHeads":
+        return name
+    return f"{box.NUM_CONV}conv{box.NUM_FC}fc" + (f" {box.NORM}" if box.NORM else "")
 
 
 def _schedule_name(cfg: CfgNode) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,18 @@ from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.metrics import drop_metrics
 from pretrain.common.process_group import data_parallel
+from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
 from .. import HOOKS, checkpoints
 from ..coco.data import read, truth
-from ..coco.results import Metrics, flat_sets, score
+from ..coco.results import Metrics, flat_sets, score, table
 from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
+from . import heads  # noqa: F401  # registers MoCo's
 from .data import TestBatches, TrainingBatches, register
+from .evaluators import build_evaluator
 from .hooks import (
     PERIOD,
     Checkpointer,
@@ -79,7 +83,7 @@ def run(
         if not isinstance(state.get("trainer"), dict):
             raise UserError(f"{path} holds no state of Detectron2's trainer; resume with the engine that wrote it")
         check_not_beyond(cfg, state["iteration"] + 1)
-        weights = Weights(str(path), "", state["model"], {})
+        weights = Weights(str(path), "", from_c4(state["model"]), {})
     else:
         assert weights
         check_config(weights, cfg, notes.append)
@@ -261,6 +265,16 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
+        if own := build_evaluator(cfg, name):
+            found = inference_on_dataset(model, loader, own)
+            raise_if_stopped()
+            if comm.is_main_process():
+                results[name] = {task: {k: float(v) if isfinite(v) else None for k, v in one.items()}
+                                 for task, one in found.items()}  # fmt: skip
+                log.info(f"{name}\n{table(results[name])}")
+                if pictures:
+                    log.info(f"no pictures of {name}: they are drawn where COCO's metrics are computed")
+            continue
         labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
         if not labels:  # they are in the order of the file's ids
             categories = read(truth(name, cfg.OUTPUT_DIR)[0])["categories"]

@@ -1,0 +1,189 @@
+"""C4 detectors and VOC: MoCo's recipes, their weights, and VOC's metrics on data in VOC's own format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from pretrain.common.errors import UserError
+from pretrain.common.resnet_names import PREFIX, from_c4
+from tests.resnets import resnet_state
+from tests.transfer import tiny_coco
+from tests.transfer.test_configs import C4, CONFIGS, MSRAS, TORCHVISIONS
+from transfer import early, train_net
+from transfer.coco import catalog
+from transfer.config import check_supported, load_config
+from transfer.convert import convert
+from transfer.size import checkpoint_bytes
+from transfer.weights import load_weights, read_weights
+
+VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
+COLORS = ((255, 40, 40), (40, 255, 40), (40, 40, 255))
+SMALL = {
+    "MODEL.WEIGHTS": "", "MODEL.DEVICE": "cpu", "INPUT.MIN_SIZE_TRAIN": (64,), "INPUT.MIN_SIZE_TEST": 64,
+    "SOLVER.IMS_PER_BATCH": 2, "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": (), "TEST.PRECISE_BN.NUM_ITER": 1,
+    "DATALOADER.NUM_WORKERS": 0, "SEED": 3, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 50, "MODEL.RPN.POST_NMS_TOPK_TEST": 30,
+}  # fmt: skip
+
+
+def write_voc(root: Path) -> None:
+    """VOC2007 (trainval and test) and VOC2012 (trainval) with four images per list, as the archives have them."""
+    rng = np.random.default_rng(0)
+    for year, splits in (("2007", ("trainval", "test")), ("2012", ("trainval",))):
+        folder = root / f"VOC{year}"
+        for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+            (folder / name).mkdir(parents=True)
+        for split in splits:
+            ids = [f"{len(splits)}{number:05}" if split == "test" else f"{year}_{number:06}" for number in range(4)]
+            (folder / f"ImageSets/Main/{split}.txt").write_text("\n".join(ids) + "\n")
+            for image_id in ids:
+                _write_image(folder, image_id, rng)
+
+
+def _write_image(folder: Path, image_id: str, rng: np.random.Generator) -> None:
+    picture = Image.fromarray(rng.integers(0, 90, (64, 96, 3), dtype=np.uint8))
+    root = ElementTree.Element("annotation")
+    size = ElementTree.SubElement(root, "size")
+    for name, value in (("width", 96), ("height", 64), ("depth", 3)):
+        ElementTree.SubElement(size, name).text = str(value)
+    for slot in range(2):
+        kind = int(rng.integers(3))
+        x, y = 4 + 46 * slot, int(rng.integers(2, 20))
+        box = (x, y, x + int(rng.integers(20, 40)), y + int(rng.integers(20, 40)))  # 1-based, inclusive
+        ImageDraw.Draw(picture).rectangle([value - 1 for value in box], fill=COLORS[kind])
+        one = ElementTree.SubElement(root, "object")
+        for name, value in (("name", VOC[kind]), ("pose", "Frontal"), ("truncated", "0"), ("difficult", "0")):
+            ElementTree.SubElement(one, name).text = value
+        bounds = ElementTree.SubElement(one, "bndbox")
+        for name, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True):
+            ElementTree.SubElement(bounds, name).text = str(value)
+    picture.save(folder / f"JPEGImages/{image_id}.jpg", quality=95)
+    ElementTree.ElementTree(root).write(folder / f"Annotations/{image_id}.xml")
+
+
+def command(recipe: str, *flags: str, **more: Any) -> list[str]:
+    keys = SMALL | {key.replace("__", "."): value for key, value in more.items()}
+    return ["--config-file", str(CONFIGS / recipe), "--engine", "detectron2", *flags, *tiny_coco.words(keys)]
+
+
+def go(recipe: str, *flags: str, **more: Any) -> dict[str, Any]:
+    return train_net.work(train_net.parse(command(recipe, *flags, **more)))
+
+
+@pytest.mark.parametrize("recipe", C4)
+def test_protocol(recipe: str) -> None:
+    """The keys of the files in MoCo's detection/configs."""
+    cfg = load_config(CONFIGS / recipe)
+    model, solver = cfg.MODEL, cfg.SOLVER
+    assert (model.ROI_HEADS.NAME, model.RESNETS.NORM, model.BACKBONE.FREEZE_AT) == (
+        "Res5ROIHeadsExtraNorm",
+        "SyncBN",
+        0,
+    )
+    assert (model.RPN.PRE_NMS_TOPK_TEST, model.RPN.POST_NMS_TOPK_TEST, cfg.TEST.PRECISE_BN.ENABLED) == (
+        6000,
+        1000,
+        True,
+    )
+    assert (solver.IMS_PER_BATCH, solver.BASE_LR) == (16, 0.02)
+    images = (cfg.INPUT.FORMAT, list(model.PIXEL_MEAN), list(model.PIXEL_STD), model.RESNETS.STRIDE_IN_1X1)
+    assert images == (MSRAS if "msra" in recipe else TORCHVISIONS)
+    if "voc" in recipe:
+        assert (solver.MAX_ITER, tuple(solver.STEPS), solver.WARMUP_ITERS) == (24000, (18000, 22000), 100)
+        assert (tuple(cfg.DATASETS.TRAIN), tuple(cfg.DATASETS.TEST)) == (
+            ("voc_2007_trainval", "voc_2012_trainval"),
+            ("voc_2007_test",),
+        )
+        assert (list(cfg.INPUT.MIN_SIZE_TRAIN), model.ROI_HEADS.NUM_CLASSES) == (list(range(480, 801, 32)), 20)
+    elif "2x" in recipe:
+        assert (solver.MAX_ITER, tuple(solver.STEPS), model.MASK_ON) == (180000, (120000, 160000), True)
+        assert list(cfg.INPUT.MIN_SIZE_TRAIN) == list(range(640, 801, 32))
+    with pytest.raises(UserError, match=r"BACKBONE.NAME is build_resnet_backbone, a detector without FPN \(C4\)"):
+        check_supported(cfg)
+
+
+@pytest.mark.detectron2
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")  # of classes without boxes
+def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_voc(tmp_path / "datasets")
+    torch.save(resnet_state("resnet50", head=False), "r50.pth")
+    convert(Path("r50.pth"), Path("w.pth"))
+    keys = {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
+    results = go("voc_R50_C4_24k_mocov2.yaml", "--visualize", "2", **keys)
+    assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
+    protocol = results["protocol"]
+    assert (protocol["backbone"], protocol["heads"]) == ("R50-C4", "Res5ROIHeadsExtraNorm")
+    assert results["predictions"] == {} and "no pictures of voc_2007_test" in Path("out/log.txt").read_text()
+    lines = [json.loads(line) for line in Path("out/metrics.json").read_text().splitlines()]
+    assert "bbox/AP50" in lines[-1]
+    saved = torch.load("out/model_final.pth")["model"]
+    assert {
+        "backbone.res4.5.conv3.weight",
+        "roi_heads.res5.2.conv3.weight",
+        "roi_heads.res5.norm.weight",
+    } <= saved.keys()
+    again = go("voc_R50_C4_24k_mocov2.yaml", "--eval-only", MODEL__WEIGHTS="out/model_final.pth", OUTPUT_DIR="eval")
+    assert again["metrics"] == results["metrics"]
+    more = go("voc_R50_C4_24k_mocov2.yaml", "--resume", SOLVER__MAX_ITER=3, **keys)
+    assert more["iteration"] == 3 and "resuming from out/model_final.pth" in Path("out/log.txt").read_text()
+    with pytest.raises(UserError, match="out holds an earlier run"):
+        train_net.main(command("voc_R50_C4_24k_mocov2.yaml", **keys))
+
+
+@pytest.mark.detectron2
+def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> None:
+    from detectron2.modeling import build_model
+
+    from transfer.detectron2_engine.train import detectron2_config
+
+    torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
+    convert(tmp_path / "r50.pth", tmp_path / "w.pth")
+    cfg = load_config(CONFIGS / "Base-RCNN-C4-24k-voc.yaml", ["MODEL.DEVICE", "cpu"])
+    model, lines = build_model(detectron2_config(cfg, print)), []
+    weights = read_weights(tmp_path / "w.pth")
+    load_weights(model.state_dict, weights, log=lines.append)
+    own = from_c4(model.state_dict())
+    loaded = [name for name in own if name in weights.state]
+    assert len(loaded) == len(weights.state) and all(torch.equal(own[n], weights.state[n]) for n in loaded)
+    assert lines[0].endswith("random: proposal_generator.rpn_head, roi_heads.box_predictor, roi_heads.res5")
+    del weights.state[f"{PREFIX}res5.0.conv1.weight"]
+    with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res5.0.conv1.weight of this detector"):
+        load_weights(model.state_dict, weights)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(b.numel() for b in model.buffers())
+    expected = (2 * trained + frozen) * 4 * (24000 // 5000 + 2)
+    assert checkpoint_bytes(cfg) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.detectron2
+def test_mask_rcnn_c4_trains_on_coco(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    results = go("coco_mask_R50_C4_2x_random.yaml", DATASETS__TRAIN=(name,), DATASETS__TEST=(name,),
+                 OUTPUT_DIR=str(tmp_path / "out"), MODEL__ROI_HEADS__NUM_CLASSES=3)  # fmt: skip
+    assert list(results["metrics"]) == ["bbox", "segm"] and results["predictions"]
+
+
+@pytest.mark.detectron2
+def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config(CONFIGS / "voc_R50_C4_24k_random.yaml")
+    with pytest.raises(
+        UserError, match=r"no list of images at datasets/VOC2007/ImageSets/Main/trainval.txt of voc_2007"
+    ):
+        early.refuse_inputs(cfg, eval_only=False, weights=False)
+    write_voc(tmp_path / "datasets")
+    early.refuse_inputs(cfg, eval_only=False, weights=False)
+    next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
+    with pytest.raises(UserError, match=r"data set voc_2012_trainval cannot be read \(.*\); restore its files"):
+        catalog.prepare("voc_2012_trainval", None)
+    with pytest.raises(UserError, match=r"'voc_2007_test' is not coco:.* need --engine detectron2"):
+        early.data.refuse_catalog(["voc_2007_test"])

@@ -1,7 +1,8 @@
-"""Makes small data sets, and packs image folders into a few large files.
+"""Makes small data sets, packs image folders into a few large files, and draws subsets of COCO annotations.
 
 python tools/make_data.py digits datasets/digits
 python tools/make_data.py pack datasets/imagenet packed/imagenet
+python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from tools.data.digits import write_digits
 from tools.data.people import write_people
 
 _MANIFEST = "made.json"
-_VERSIONS = {"digits": 1, "people": 2, "pack": 1}  # raise a kind's when the same arguments would make other data
+_VERSIONS = {
+    "digits": 1,
+    "people": 2,
+    "pack": 1,
+    "subset": 1,
+}  # raise a kind's when the same arguments would make other data
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = vars(_parser().parse_args(argv))
     if args["kind"] == "pack":
         _pack(**args)
+        return
+    if args["kind"] == "subset":
+        _subset(**args)
         return
     output, kind = Path(os.path.abspath(args.pop("output"))), args["kind"]
     for name, value in args.items():
@@ -68,6 +77,23 @@ def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) 
     }  # fmt: skip
     place = Path(os.path.abspath(output))
     make(place, arguments, lambda folder: write_packed(folder, splits, longest_side, quality), resumes=True)
+
+
+def _subset(kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int) -> None:
+    from pretrain.common.files import existing_file, sha256
+    from tools.data.subset import write_subsets
+    from transfer.coco.data import read
+
+    if not all(0 < one < 100 for one in percent) or folds < 1 or seed < 0:
+        raise UserError(
+            f"--percent is {' '.join(f'{one:g}' for one in percent)}, --folds is {folds} and --seed is {seed}; give "
+            "shares between 0 and 100, at least 1, and at least 0"
+        )
+    file = existing_file(annotations, "annotation file", "*.json")
+    arguments = {"kind": kind, "annotations": sha256(file), "percent": percent, "folds": folds, "seed": seed,
+                 "version": _VERSIONS[kind]}  # fmt: skip
+    place = Path(os.path.abspath(output))
+    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed))
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
@@ -166,6 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         help="scale larger images down to it, as JPEGs; 0, the default: keep every file as it is",
     )  # fmt: skip
     pack.add_argument("--quality", type=int, default=95, help="of these JPEGs")
+    subset = kinds.add_parser("subset", help="shares of the images of a COCO annotation file, several draws of each")
+    subset.add_argument("annotations", help="file in COCO's format")
+    subset.add_argument("output", help="folder to make")
+    subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")
+    subset.add_argument("--folds", type=int, default=5, help="draws of each share (5)")
+    subset.add_argument("--seed", type=int, default=0)
     return parser
 
 

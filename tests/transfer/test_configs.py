@@ -16,7 +16,7 @@ from transfer.config import check_supported, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 LEAVES = sorted(path.name for path in CONFIGS.glob("coco_*_FPN_*.yaml"))
-BASES = sorted(path.name for path in CONFIGS.glob("Base-*FPN*.yaml"))
+BASES = sorted(path.name for path in CONFIGS.glob("Base-*FPN-?x*.yaml"))
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 SMOKE = {  # a recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU
     key: value

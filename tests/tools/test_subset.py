@@ -1,0 +1,91 @@
+"""Subsets of COCO annotations: fixed by the seed, nested in a fold, whole records, counted."""
+
+from __future__ import annotations
+
+import json
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from tools import make_data
+from transfer.coco.data import read
+from transfer.config import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def annotations(tmp_path: Path) -> Path:
+    """40 images, of which every fourth has no annotation."""
+    images = [{"id": 3 * n + 1, "file_name": f"{n}.png", "height": 8, "width": 8} for n in range(40)]
+    records = [{"id": n, "image_id": image["id"], "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}
+               for n, image in enumerate(images * 2, start=1) if image["id"] % 4]  # fmt: skip
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"info": {"year": 2017}, "images": images, "annotations": records,
+                                "categories": [{"id": 1, "name": "thing"}]}))  # fmt: skip
+    return path
+
+
+def _ids(path: Path) -> set[int]:
+    return {image["id"] for image in read(path)["images"]}
+
+
+def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_path: Path, capsys) -> None:
+    words = ["subset", str(annotations), "--percent", "5", "10", "50", "--folds", "3"]
+    make_data.main([*words[:2], str(tmp_path / "a"), *words[2:]])
+    shown = capsys.readouterr().out
+    whole: dict[str, Any] = json.loads(annotations.read_text())
+    for fold in range(3):
+        ids = [_ids(tmp_path / f"a/{percent}pct_fold{fold}.json") for percent in (5, 10, 50)]
+        assert [len(one) for one in ids] == [2, 4, 20] and ids[0] < ids[1] < ids[2]
+        half = json.loads((tmp_path / f"a/50pct_fold{fold}.json").read_text())
+        assert half["annotations"] == [one for one in whole["annotations"] if one["image_id"] in ids[2]]
+        assert (half["info"], half["categories"]) == (whole["info"], whole["categories"])
+        assert [f"50pct_fold{fold}.json", "20", str(len(half["annotations"]))] in [
+        row = [f"50pct_fold{fold}.json", "20", str(len(half["annotations"]))]
+        assert row in [line.split() for line in shown.splitlines()]
+        ]
+    assert len({frozenset(_ids(tmp_path / f"a/50pct_fold{fold}.json")) for fold in range(3)}) == 3
+    make_data.main([*words[:2], str(tmp_path / "b"), *words[2:]])
+    make_data.main([*words[:2], str(tmp_path / "c"), *words[2:], "--seed", "1"])
+    one, same, other = ((tmp_path / folder / "50pct_fold0.json").read_bytes() for folder in "abc")
+    assert one == same != other
+
+
+def test_a_detector_trains_on_a_subset(tmp_path: Path) -> None:
+    from transfer import train_net
+
+    tiny_coco.write(tmp_path / "data")
+    make_data.main(["subset", str(tmp_path / "data/annotations.json"), str(tmp_path / "subsets"), "--percent", "50",
+                    "--folds", "1"])  # fmt: skip
+    name = f"coco:{tmp_path / 'subsets/50pct_fold0.json'}:{tmp_path / 'data'}"
+    results = train_net.work(train_net.parse(tiny_coco.command(tmp_path, name, "torchvision")))
+    assert results["protocol"]["train"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--percent", "1"], "1% of 40 images is none; give a larger share"),
+        (["--percent", "100"], "--percent is 100, --folds is 5 and --seed is 0; give shares between 0 and 100"),
+        (["--folds", "0"], "--folds is 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(annotations: Path, tmp_path: Path, words: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make_data.main(["subset", str(annotations), str(tmp_path / "out"), *words])
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="no annotation file at"):
+        make_data.main(["subset", str(tmp_path / "none.json"), str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("percent", [1, 2, 5, 10])
+def test_the_schedule_follows_the_rule_that_it_states(percent: int) -> None:
+    solver, data = (load_config(CONFIGS / f"Base-RCNN-FPN-{percent}pct.yaml")[key] for key in ("SOLVER", "DATASETS"))
+    assert pytest.approx(90_000 * sqrt(percent / 100), abs=50) == solver.MAX_ITER
+    assert [step / solver.MAX_ITER for step in solver.STEPS] == pytest.approx([2 / 3, 8 / 9], abs=0.01)
+    assert tuple(data.TRAIN) == (f"coco:datasets/coco_subsets/{percent}pct_fold0.json:datasets/coco/train2017",)

@@ -142,21 +142,20 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
-    done, real_embed, real_loss = [0], objectives.embed, QueueObjective.loss
+    done, real_embed, real_backward = [0], objectives.embed, QueueObjective.backward
 
-    def loss(self, images_VnCHW, batch, step):
-        result = real_loss(self, images_VnCHW, batch, step)
+    def backward(self, images_VnCHW, batch, step, scale):
         weight = self.encoder.conv1.weight
         hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
         done[0] += 1
-        return result
+        return real_backward(self, images_VnCHW, batch, step, scale)
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(
         objectives, "embed", lambda encoder, x, mean, std, **_: real_embed(encoder, x, mean=mean, std=std)
     )
     monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
-    monkeypatch.setattr(QueueObjective, "loss", loss)
+    monkeypatch.setattr(QueueObjective, "backward", backward)
     with monkeypatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: "preempted" if done[0] >= 2 else "")
         with pytest.raises(interrupt.Stopped):

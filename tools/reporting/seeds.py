@@ -146,7 +146,10 @@ def figure(study: Study) -> Any:
 
 
 def _explanation(study: Study) -> str:
-    text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
+    if len(study.seeds) == 1:
+        text = f"Seed {study.seeds[0]} alone, so without an interval"
+    else:
+        text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
     if study.baseline:
         text += f"; in parentheses the difference to {study.baseline} with the same seed, and its interval"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}

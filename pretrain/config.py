@@ -68,7 +68,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "MODEL.BN_GROUPS": (
             0, Range(high=1 << 20),
-            "parts of the global batch with BN statistics of their own; 0: one per process; 1: SyncBN over all",
+            "parts of the global batch with BN statistics of their own; 0: one per process and part of "
+            "SOLVER.ACCUMULATE, and on one process up to 8; 1: SyncBN over all",
         ),
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
@@ -97,7 +98,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
         "SOLVER.ACCUMULATE": (
             1, _AT_LEAST_1,
-            "parts of each process's batch that go through the encoders one by one: less memory, the same result",
+            "parts of each process's batch that go through the encoders one by one: less memory, the same result "
+            "with the same number of BN groups",
         ),
         "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
         "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
@@ -200,7 +202,10 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        raise UserError(f"{what} cannot be read by this version ({reason}); use the version that wrote it") from error
+        remedy = "use the version that wrote it"
+        if "Non-existent config key" in reason:
+            remedy = f"if a module of your own has that key, --import it; else {remedy}"
+        raise UserError(f"{what} cannot be read by this version ({reason}); {remedy}") from error
     cfg.freeze()
     return cfg
 

@@ -169,7 +169,9 @@ def local_bn_groups(
     """
     ranks = distributed.world_size()
     shares = ranks * accumulate
-    divided = f"{ranks} processes" + (f" x SOLVER.ACCUMULATE {accumulate}" if accumulate > 1 else "")
+    divided = ("1 process" if ranks == 1 else f"{ranks} processes") + (
+        f" x SOLVER.ACCUMULATE {accumulate}" if accumulate > 1 else ""
+    )
     if total < shares:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {divided}; raise it")
     if wanted == 1 and has_keys:

@@ -90,7 +90,8 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
     if earlier != now:
         log(
             f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "
-            f"{now} (another number of processes); its result will differ from an uninterrupted run's"
+            f"{now} (another number of processes, or another SOLVER.ACCUMULATE); its result will differ from an "
+            "uninterrupted run's"
         )
     return step
 

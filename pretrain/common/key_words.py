@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from . import extensions
 from .errors import UserError, nearest
 
 
@@ -33,6 +34,7 @@ def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]])
 
     class ListKeys(argparse.Action):
         def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
+            extensions.add(getattr(namespace, "extensions", None) or [])  # of --import before this option
             print(describe(keys(), values or ""))
             parser.exit()
 

@@ -14,6 +14,7 @@ import torch
 
 from pretrain.common import extensions
 from pretrain.common.errors import UserError
+from pretrain.config import from_yaml_text
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import slurm_parameters
@@ -114,3 +115,15 @@ def test_a_module_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(extensions.VARIABLE, "no_such_module")
     with pytest.raises(UserError, match="cannot import the extension no_such_module"):
         extensions.load.__wrapped__()
+
+
+def test_the_keys_of_a_module_are_listed():
+    shown = launch("--import", str(TEMPLATES[1]), "--help-keys", "METHOD.MARGIN")
+    assert shown.returncode == 0 and shown.stdout.startswith("METHOD.MARGIN 0.0  (at least 0)")
+
+
+def test_a_config_of_a_module_that_is_not_imported_names_the_remedy():
+    with pytest.raises(
+        UserError, match=r"METHOD\.GAP\); if a module of your own has that key, --import it; else use the"
+    ):
+        from_yaml_text("METHOD: {GAP: 1.0}")

@@ -24,11 +24,12 @@ from .recipes import RECIPES
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
-                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE", "SOLVER.ACCUMULATE")  # fmt: skip
+                 "SOLVER.LOG_PERIOD", "SOLVER.COMPILE")  # fmt: skip
 
 # Prefixes of keys that do not change what pretraining learns, so that a run may be resumed under other values: besides
-# the ones above, those that only probes read (they do change the result of a probe).
-FREE_ON_RESUME = (*FREE_ANYWHERE, "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LINEAR.")
+# the ones above, those that only probes read (they do change the result of a probe), and the parts of a batch, which
+# change the number of BN groups where that is 0: a resumed run then warns of it.
+FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_TRAIN", "PROBE.", "LINEAR.")
 
 _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
 _LR_SCHEDULE = Choice(("cosine", "step"))

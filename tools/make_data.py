@@ -25,12 +25,8 @@ from tools.data.digits import write_digits
 from tools.data.people import write_people
 
 _MANIFEST = "made.json"
-_VERSIONS = {
-    "digits": 1,
-    "people": 2,
-    "pack": 1,
-    "subset": 1,
-}  # raise a kind's when the same arguments would make other data
+# Raise a kind's when the same arguments would make other data.
+_VERSIONS = {"digits": 1, "people": 2, "pack": 1, "subset": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

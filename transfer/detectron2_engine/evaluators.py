@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, PascalVOCDetectionEvaluator
-from fvcore.common.config import CfgNode
 
 
-def build_evaluator(_cfg: CfgNode, name: str) -> DatasetEvaluator | None:
+def build_evaluator(name: str) -> DatasetEvaluator | None:
     """The evaluator of a set of DATASETS.TEST by its ``evaluator_type``; None: COCO's metrics.
 
     - pascal_voc: AP, AP50 and AP75 of boxes, where AP is the mean over IoU from 0.5 to 0.95, as in MoCo's tables.

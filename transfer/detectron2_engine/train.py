@@ -265,7 +265,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
-        if own := build_evaluator(cfg, name):
+        if own := build_evaluator(name):
             found = inference_on_dataset(model, loader, own)
             raise_if_stopped()
             if comm.is_main_process():

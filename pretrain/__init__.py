@@ -35,7 +35,7 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
 
     Raises:
         pretrain.common.errors.UserError: bad input, in one line.
-        pretrain.common.interrupt.Stopped: the run was interrupted; the message names the checkpoint.
+        pretrain.common.interrupt.Stopped: the run was interrupted; its ``remedy`` names the checkpoint.
     """
     from .common import interrupt
     from .config import load_config

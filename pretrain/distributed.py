@@ -19,6 +19,7 @@ from torch import Tensor
 from .common import process_group
 from .common.copies import to_device
 from .common.errors import UserError
+from .shares import slice_bounds
 
 
 def init(device_name: str = "auto") -> torch.device:
@@ -62,11 +63,6 @@ def in_turns() -> Iterator[None]:
     finally:  # also after an error: the other ranks wait for their turn
         for _ in range(turn, 3):
             barrier()
-
-
-def slice_bounds(total: int, of_rank: int, ranks: int) -> tuple[int, int]:
-    """First and one-past-last index of a rank's contiguous share of ``total`` items."""
-    return of_rank * total // ranks, (of_rank + 1) * total // ranks
 
 
 def slice_sizes(total: int) -> list[int]:

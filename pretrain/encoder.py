@@ -5,7 +5,7 @@ MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -147,49 +147,6 @@ def split_batch_norm(module: nn.Module, groups: Sequence[int]) -> None:
         else:
             continue
         cast(Grouped, child).groups = groups
-
-
-def local_bn_groups(
-    total: int, wanted: int, has_keys: bool, log: Callable[[str], None], accumulate: int = 1
-) -> list[int]:
-    """Images in each part of this rank's batch that has BN statistics of its own.
-
-    The parts of the global batch are contiguous, and the slices of the ranks end where parts end; the parts are
-    therefore the same on any number of processes.
-
-    Args:
-        total: images of the global batch.
-        wanted: parts of the global batch; 0: one per process and share of ``accumulate``; 1: one, by SyncBN.
-        has_keys: queries and keys must not share statistics. A single process then has several parts by default.
-        log: takes a line for the log.
-        accumulate: shares of this rank's batch that go through the encoders by themselves; each has whole parts.
-
-    Raises:
-        UserError: the batch cannot be divided this way.
-    """
-    ranks = distributed.world_size()
-    shares = ranks * accumulate
-    divided = ("1 process" if ranks == 1 else f"{ranks} processes") + (
-        f" x SOLVER.ACCUMULATE {accumulate}" if accumulate > 1 else ""
-    )
-    if total < shares:
-        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {divided}; raise it")
-    if wanted == 1 and has_keys:
-        log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
-    if wanted == 1 and accumulate > 1:
-        raise UserError(
-            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot "
-            "take it in parts; set BN_GROUPS 0 (one per process and part)"
-        )
-    if wanted > 1 and (wanted % shares or wanted > total):
-        raise UserError(f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images")
-    groups = max(shares, wanted)
-    if wanted == 0 and shares == 1 and has_keys:
-        groups = min(8, max(1, total // 2), max(2, total // 32))
-        log(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
-    first, count = distributed.rank() * groups // ranks, groups // ranks
-    bounds = [distributed.slice_bounds(total, group, groups) for group in range(first, first + count)]
-    return [stop - start for start, stop in bounds]
 
 
 def bn_parts(encoder: torchvision.models.ResNet) -> int:

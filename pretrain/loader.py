@@ -8,6 +8,7 @@ Shape letters: V views, N images of a batch (here: this rank's share), C = 3 cha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +27,11 @@ from .common.image_io import CorruptImage
 from .common.workers import ShieldedDataLoader
 from .datasets import ImageData
 from .recipes import Recipe
+from .shares import slice_bounds
 from .views import center_view, crop_views, make_views
+
+
+_log = logging.getLogger("pretrain.loader")
 
 
 class Batch(NamedTuple):
@@ -92,7 +97,7 @@ class Loader:
         self.corrupt_count = 0
         self._corrupt_images: set[int] = set()
         self._total, self._images, self._seed = batch_size, len(data), seed
-        self._share = distributed.slice_bounds(batch_size, rank, world_size)
+        self._share = slice_bounds(batch_size, rank, world_size)
         self._views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
         self._num_workers, self._pin_memory = num_workers, pin_memory
 
@@ -130,11 +135,15 @@ class Loader:
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         self.corrupt_count += len(replaced)
+        for position, name in replaced.items():
+            if position not in self._corrupt_images:
+                _log.warning(f"{name} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
         if len(self._corrupt_images) * 1000 > max(self._images, 1000):
             raise UserError(
-                f"{len(self._corrupt_images)} of {self._images} images are corrupt, more than the 1 in 1,000 that "
-                f"DATALOADER.ON_CORRUPT skip allows; the last: {list(replaced.values())[-1]}"
+                f"{len(self._corrupt_images)} of {self._images} images are corrupt; DATALOADER.ON_CORRUPT skip "
+                f"allows {max(1, self._images // 1000)} (1 in 1,000, or a single one); the last: "
+                f"{list(replaced.values())[-1]}"
             )
 
 

@@ -28,9 +28,10 @@ from .common.backbone_file import load_backbone
 from .common.config_io import get
 from .common.copies import to_device
 from .common.errors import UserError
-from .encoder import build_encoder, local_bn_groups
+from .encoder import build_encoder
 from .loader import Batch
 from .queue import NegativeQueue
+from .shares import local_bn_groups
 from .siamese import Embed, SiameseEncoder, embed
 
 Loss = Callable[..., methods.Objective]  # (tensors, step) -> loss; an objective with the step's hyperparameters
@@ -222,7 +223,10 @@ def _build_query_encoder(
     cfg: CfgNode, device: torch.device, has_keys: bool, log: Callable[[str], None], read_weights: bool
 ) -> nn.Module:
     ranks, model = distributed.world_size(), cfg.MODEL
-    groups = local_bn_groups(cfg.SOLVER.IMS_PER_BATCH, model.BN_GROUPS, has_keys, log, cfg.SOLVER.ACCUMULATE)
+    groups = local_bn_groups(
+        cfg.SOLVER.IMS_PER_BATCH, model.BN_GROUPS, has_keys, log, cfg.SOLVER.ACCUMULATE,
+        rank=distributed.rank(), ranks=ranks,
+    )  # fmt: skip
     encoder = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
         bn_groups=groups,

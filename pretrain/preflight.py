@@ -9,10 +9,12 @@ from fvcore.common.config import CfgNode
 
 from . import datasets
 from .common import disk
+from .common.errors import UserError
 from .common.files import existing_file
 from .methods import METHODS
 from .probe.data import probe_data
 from .probe.protocol import data_names
+from .shares import local_bn_groups
 
 _OPTIMIZER_STATE = {"sgd": 1, "lars": 1, "adamw": 2}  # values per weight
 
@@ -43,6 +45,28 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
         existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+
+
+def refuse_indivisible(cfg: CfgNode, processes: int, *, data: bool) -> None:
+    """Checks that the data hold a batch, and that the batch can be divided among processes, parts and BN groups.
+
+    Args:
+        data: count the images in folders, too.
+
+    Raises:
+        UserError: they do not, or it cannot.
+    """
+    solver, name = cfg.SOLVER, cfg.DATA.TRAIN
+    has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
+    local_bn_groups(
+        solver.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, has_keys, lambda _: None, solver.ACCUMULATE, ranks=processes
+    )
+    count = datasets.count_up_to(solver.IMS_PER_BATCH, name, "train", cfg.DATA.ROOT) if data else solver.IMS_PER_BATCH
+    if count < solver.IMS_PER_BATCH:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH is {solver.IMS_PER_BATCH}, but {name} holds only {count} images; set it to at most "
+            f"{count}, or add images"
+        )
 
 
 def checkpoint_bytes(cfg: CfgNode) -> int:

@@ -27,6 +27,7 @@ from .common.skipped_steps import summary
 from .common.stage import stage
 from .config import from_yaml_text, run_folder
 from .loader import Loader, build_loader
+from .methods import METHODS
 from .objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
@@ -118,7 +119,7 @@ def _train(run: _Run, first_step: int) -> None:
             _save(run, done)
         if stop and done < total:
             run.progress.close()
-            raise interrupt.Stopped(f"{stop}: checkpoint of step {done} is in {run.folder}")
+            raise interrupt.Stopped(stop, interrupt.from_checkpoint(run.folder, done))
         if probe_due:
             _probe(run, done)
     run.progress.close()
@@ -141,6 +142,8 @@ def _open(
         cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
         executor=cfg.VIEWS.EXECUTOR,
     )  # fmt: skip
+    if distributed.is_main():
+        _describe(cfg, data, len(loader), log)
     all_steps = len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
     objective = build_objective(cfg, device, len(loader), log.info, read_weights=found is None)
@@ -189,6 +192,18 @@ def _open_data(cfg: CfgNode) -> datasets.ImageData:
             f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder per class, or index"
         )
     return data
+
+
+def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log: logging.Logger) -> None:
+    """Logs what is trained on, and warns of a queue in which the query's own image is often among the negatives."""
+    classes = f" in {len(data.classes)} classes" if data.classes else ""
+    log.info(f"{len(data):,} images{classes}: {steps_per_epoch:,} steps of {cfg.SOLVER.IMS_PER_BATCH} per epoch")
+    if METHODS[cfg.METHOD.NAME].kind == "queue" and cfg.MODEL.QUEUE_SIZE > len(data) / 2:
+        log.warning(
+            f"MODEL.QUEUE_SIZE {cfg.MODEL.QUEUE_SIZE} holds the keys of {cfg.MODEL.QUEUE_SIZE / len(data):.1f} epochs: "
+            "many a query finds an earlier key of its own image among the negatives; lower it to at most half of the "
+            "images"
+        )
 
 
 def _clear(folder: Path) -> None:

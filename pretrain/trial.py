@@ -28,6 +28,7 @@ from .config import from_yaml_text
 from .loader import Batch
 from .objectives import build_objective
 from .optim import build_optimizer
+from .shares import slice_bounds
 
 _NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can't allocate memory|bad_alloc|could not create a (memory|prim)"
@@ -99,7 +100,7 @@ def seconds_per_step(cfg: CfgNode, device: torch.device, steps: int, processes: 
     objective = build_objective(cfg, device, 1, lambda _: None, read_weights=False)
     optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    first, stop = distributed.slice_bounds(cfg.SOLVER.IMS_PER_BATCH, distributed.rank(), distributed.world_size())
+    first, stop = slice_bounds(cfg.SOLVER.IMS_PER_BATCH, distributed.rank(), distributed.world_size())
     size, index = cfg.VIEWS.IMAGE_SIZE, torch.arange(first, stop)
     copies = [torch.zeros_like(p) for p in objective.encoder.parameters()] if processes > 1 else []
     seconds = []

@@ -240,7 +240,8 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             try:  # popped, so that the engine can free the tensors once the model has them
                 metrics = engine.run(cfg, weights=weights.pop() if weights else None, **options)
             except Stopped as stop:
-                stop.saved = not args.eval_only
+                if not args.eval_only:
+                    stop.remedy = "a checkpoint is written; run the same command with --resume"
                 raise
             if os.environ.get("RANK", "0") != "0":
                 return {}

@@ -68,9 +68,8 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except Stopped as stop:
-        reason = "SIGINT (Ctrl-C)" if str(stop) == "SIGINT" else stop
-        kept = "a checkpoint is written" if stop.saved else "run the same command again"
-        print(f"stopped by {reason}; {kept}", file=sys.stderr)
+        reason = str(stop).replace("SIGINT", "SIGINT (Ctrl-C)", 1)
+        print(f"stopped by {reason}; {stop.remedy}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
         print("interrupted by SIGINT (Ctrl-C)", file=sys.stderr)

@@ -11,22 +11,33 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 _reason: str = ""
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 
 
+AGAIN = "run the same command again to resume"
+
+
 class Stopped(Exception):
-    """Raised by a stage that was asked to stop, after its checkpoint is on disk; its text is the reason.
+    """Raised by a stage that was asked to stop, after its checkpoint, if it keeps one, is on disk.
+
+    Its text is the reason.
 
     Attributes:
-        saved: False for work that keeps no checkpoint and starts over.
+        remedy: what continues the work.
     """
 
-    def __init__(self, reason: str, saved: bool = True) -> None:
+    def __init__(self, reason: str, remedy: str = AGAIN) -> None:
         super().__init__(reason)
-        self.saved = saved
+        self.remedy = remedy
+
+
+def from_checkpoint(folder: Path, step: int) -> str:
+    """The remedy of work that continues from a checkpoint in its run folder."""
+    return f"{folder} holds the checkpoint of step {step}; {AGAIN}"
 
 
 def request_stop(reason: str) -> None:

@@ -68,6 +68,16 @@ def remove_dead(folder: str | Path, of: str = "") -> None:
                 path.unlink(missing_ok=True)
 
 
+def holder(folder: str | Path) -> dict[str, Any]:
+    """Who holds ``folder``, as far as this machine can tell: ``work``, ``host``, ``pid``, ...; {} if nobody does."""
+    me = _identity()
+    for path in Path(folder).glob(f"{_prefix('')}.*.json"):
+        owner, silent_s = _read(path), _seconds_since_touch(path)
+        if silent_s is not None and not _is_dead(owner, me, silent_s):
+            return owner
+    return {}
+
+
 class _Owner:
     def __init__(self, folder: Path, work: str, of: str) -> None:
         self._folder, self._of = folder, of

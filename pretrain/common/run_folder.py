@@ -223,7 +223,7 @@ class _Printable(logging.Formatter):
 
 
 def write_environment(output_dir: str | Path) -> None:
-    """`environment.txt`: command line, git commit, versions, host and devices; a resumed run adds another block."""
+    """`environment.txt`: command line, git commit, versions, host, devices and threads; a resumed run adds another block."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -237,6 +237,7 @@ def write_environment(output_dir: str | Path) -> None:
         f"git: {git_state()}",
         f"host: {platform.node()} ({platform.platform()}, {os.cpu_count()} CPUs)",
         f"devices: {', '.join(devices) or 'cpu'}",
+        f"threads: {torch.get_num_threads()}",
         f"python: {platform.python_version()}",
         *(f"{name}: {_version(name)}" for name in _PACKAGES),
         *(

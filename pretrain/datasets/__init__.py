@@ -72,20 +72,32 @@ def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> N
     Raises:
         UserError: one of them cannot be read, or there is no such split.
     """
-    if name.startswith("folder:"):
-        folder = _path_in(name)
-        folder = folder if folders.images_in(folder) else folders.split_folder(folder, split)[0]
-    elif name in ("imagenet", "imagenet100"):
-        folder = folders.imagenet_folder(name, split, Path(root))
-    elif name.startswith("packed:"):
+    if name.startswith("packed:"):
         data = packed.load_packed(_path_in(name), split)
         for index in {0, len(data) - 1}:
             data.read(index)
-        return
-    else:
-        return
-    for path in folders.ends(folder):
-        image_io.decode(image_io.read_file(str(path)), str(path))
+    elif folder := _folder_of(name, split, root):
+        for path in folders.ends(folder):
+            image_io.decode(image_io.read_file(str(path)), str(path))
+
+
+def count_up_to(most: int, name: str, split: str, root: str | Path = "datasets") -> int:
+    """The images of a split in folders or packed, but not more than ``most``, so that few folders are listed.
+
+    ``most`` for other data sets: they have fixed numbers of images, or are counted as they load.
+    """
+    if name.startswith("packed:"):
+        return min(most, len(packed.load_packed(_path_in(name), split)))
+    folder = _folder_of(name, split, root)
+    return folders.count_up_to(most, folder) if folder else most
+
+
+def _folder_of(name: str, split: str, root: str | Path) -> Path | None:
+    """Where the images of a split lie; None if not in folders."""
+    if name.startswith("folder:"):
+        folder = _path_in(name)
+        return folder if folders.images_in(folder) else folders.split_folder(folder, split)[0]
+    return folders.imagenet_folder(name, split, Path(root)) if name in ("imagenet", "imagenet100") else None
 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:

@@ -67,6 +67,13 @@ def ends(folder: Path) -> list[Path]:
     return [folder / name for backwards in (False, True) for name in islice(_images_below(folder, backwards), 1)]
 
 
+def count_up_to(most: int, folder: Path) -> int:
+    """The images in and below ``folder``, but not more than ``most``; no further folder is listed then."""
+    if len(images_in(folder)) >= most:
+        return most
+    return sum(1 for _ in islice(_images_below(folder), most))
+
+
 def images_in(folder: Path) -> list[str]:
     """Names of the images directly in ``folder``, in any order: of a large folder, sorting takes most of the time."""
     try:

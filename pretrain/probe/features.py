@@ -20,6 +20,7 @@ from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
+from ..shares import slice_bounds
 from ..siamese import autocast
 from .protocol import evaluation_size
 
@@ -161,5 +162,5 @@ def _my_share(data: datasets.ImageData, most: int) -> np.ndarray:
     labeled = np.flatnonzero(data.labels >= 0)
     if most and len(labeled) > most:
         labeled = labeled[np.linspace(0, len(labeled) - 1, most).round().astype(int)]
-    start, end = distributed.slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
+    start, end = slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
     return labeled[start:end]

@@ -21,6 +21,7 @@ from ..common.run_folder import read_json
 from ..encoder import feature_dim, pooled_features
 from ..loader import build_loader
 from ..progress import Progress
+from ..shares import slice_bounds
 from ..siamese import autocast
 from .data import ProbeData, probe_data
 from .features import Features, extract, load_frozen
@@ -129,7 +130,7 @@ def _train(
             _save(run.folder, step, {**heads.state(), **about, "step": step, "losses": losses})
         if reason and step < total_steps:
             progress.close()
-            raise interrupt.Stopped(f"{reason}: checkpoint of step {step} is in {run.folder}")
+            raise interrupt.Stopped(reason, interrupt.from_checkpoint(run.folder, step))
     progress.close()
     if metrics:
         metrics.close()
@@ -186,7 +187,7 @@ class _Cached:
 
     def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         features_NF, labels_N, _ = self._features
-        start, stop = distributed.slice_bounds(self._total, distributed.rank(), distributed.world_size())
+        start, stop = slice_bounds(self._total, distributed.rank(), distributed.world_size())
         for step in range(first_step, total_steps):
             epoch, at = divmod(step, len(self))
             if step == first_step or at == 0:

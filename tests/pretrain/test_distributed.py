@@ -4,7 +4,8 @@ import torch
 
 from pretrain import distributed
 from pretrain.common.errors import UserError
-from pretrain.distributed import ExchangePlan, slice_bounds
+from pretrain.distributed import ExchangePlan
+from pretrain.shares import slice_bounds
 from tests.pretrain.ranks import run_ranks
 
 

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain import distributed
 from pretrain.common.errors import UserError
-from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, local_bn_groups, pooled_features
+from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
+from pretrain.shares import local_bn_groups
 
 
 def test_head_has_mocos_names():
@@ -62,9 +62,8 @@ def test_a_single_process_splits_bn_and_says_so():
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_statistics_that_query_and_keys_share_are_said_to_leak(ranks, monkeypatch):
+def test_statistics_that_query_and_keys_share_are_said_to_leak(ranks: int):
     lines: list[str] = []
-    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
-    local_bn_groups(8, 1, True, lines.append)
-    local_bn_groups(8, 1, False, lines.append)  # nothing to leak within the batch
+    local_bn_groups(8, 1, True, lines.append, ranks=ranks)
+    local_bn_groups(8, 1, False, lines.append, ranks=ranks)  # nothing to leak within the batch
     assert len(lines) == 1 and "share BN statistics, which can leak the answer" in lines[0]

@@ -142,7 +142,9 @@ def test_a_corrupt_image_ends_the_epoch_in_one_line(damaged: ImageData, num_work
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_skip_replaces_and_counts(damaged: ImageData, num_workers: int):
+def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("pretrain.loader"), "warning", lines.append)
     loader = make(damaged, num_workers, on_corrupt="skip")
     index = torch.cat([b.index_N for b in epoch(loader, 0)])
     assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9] and loader.corrupt_count == 1
@@ -150,13 +152,13 @@ def test_skip_replaces_and_counts(damaged: ImageData, num_workers: int):
     assert not torch.equal(twins[0], twins[1])  # the stand-in has the random stream of the image it replaces
     list(epoch(loader, 1))
     assert loader.corrupt_count == 2  # twice the same image
+    line = f"{damaged.image_name(3)} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)"
+    assert lines == [line] * 2  # once per loader
 
 
 def test_skip_fails_above_1_in_1000(damaged: ImageData):
     Path(damaged.image_name(7)).write_bytes(b"junk")
-    with pytest.raises(
-        UserError, match=r"2 of 10 images are corrupt, more than the 1 in 1,000 .*; the last: .*/0[37]\.png"
-    ):
+    with pytest.raises(UserError, match=r"2 of 10 images are corrupt; .* allows 1 \(.*\); the last: .*/0[37]\.png"):
         list(epoch(make(damaged, on_corrupt="skip"), 0))
 
 

@@ -13,6 +13,7 @@ from pretrain.encoder import Grouped
 from pretrain.loader import Batch
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
+from pretrain.shares import slice_bounds
 from pretrain.siamese import embed
 from pretrain.state import to_checkpoint
 from pretrain.watch import Watch
@@ -44,7 +45,7 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     objective, total = build_objective(cfg, torch.device("cpu"), 4, lambda _: None), cfg.SOLVER.IMS_PER_BATCH
     optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
     watch = Watch(objective.model, scaler, str)
-    start, stop = distributed.slice_bounds(total, distributed.rank(), distributed.world_size())
+    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
     weight, out = (stop - start) * distributed.world_size() / total, {}
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.datasets import folders
 from pretrain.encoder import build_backbone
+from tools import make_data
 
 SMALL = ["SOLVER.MAX_STEPS", "2", "SOLVER.IMS_PER_BATCH", "16", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0"]
 
@@ -69,6 +71,43 @@ def test_the_first_and_the_last_image_are_decoded(images: Path, tmp_path: Path, 
     cfg = load_config(None, ["DATA.TRAIN", f"folder:{data}/val", "DATA.VAL", f"folder:{data}/train"])
     with pytest.raises(UserError, match=f"cannot decode image .*train/{place}"):
         preflight.refuse_missing_data(cfg, "pretrain", weights=True)
+
+
+@pytest.mark.parametrize(
+    "words, processes, problem",
+    [
+        ("SOLVER.IMS_PER_BATCH 48", 1, ""),
+        ("SOLVER.IMS_PER_BATCH 49", 1, "IMS_PER_BATCH is 49, but folder:.* holds only 48 images; .* at most 48"),
+        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 4", 4, ""),
+        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 4", 3, "BN_GROUPS is 4; it must be a multiple of 3 processes"),
+        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 2 SOLVER.ACCUMULATE 4", 1, "multiple of 1 process x SOLVER.ACCUM"),
+        ("SOLVER.IMS_PER_BATCH 3", 4, "IMS_PER_BATCH is 3, fewer images than the 4 processes"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "packed"])
+def test_a_batch_that_cannot_be_had(
+    words: str, processes: int, problem: str, packed: bool, images: Path, tmp_path: Path
+) -> None:
+    name = f"folder:{images}"
+    if packed:
+        make_data.main(["pack", str(images), str(tmp_path / "packed")])
+        name, problem = f"packed:{tmp_path / 'packed'}", problem.replace("folder:", "packed:")
+    cfg = load_config(None, ["DATA.TRAIN", name, *words.split()])
+    with pytest.raises(UserError, match=problem) if problem else contextlib.nullcontext():
+        preflight.refuse_indivisible(cfg, processes, data=True)
+
+
+def test_images_are_counted_without_listing_more_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a/1.png", "a/2.png", "b/3.png", "c/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    listed: list[Any] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(Path(path).name) or scandir(path))
+    assert datasets.count_up_to(3, f"folder:{tmp_path}", "train") == 3 and "c" not in listed
+    assert datasets.count_up_to(9, f"folder:{tmp_path}", "train") == 4
+    (tmp_path / "5.png").touch()
+    assert datasets.count_up_to(9, f"folder:{tmp_path}", "train") == 5
 
 
 def test_the_ends_are_those_of_the_whole_list_and_few_folders_are_read(

@@ -53,6 +53,25 @@ def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
         preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
 
 
+def refuse_indivisible(spec: StageSpec, options: Options) -> None:
+    """Checks that a pretraining's batch can be divided among its processes, and that the data hold one.
+
+    Raises:
+        UserError: it cannot, or they do not; a cluster's nodes may have other disks, so that data are not counted there.
+    """
+    if spec.stage == "pretrain":
+        from pretrain import preflight
+        from pretrain.config import from_yaml_text
+
+        cfg = from_yaml_text(spec.config)
+        preflight.refuse_indivisible(cfg, _world_size(spec, options), data=options.cluster != "slurm")
+
+
+def _world_size(spec: StageSpec, options: Options) -> int:
+    options = options.fitting(spec)
+    return 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
+
+
 def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
     """Checks that the disk of ``folder`` has room for what the stages that are not complete have yet to write.
 
@@ -109,9 +128,7 @@ def _refuse_other_training(spec: StageSpec, options: Options) -> None:
     cfg = _detector_config(spec)
     if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
         return  # the run may have trained on a cleaned copy under another name
-    options = options.fitting(spec)
-    world_size = 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
-    check_same_training(scale_to_world(cfg, world_size), Path(spec.folder) / "config.yaml")
+    check_same_training(scale_to_world(cfg, _world_size(spec, options)), Path(spec.folder) / "config.yaml")
 
 
 def _detector_config(spec: StageSpec) -> CfgNode:

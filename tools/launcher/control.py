@@ -29,11 +29,16 @@ def launch_files(folder: Path, required: bool = True) -> list[Path]:
         UserError: nothing was started there, and something is ``required``.
     """
     own = folder / "launch" / "launch.json"
-    found = [own] if own.is_file() else sorted(folder.glob("**/launch/launch.json"))
-    found = [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
+    found = [own] if own.is_file() else files_below(folder, "launch/launch.json")
     if required and not found:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return found
+
+
+def files_below(folder: Path, name: str) -> list[Path]:
+    """The files of this name in and below ``folder``, without those in a job's copy of the code."""
+    found = sorted(folder.glob(f"**/{name}"))
+    return [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
 
 
 def read_launch(file: Path) -> dict[str, Any]:

@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, printable
+from pretrain.common.lock import holder
 
 from .control import is_finished, job_state, launch_files, read_launch
+from .ranks import attempts
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
     """The newest job's output of a rank; with ``follow`` until the job ends.
 
+    Of a run that was started without the launcher, its log.txt.
+
     Raises:
         UserError: no such rank, or nothing written yet and not following.
     """
-    files = launch_files(folder)
+    log = folder / "log.txt"
+    files = launch_files(folder, required=not log.is_file())
+    if not files:
+        _print_file(log, follow)
+        return
     if len(files) > 1:
         below = ", ".join(str(file.parents[1]) for file in files)
         raise UserError(f"{folder} holds several stages; name one of {below}")
@@ -36,11 +44,31 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     while True:
         state = job_state(job)
         tail.copy()
-        if not follow or state not in ("PENDING", "RUNNING", "UNKNOWN"):
-            return
-        if state == "UNKNOWN" and is_finished(files[0].parents[1], job):
+        is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
+        if is_over or not follow or (state == "UNKNOWN" and is_finished(files[0].parents[1], job)):
+            _print_mistake(files[0].parents[1], job)
             return
         time.sleep(2 if job["cluster"] == "slurm" else 0.3)
+
+
+def _print_file(path: Path, follow: bool) -> None:
+    tail = Tail([path])
+    while True:
+        is_over = not holder(path.parent)
+        tail.copy()
+        if is_over or not follow:
+            return
+        time.sleep(0.3)
+
+
+def _print_mistake(folder: Path, job: dict[str, Any]) -> None:
+    """The one line of a user's mistake, which the launcher shows in place of the ranks; other errors are in the output.
+
+    It is the one that ended the job's newest attempt.
+    """
+    failure = next(iter(attempts(folder, job["id"])[-1:]), {}).get("failure", {})
+    if failure.get("user_error"):
+        print(printable(f"error: {failure['error']}"), file=sys.stderr)
 
 
 def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
@@ -71,7 +99,7 @@ class Tail:
                 data = file.read()
                 lines = data[: data.rfind(b"\n") + 1]
                 self._offsets[path] = offset + len(lines)
-                stream = sys.stdout if path.suffix == ".out" else sys.stderr
+                stream = sys.stderr if path.suffix == ".err" else sys.stdout
                 for line in lines.decode(errors="replace").splitlines():
                     if not line.startswith("submitit "):
                         print(f"{self._prefix}{_shown(line)}", file=stream, flush=True)

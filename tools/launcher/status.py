@@ -15,13 +15,15 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, printable
-from pretrain.common.run_folder import read_json
+from pretrain.common.lock import holder
+from pretrain.common.run_folder import read_json, stage_of
 
 from . import slurm
-from .control import is_finished, job_state, launch_files, read_launch, silent_end
+from .control import files_below, is_finished, job_state, read_launch, silent_end
 from .ranks import attempts
 
 _ACTIVE = ("pending", "running", "unknown")
+_LONGEST_IN_TABLE = 40  # characters of a reason
 _INTERVAL_S = {False: 2.0, True: 30.0}  # between two looks, by whether SLURM has to be asked
 
 
@@ -57,7 +59,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     A damaged record is the ``reason`` of its stage, whose state is then damaged.
     """
     planned = dict(_planned(folder))
-    files = launch_files(folder, required=not planned)
+    without_launcher = {path.parent: path for path in files_below(folder, "stage.txt")}
+    files = files_below(folder, "launch/launch.json")
+    if not (planned or without_launcher or files):
+        raise UserError(f"nothing was started in {folder}, or below it")
     order = {path: place for place, path in enumerate(planned)}
     files.sort(key=lambda file: order.get(file.parents[1], len(order)))
     records: dict[Path, dict[str, Any] | UserError] = {}
@@ -69,10 +74,12 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     jobs = [record["jobs"][-1] for record in records.values() if isinstance(record, dict)]
     states = slurm.states([(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"])
     found: dict[Path, dict[str, Any]] = {}
-    for stage_folder in [*planned, *(path for path in records if path not in planned)]:
+    for stage_folder in dict.fromkeys([*planned, *records, *without_launcher]):
         record, plan = records.get(stage_folder), planned.get(stage_folder, {})
         if isinstance(record, UserError):
             one = _blank(stage_folder, plan.get("stage", "?"), "damaged", str(record))
+        elif record is None and stage_folder in without_launcher:
+            one = _without_launcher(stage_folder)
         elif record is None:
             is_done = (stage_folder / "launch" / "complete.json").is_file()  # without a job: --cluster debug
             one = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
@@ -119,6 +126,14 @@ def summary(
     return stage | {
         "job": job, "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}),
     }  # fmt: skip
+
+
+def _without_launcher(folder: Path) -> dict[str, Any]:
+    """A stage that was started by its own command line, such as train_net.py."""
+    owner = holder(folder)
+    state = "running" if owner else "done" if (folder / "results.json").is_file() else "stopped"
+    job = {"cluster": "process", "id": str(owner.get("pid", "?"))} if owner else {}
+    return _blank(folder, stage_of(folder) or "?", state) | {"job": job, "progress": progress(folder)}
 
 
 def progress(folder: Path) -> str:
@@ -178,7 +193,7 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
     for tried in tries:
         stage = [one["stage"], one["state"], f"{job['cluster']} {job['id']}" if job else ""]
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
-        ended = ": ".join(filter(None, [tried.get("state"), tried.get("reason")]))
+        ended = ": ".join(filter(None, [tried.get("state"), _short(tried.get("reason", ""))]))
         is_last = tried is tries[-1]
         yield [
             *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
@@ -186,10 +201,16 @@ def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
+def _short(reason: str) -> str:
+    """The reason if it fits into a table; `_notes` has the others."""
+    return reason if len(reason) <= _LONGEST_IN_TABLE else ""
+
+
 def _notes(one: dict[str, Any]) -> Iterator[str]:
-    reasons, failure = [tried.get("reason") for tried in one["attempts"]], one["failure"]
-    if one["reason"] and one["reason"] not in reasons:
-        yield f"{one['folder']}: {one['reason']}"
+    failure, shown = one["failure"], {_short(tried.get("reason", "")) for tried in one["attempts"]}
+    for reason in dict.fromkeys([*(tried.get("reason", "") for tried in one["attempts"]), one["reason"]]):
+        if reason not in ("", failure.get("error"), *shown):
+            yield f"{one['folder']}: {reason}"
     if one["waits_for"]:
         yield f"{one['folder']}: waits for {', '.join(one['waits_for'])}"
     if failure:

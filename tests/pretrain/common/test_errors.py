@@ -51,8 +51,8 @@ def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], printed:
     "ending, status, line",
     [
         ("raise UserError('a\\nb')", 2, "error: a b"),
-        ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); a checkpoint is written"),
-        ("raise Stopped('SIGTERM')", 130, "stopped by SIGTERM; a checkpoint is written"),
+        ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); run the same command again to resume"),
+        ("raise Stopped('SIGTERM', 'use --resume')", 130, "stopped by SIGTERM; use --resume"),
         ("raise KeyboardInterrupt", 130, "interrupted by SIGINT (Ctrl-C)"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.common.errors import UserError
+from pretrain.common.lock import claim
 from tests.tools.launcher.helpers import DEBUG, fake, programs
 from tests.tools.launcher.test_control import SLURM, started
 from tools import launch
@@ -91,3 +93,50 @@ def test_follow_ends_with_the_last_stage(
 def test_a_pipeline_that_ran_without_jobs(tmp_path: Path):
     assert run(chain(tmp_path), DEBUG) == 0
     assert [one["state"] for one in status.collect(tmp_path)] == ["done"] * 3
+
+
+def write_run(folder: Path, stage: str, **files: str) -> Path:
+    """A run folder as a stage without the launcher leaves it."""
+    for name, text in {"stage.txt": f"{stage}\n", **{f"{name}.json": text for name, text in files.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_runs_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture):
+    write_run(tmp_path / "runs/done", "transfer", results="{}")
+    write_run(tmp_path / "runs/stopped", "transfer", metrics=json.dumps({"iteration": 4, "total_loss": 0.5}))
+    held = write_run(tmp_path / "runs/held", "pretrain", results="{}")
+    started(tmp_path / "runs/job", {**SLURM, "cluster": "local"})
+    write_run(tmp_path / "runs/job/knn", "knn", results="{}")  # below the folder of another run
+    with claim(held, "a test"):
+        found = by_key(tmp_path / "runs")
+    assert {key: (one["stage"], one["state"]) for key, one in found.items() if key != "job"} == {
+        "done": ("transfer", "done"), "stopped": ("transfer", "stopped"), "held": ("pretrain", "running"),
+        "job/knn": ("knn", "done"),
+    }  # fmt: skip
+    assert found["held"]["job"] == {"cluster": "process", "id": str(os.getpid())}
+    assert found["stopped"]["progress"] == "step 5  total_loss 0.5"
+    assert by_key(tmp_path / "runs")["held"]["state"] == "done"
+    assert set(by_key(tmp_path / "runs/job")) == {".", "knn"}
+
+
+def test_the_log_of_a_run_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = write_run(tmp_path / "run", "transfer")
+    (folder / "log.txt").write_text("one\ntwo\n")
+    launch.main(["logs", str(folder), "--follow"])
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_long_reason_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch")})
+    (folder / "launch" / f"{SLURM['id']}_0_log.out").write_text("a line\n")
+    RankRecord(folder, "s", SLURM["id"], 0, 0, 1).end("requeued", "USR2")
+    long = UserError("the data set holds too few images; add some, or lower the batch")
+    RankRecord(folder, "s", SLURM["id"], 1, 0, 1).fail(long)
+    launch.main(["status", str(folder)])
+    head, first, second, note = capsys.readouterr().out.splitlines()
+    assert "requeued: USR2" in first and "failed" in second and str(long) not in second
+    assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(f": {long}")
+    launch.main(["logs", str(folder)])
+    assert capsys.readouterr() == ("a line\n", f"error: {long}\n")

@@ -1,0 +1,55 @@
+"""How the global batch is divided among ranks, and each rank's share into BN groups; a preflight asks without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .common.errors import UserError
+
+
+def slice_bounds(total: int, of_rank: int, ranks: int) -> tuple[int, int]:
+    """First and one-past-last index of a rank's contiguous share of ``total`` items."""
+    return of_rank * total // ranks, (of_rank + 1) * total // ranks
+
+
+def local_bn_groups(
+    total: int, wanted: int, has_keys: bool, log: Callable[[str], None], accumulate: int = 1, *, rank: int = 0,
+    ranks: int = 1,
+) -> list[int]:  # fmt: skip
+    """Images in each part of a rank's batch that has BN statistics of its own.
+
+    The parts of the global batch are contiguous, and the slices of the ranks end where parts end; the parts are
+    therefore the same on any number of processes.
+
+    Args:
+        total: images of the global batch.
+        wanted: parts of the global batch; 0: one per process and share of ``accumulate``; 1: one, by SyncBN.
+        has_keys: queries and keys must not share statistics. A single process then has several parts by default.
+        log: takes a line for the log.
+        accumulate: shares of the rank's batch that go through the encoders by themselves; each has whole parts.
+
+    Raises:
+        UserError: the batch cannot be divided this way.
+    """
+    shares = ranks * accumulate
+    divided = ("1 process" if ranks == 1 else f"{ranks} processes") + (
+        f" x SOLVER.ACCUMULATE {accumulate}" if accumulate > 1 else ""
+    )
+    if total < shares:
+        raise UserError(f"SOLVER.IMS_PER_BATCH is {total}, fewer images than the {divided}; raise it")
+    if wanted == 1 and has_keys:
+        log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
+    if wanted == 1 and accumulate > 1:
+        raise UserError(
+            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot "
+            "take it in parts; set BN_GROUPS 0 (one per process and part)"
+        )
+    if wanted > 1 and (wanted % shares or wanted > total):
+        raise UserError(f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images")
+    groups = max(shares, wanted)
+    if wanted == 0 and shares == 1 and has_keys:
+        groups = min(8, max(1, total // 2), max(2, total // 32))
+        log(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
+    first, count = rank * groups // ranks, groups // ranks
+    bounds = [slice_bounds(total, group, groups) for group in range(first, first + count)]
+    return [stop - start for start, stop in bounds]

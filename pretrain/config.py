@@ -20,6 +20,7 @@ from .common.errors import UserError
 from .common.key_words import Key
 from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .methods import METHODS
+from .methods.method import Hyperparameter
 from .recipes import RECIPES
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
@@ -49,7 +50,11 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     methods, recipes = Choice(tuple(METHODS), own), Choice(tuple(RECIPES), own)
     return {
         "METHOD.NAME": ("mocov2", methods, "what is learned; pretrain/methods has its equation"),
-        **{h.key: (h.default, h.allowed, h.meaning) for method in METHODS.values() for h in method.hyperparameters()},
+        **{
+            h.key: (h.default, _usable(name, h), h.meaning)
+            for name, method in METHODS.items()
+            for h in method.hyperparameters()
+        },
         "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101")), "the backbone"),
         "MODEL.STEM": (
             "imagenet", Choice(("imagenet", "cifar")), "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool",
@@ -151,6 +156,22 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         # the 64 bits of a generator's seed
         "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
     }  # fmt: skip
+
+
+def _usable(method: str, declared: Hyperparameter) -> Range | Choice:
+    """What a hyperparameter allows.
+
+    Raises:
+        UserError: it is no `Range` or `Choice` that its own default could be checked against.
+    """
+    try:
+        declared.allowed.check(declared.key, declared.default)
+    except (AttributeError, TypeError) as error:
+        raise UserError(
+            f"method {method!r}: what {declared.key} allows is {declared.allowed!r}; it must be a Range of "
+            "numbers, or a Choice, of pretrain.limits"
+        ) from error
+    return declared.allowed
 
 
 def default_config() -> CfgNode:

@@ -30,7 +30,6 @@ from .recipes import Recipe
 from .shares import slice_bounds
 from .views import center_view, crop_views, make_views
 
-
 _log = logging.getLogger("pretrain.loader")
 
 

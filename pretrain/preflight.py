@@ -62,6 +62,8 @@ def refuse_indivisible(cfg: CfgNode, processes: int, *, data: bool) -> None:
         solver.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, has_keys, lambda _: None, solver.ACCUMULATE, ranks=processes
     )
     count = datasets.count_up_to(solver.IMS_PER_BATCH, name, "train", cfg.DATA.ROOT) if data else solver.IMS_PER_BATCH
+    if not count:
+        datasets.load(name, "train", cfg.DATA.ROOT)  # raises the error that shows the layout expected
     if count < solver.IMS_PER_BATCH:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH is {solver.IMS_PER_BATCH}, but {name} holds only {count} images; set it to at most "

@@ -198,9 +198,10 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
     """Logs what is trained on, and warns of a queue in which the query's own image is often among the negatives."""
     classes = f" in {len(data.classes)} classes" if data.classes else ""
     log.info(f"{len(data):,} images{classes}: {steps_per_epoch:,} steps of {cfg.SOLVER.IMS_PER_BATCH} per epoch")
-    if METHODS[cfg.METHOD.NAME].kind == "queue" and cfg.MODEL.QUEUE_SIZE > len(data) / 2:
+    epochs_in_queue = cfg.MODEL.QUEUE_SIZE / len(data)
+    if METHODS[cfg.METHOD.NAME].kind == "queue" and epochs_in_queue > 0.5:
         log.warning(
-            f"MODEL.QUEUE_SIZE {cfg.MODEL.QUEUE_SIZE} holds the keys of {cfg.MODEL.QUEUE_SIZE / len(data):.1f} epochs: "
+            f"MODEL.QUEUE_SIZE {cfg.MODEL.QUEUE_SIZE} holds the keys of {epochs_in_queue:.1f} epochs: "
             "many a query finds an earlier key of its own image among the negatives; lower it to at most half of the "
             "images"
         )

@@ -29,23 +29,34 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common import extensions, key_words
-from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.errors import UserError, nearest, run_command_line
 from tools.launcher import options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
-    args, overrides = _parser().parse_known_args(argv)
+    parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
+    _refuse_unknown_command(parser, words)
+    args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     key_words.refuse_options(overrides, args.parser, args.command)
     if overrides and not args.takes_overrides:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
-    args.overrides, args.words = overrides, list(sys.argv[1:] if argv is None else argv)
+    args.overrides, args.words = overrides, words
     from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
+
+
+def _refuse_unknown_command(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """argparse would list all commands, without the nearest."""
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    if words[:1] == ["--help-keys"]:
+        raise UserError("keys are a command's: launch.py pretrain --help-keys, or launch.py transfer --help-keys")
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        raise UserError(f"there is no command {words[0]!r}{nearest(words[0], commands.choices)}; --help lists all")
 
 
 def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
@@ -57,7 +68,8 @@ def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw)
+    program = "p2t" if Path(sys.argv[0]).name == "p2t" else "launch.py"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_stages(commands)
     for name, text, folder in (

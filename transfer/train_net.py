@@ -18,6 +18,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -104,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         launch(args)
     else:
         work(args)
+    if "RANK" not in os.environ and not args.eval_only:  # the launcher has its own last line
+        print(f"next: python tools/launch.py report {shlex.quote(settle(args)[1].OUTPUT_DIR)}")
 
 
 def _check_address(args: argparse.Namespace) -> None:

@@ -20,9 +20,10 @@ class ProcessLost(UserError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the known word nearest to ``word``, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case, or an empty string."""
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
+    return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
 def escape_unprintable() -> None:

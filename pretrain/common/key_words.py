@@ -25,6 +25,14 @@ class Key(NamedTuple):
     meaning: str
 
 
+class _ListKeys(argparse.Action):
+    """Of --help-keys."""
+
+    def names(self) -> list[str]:
+        """Every key of the command."""
+        raise NotImplementedError
+
+
 def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]]) -> None:
     """Adds --help-keys to a command that takes KEY VALUE words, and names those words in its usage and its help.
 
@@ -32,11 +40,14 @@ def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]])
         keys: called only when the keys are to be listed.
     """
 
-    class ListKeys(argparse.Action):
+    class ListKeys(_ListKeys):
         def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
             extensions.add(getattr(namespace, "extensions", None) or [])  # of --import before this option
             print(describe(keys(), values or ""))
             parser.exit()
+
+        def names(self) -> list[str]:
+            return [key.name for key in keys()]
 
     group = parser.add_argument_group(
         "config keys",
@@ -68,12 +79,20 @@ def refuse_options(words: Sequence[str], parser: argparse.ArgumentParser, comman
     """Refuses a word that looks like an option: it is none of the parser's, and no key either.
 
     Raises:
-        UserError: names the first one and the nearest option.
+        UserError: names the first one, and the keys that end with that word or the nearest option.
     """
     for word in words:
         if word.startswith("--"):
+            option = word.partition("=")[0]
             known = [flag for action in parser._actions for flag in action.option_strings]
-            raise UserError(f"{command or parser.prog} does not know {word!r}{nearest(word.partition('=')[0], known)}")
+            leaf = option[2:].replace("-", "_").upper()
+            named = [key for key in _names_of_keys(parser) if key.rpartition(".")[2] == leaf]
+            hint = f"; keys have no dashes: {' or '.join(named)} VALUE" if named else nearest(option, known)
+            raise UserError(f"{command or parser.prog} does not know {word!r}{hint}")
+
+
+def _names_of_keys(parser: argparse.ArgumentParser) -> list[str]:
+    return [name for action in parser._actions if isinstance(action, _ListKeys) for name in action.names()]
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:

@@ -223,7 +223,7 @@ class _Printable(logging.Formatter):
 
 
 def write_environment(output_dir: str | Path) -> None:
-    """`environment.txt`: command line, git commit, versions, host, devices and threads; a resumed run adds another block."""
+    """`environment.txt`: command line, commit, versions, host, devices, threads; a resumed run adds another block."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

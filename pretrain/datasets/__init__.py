@@ -117,6 +117,8 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name == "tiny_imagenet":
         return archives.load_tiny_imagenet(split, root, download)
     known = (*NAMES, *LOADERS)
+    if os.path.isdir(os.path.expanduser(name)):
+        raise UserError(f"{name!r} is a folder; write folder:{name}, or packed:{name} if make_data.py packed it")
     raise UserError(
         f"unknown data set {name!r}; choose {', '.join(known)}, folder:/path or packed:/path{nearest(name, known)}"
     )

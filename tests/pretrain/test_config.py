@@ -1,7 +1,9 @@
 """Every recipe loads; every key is read by someone; values that cannot work are refused in one line."""
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.config import _keys, default_config, described_keys, from_yaml_text, load_config
 from pretrain.limits import Range
+from pretrain.methods import METHODS
+from pretrain.methods.method import Hyperparameter
 from pretrain.probe.features import evaluation_size
 from pretrain.recipes import RECIPES
 
@@ -140,3 +144,16 @@ def test_bad_files(tmp_path):
         with pytest.raises(UserError) as caught:
             load_config(tmp_path / name)
         assert says in str(caught.value) and "\n" not in str(caught.value), name
+
+
+@pytest.mark.parametrize("allowed", [(0, 1), Range("0", "1")], ids=["tuple", "text"])  # type: ignore[arg-type]
+def test_a_hyperparameter_that_allows_nonsense_is_one_line(allowed: Any, monkeypatch: pytest.MonkeyPatch):
+    wrong = Hyperparameter("METHOD.MINE", 0.5, allowed, "of a user's own method")
+    method = dataclasses.replace(METHODS["mocov2"], hyper={**METHODS["mocov2"].hyper, "mine": wrong})
+    monkeypatch.setitem(METHODS, "mine", method)
+    _keys.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r"method 'mine': what METHOD\.MINE allows is .*; it must be a Range of n"):
+            load_config()
+    finally:
+        _keys.cache_clear()

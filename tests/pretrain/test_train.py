@@ -1,6 +1,7 @@
 """Whole runs on tiny images: resume bit for bit, a kill at any moment, bad input."""
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -40,6 +41,19 @@ def test_a_run_folder_is_self_contained(whole):
     results = json.loads((whole / "results.json").read_text())
     assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, warned", [(["MODEL.QUEUE_SIZE", "24"], False), (["MODEL.QUEUE_SIZE", "72"], True), ([], False)]
+)
+def test_what_is_trained_on_is_said(images, whole, words: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch):
+    method = [] if words else ["METHOD.NAME", "simclr", "METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
+    cfg = load_config(None, [*overrides(images, whole), *words, *method])
+    log, warnings = logging.getLogger("test"), []
+    monkeypatch.setattr(log, "warning", warnings.append)
+    train._describe(cfg, datasets.load(cfg.DATA.TRAIN, "train"), STEPS_PER_EPOCH, log)
+    assert len(warnings) == warned and all("QUEUE_SIZE 72 holds the keys of 1.5 epochs" in line for line in warnings)
+    assert "48 images in 2 classes: 6 steps of 8 per epoch" in (whole / "log.txt").read_text()
 
 
 def test_its_picture_has_the_views_of_the_first_epoch(images, whole):

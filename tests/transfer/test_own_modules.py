@@ -56,6 +56,7 @@ def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"next: python tools/launch.py report {tmp_path}"
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["metrics"]["bbox"].keys() >= {"AP", "AP-small", "AP-middle", "AP-large"}
     assert results["protocol"]["train"] == ["squares_train"]

@@ -57,7 +57,7 @@ def refuse_indivisible(spec: StageSpec, options: Options) -> None:
     """Checks that a pretraining's batch can be divided among its processes, and that the data hold one.
 
     Raises:
-        UserError: it cannot, or they do not; a cluster's nodes may have other disks, so that data are not counted there.
+        UserError: it cannot, or they do not; for a cluster, whose nodes may have other disks, data are not counted.
     """
     if spec.stage == "pretrain":
         from pretrain import preflight

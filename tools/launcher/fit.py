@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
 
+from pretrain import datasets
 from pretrain.common.errors import UserError
 
 from .spec import ROOT
 
-_MOST = 1 << 16  # images per process: the search for the largest batch ends here
+_MOST = 1 << 16  # images: the search for the largest batch ends here
 _FINENESS = 3  # halvings of the interval in which the largest batch lies: it is found to an eighth
 _GIB = 2**30
 
@@ -24,11 +26,12 @@ class _Trial:
     accumulate: int
     peak_bytes: int | None  # None: it does not fit
     images_per_second: float
+    signal: str = ""  # that ended it
 
     def line(self) -> str:
         start = f"{self.images} images per process" + (f" in {self.accumulate} parts" if self.accumulate > 1 else "")
         if self.peak_bytes is None:
-            return f"{start}: does not fit"
+            return f"{start}: does not fit" + (f" (ended by {self.signal})" if self.signal else "")
         return f"{start}: {self.peak_bytes / _GIB:.1f} GiB, {self.images_per_second:.0f} images/s"
 
 
@@ -44,6 +47,8 @@ def fit(cfg: CfgNode, processes: int, memory: int) -> None:
         UserError: the batch cannot be divided, or fits in no number of parts; a trial fails for another reason.
     """
     batch, ways = cfg.SOLVER.IMS_PER_BATCH, _ways(cfg, processes)
+    if cfg.SOLVER.ACCUMULATE > 1:
+        print(f"SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE} is left aside: the fewest parts that fit are searched")
     ranks = "1 process" if processes == 1 else f"{processes} processes"
     for accumulate in ways:
         if _try(cfg, batch // processes, accumulate, processes, memory).peak_bytes is None:
@@ -73,13 +78,16 @@ def _ways(cfg: CfgNode, processes: int) -> list[int]:
 
 
 def _largest(cfg: CfgNode, fits: int, processes: int, memory: int) -> int:
-    """The most images per process in one part, to an eighth; ``fits`` do."""
-    fails = fits * 2
-    while fails <= _MOST and _try(cfg, fails, 1, processes, memory).peak_bytes is not None:
-        fits, fails = fails, fails * 2
-    if fails > _MOST:
-        return fits
+    """The most images per process in one part, to an eighth, but no more than the data hold; ``fits`` do."""
     groups = max(1, cfg.MODEL.BN_GROUPS // processes)
+    most = _images(cfg) // processes // groups * groups
+    while True:
+        if fits >= most:
+            return fits
+        fails = min(2 * fits, most)
+        if _try(cfg, fails, 1, processes, memory).peak_bytes is None:
+            break
+        fits = fails
     for _ in range(_FINENESS):
         middle = (fits + fails) // 2 // groups * groups
         if middle <= fits:
@@ -89,6 +97,14 @@ def _largest(cfg: CfgNode, fits: int, processes: int, memory: int) -> int:
         else:
             fits = middle
     return fits
+
+
+def _images(cfg: CfgNode) -> int:
+    """The images of DATA.TRAIN, as far as they are in folders on this machine, and _MOST at most."""
+    try:
+        return datasets.count_up_to(_MOST, cfg.DATA.TRAIN, "train", cfg.DATA.ROOT)
+    except UserError:  # they are on another machine
+        return _MOST
 
 
 def _try(cfg: CfgNode, images: int, accumulate: int, processes: int, memory: int) -> _Trial:
@@ -104,7 +120,10 @@ def _try(cfg: CfgNode, images: int, accumulate: int, processes: int, memory: int
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise UserError(f"a trial of {images} images failed: {reason.removeprefix('error: ')}")
     # Ended by a signal: the system's out-of-memory killer, or a library that does not survive a refused allocation.
-    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"fits": False}
-    trial = _Trial(images, accumulate, found.get("peak_bytes"), found.get("images_per_second", 0.0))
+    ended_by = signal.Signals(-done.returncode).name if done.returncode else ""
+    if ended_by not in ("", "SIGKILL", "SIGABRT", "SIGSEGV", "SIGBUS"):
+        raise UserError(f"a trial of {images} images was ended by {ended_by}")
+    found = {} if ended_by else json.loads(done.stdout.splitlines()[-1])
+    trial = _Trial(images, accumulate, found.get("peak_bytes"), found.get("images_per_second", 0.0), ended_by)
     print(trial.line(), flush=True)
     return trial

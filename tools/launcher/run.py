@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,13 @@ from .job import StageJob
 from .options import Options
 from .spec import StageSpec
 from .submit import preview, submit
+
+# What a stage is usually followed by.
+_NEXT = {
+    "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth\n"
+    "or:   python tools/launch.py knn {folder}",
+    "transfer": "next: python tools/launch.py report {folder}",
+}
 
 
 class StageFailed(Exception):
@@ -38,6 +46,9 @@ def run_stage(spec: StageSpec, options: Options) -> int:
     except attach.Interrupted as stop:
         print(f"{stop}\nrun the same command again to continue", file=sys.stderr)
         return 130
+    if is_here and spec.stage in _NEXT:
+        folder = os.path.relpath(spec.folder)
+        print(_NEXT[spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
     return 0
 
 

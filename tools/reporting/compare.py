@@ -48,14 +48,19 @@ def compare(one: Path, two: Path) -> str:
         UserError: a folder does not exist or holds no run.
     """
     sections = [
-        ("config", _differences(_config(one), _config(two))),
-        ("versions and machine", _differences(_comparable(environment(one)), _comparable(environment(two)))),
-        ("data and weights", _differences(_inputs(one), _inputs(two))),
-        ("results", _differences(_results(one), _results(two))),
+        _section("config", _config(one), _config(two)),
+        _section("versions and machine", _comparable(environment(one)), _comparable(environment(two))),
+        _section("data and weights", _inputs(one), _inputs(two)),
+        _section("results", _results(one), _results(two)),
     ]
-    head = ["", "one", "two"]
-    parts = [f"{title}:\n{_table(rows, head)}" if rows else f"{title}: equal" for title, rows in sections]
-    return "\n\n".join([f"one: {one}\ntwo: {two}", *parts, _curves(partings(read_metrics(one), read_metrics(two)))])
+    return "\n\n".join([f"one: {one}\ntwo: {two}", *sections, _curves(partings(read_metrics(one), read_metrics(two)))])
+
+
+def _section(title: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
+    if not (one or two):
+        return f"{title}: neither run has recorded any"
+    rows = _differences(one, two)
+    return f"{title}:\n{_table(rows, ['', 'one', 'two'])}" if rows else f"{title}: equal"
 
 
 def partings(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> list[Parting]:

@@ -34,6 +34,12 @@ def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
         key_words.parse(parser(), ["--config-file", "a.yaml", "SEED", "1", "--confg-file=x"])
 
 
+@pytest.mark.parametrize("word", ["--base-lr", "--base_lr=0.1"])
+def test_an_option_that_is_a_key_names_the_key(word: str) -> None:
+    with pytest.raises(UserError, match=f"does not know '{word}'; keys have no dashes: SOLVER.BASE_LR VALUE"):
+        key_words.parse(parser(), ["--config-file", "a.yaml", word])
+
+
 def test_help_says_that_key_value_follows() -> None:
     shown = parser().format_help()
     assert "[KEY VALUE ...]\n" in shown.partition("options:")[0] and "--help-keys [PREFIX]" in shown

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
     assert "done" in capfd.readouterr().out
     print_logs(tmp_path, rank=1, follow=False)
     assert "counting from 0" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "stage, line", [("pretrain", "python tools/convert_to_d2.py {0} weights/my_run.pth"), ("transfer", "report {0}")]
+)
+def test_the_last_line_names_the_next_command(tmp_path: Path, stage: str, line: str, capfd: pytest.CaptureFixture):
+    folder = tmp_path / "my_run"
+    assert run_stage(replace(fake(folder, "count", 1), stage=stage), here()) == 0
+    assert line.format(os.path.relpath(folder)) in "".join(capfd.readouterr().out.splitlines()[-2:])
 
 
 def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capfd: pytest.CaptureFixture):

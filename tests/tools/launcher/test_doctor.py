@@ -85,7 +85,7 @@ def test_each_gpu_is_tried(works: bool, tmp_path: Path, monkeypatch: pytest.Monk
     ("scripts", "state", "text"),
     [
         ({}, "note", "no sbatch"),
-        ({"sbatch": "exit 0", "sinfo": "exit 1"}, "bad", "sinfo does not answer"),
+        ({"sbatch": "exit 0", "sinfo": "exit 1"}, "note", "sinfo finds no cluster"),
         ({"sbatch": "exit 0", "sinfo": "echo 'gpu* up 4'; echo 'cpu up 2'; echo 'gpu* up 1'"}, "ok", "gpu*, cpu"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 
 import pytest
 
@@ -57,6 +59,24 @@ def test_the_fewest_parts_or_the_largest_batch(tried, capsys, words, processes, 
 def test_what_cannot_be_tried_is_refused(tried, words, processes, says):
     with pytest.raises(UserError, match=says):
         fit.fit(load_config(RECIPE, words), processes, 0)
+
+
+def test_no_batch_is_larger_than_the_data(tried, capsys, images):
+    """48 images; a recipe whose data are on another machine is searched all the same."""
+    fit.fit(load_config(RECIPE, ["DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "32"]), 1, 0)
+    fit.fit(load_config(RECIPE, ["DATA.TRAIN", "imagenet", "SOLVER.IMS_PER_BATCH", "96"]), 1, 0)
+    assert tried[:3] == [(32, 1), (48, 1), (96, 1)] and "IMS_PER_BATCH 48\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGFPE])
+def test_only_signals_of_missing_memory_mean_that_it_does_not_fit(number: signal.Signals, monkeypatch, capsys):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -number, "", ""))
+    cfg = load_config(RECIPE, ["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "2"])
+    with pytest.raises(UserError, match="was ended by SIGFPE" if number == signal.SIGFPE else "does not fit, nor in"):
+        fit.fit(cfg, 1, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "SOLVER.ACCUMULATE 2 is left aside: the fewest parts that fit are searched"
+    assert number == signal.SIGFPE or lines[1] == "64 images per process: does not fit (ended by SIGKILL)"
 
 
 def test_little_memory_is_divided(capfd):

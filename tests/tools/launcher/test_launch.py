@@ -48,6 +48,10 @@ def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFi
             "engine 'detectron' is not one of auto, detectron2, torchvision; did you mean 'detectron2'",
         ),
         (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
+        (["pretrain", "--method", "jcl", "--epochs", "5"], "'--epochs'; keys have no dashes: SOLVER.EPOCHS or LINEAR"),
+        (["pretrain", "--method", "jcl", "solver.epochs", "5"], "key solver.epochs; did you mean 'SOLVER.EPOCHS'"),
+        (["statu", "runs"], "there is no command 'statu'; did you mean 'status'"),
+        (["--help-keys", "SOLVER"], "keys are a command's: launch.py pretrain --help-keys"),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], message: str):
@@ -56,10 +60,10 @@ def test_a_users_mistake_is_one_line(words: list[str], message: str):
     assert "\n" not in str(raised.value)
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
+def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path, images: Path):
     (tmp_path / "file").write_text("a file")
-    data = f"folder:{tmp_path}"
-    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", data, "OUTPUT_DIR"]
+    data = [f"DATA.TRAIN=folder:{images}", "SOLVER.IMS_PER_BATCH=8"]
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", *data, "OUTPUT_DIR"]
     for place in ("file", "file/run"):
         with pytest.raises(UserError, match=r"cannot write .*: (File exists|Not a directory); choose another folder$"):
             launch.main([*words, str(tmp_path / place)])
@@ -123,12 +127,13 @@ def test_missing_data_leave_no_folder(tmp_path: Path, words: list[str], message:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_folder_may_be_the_start_of_another_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for folder in ("images", "run"):
-        (tmp_path / folder).mkdir()
+def test_a_run_folder_may_be_the_start_of_another_pretraining(
+    tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "run").mkdir()
     monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
-    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", "folder:images"]
-    assert launch.main([*words, "MODEL.WEIGHTS", "run"]) == 0
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", f"folder:{images}"]
+    assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "48", "MODEL.WEIGHTS", "run"]) == 0
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
@@ -174,7 +179,10 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
 def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture, images: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run", "DATA.TRAIN"]
+    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run"]
+    words += ["SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
+    assert launch.main([*words, f"folder:{images}", "SOLVER.IMS_PER_BATCH", "64"]) == 0
+    assert "# it would be refused: SOLVER.IMS_PER_BATCH is 64, but" in capsys.readouterr().out
     assert launch.main([*words, f"folder:{images}"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, disk, data, weights"
     assert launch.main([*words, "folder:gone"]) == 0

@@ -135,7 +135,7 @@ def test_a_long_reason_stands_below_the_table_and_in_the_logs_once(tmp_path: Pat
     long = UserError("the data set holds too few images; add some, or lower the batch")
     RankRecord(folder, "s", SLURM["id"], 1, 0, 1).fail(long)
     launch.main(["status", str(folder)])
-    head, first, second, note = capsys.readouterr().out.splitlines()
+    _, first, second, note = capsys.readouterr().out.splitlines()
     assert "requeued: USR2" in first and "failed" in second and str(long) not in second
     assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(f": {long}")
     launch.main(["logs", str(folder)])

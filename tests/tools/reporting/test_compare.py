@@ -46,10 +46,14 @@ def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsy
 
 
 def test_equal_runs(tmp_path: Path):
-    text = compare(run_in(tmp_path / "one", [5.0, 4.0]), run_in(tmp_path / "two", [5.0, 4.0]))
+    one, two = (run_in(tmp_path / name, [5.0, 4.0]) for name in ("one", "two"))
+    text = compare(one, two)
     for title in ("config", "versions and machine", "data and weights", "results"):
         assert f"{title}: equal" in text
     assert text.endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
+    for run in (one, two):
+        (run / "results.json").unlink()
+    assert "results: neither run has recorded any" in compare(one, two)
 
 
 def test_other_data_and_weights_are_named(tmp_path: Path):

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _ABOVE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
           "SECURITY.md": "security.md"}  # fmt: skip
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
+_UNTIL_THEN = "*`make site` lists them here.*"  # on a code host
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 
@@ -49,8 +50,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if here.startswith("source/"):
         return markdown
     for marker, write in REFERENCE.items():
-        if marker in markdown:
-            markdown = markdown.replace(marker, write())
+        if (place := f"{marker}\n{_UNTIL_THEN}") in markdown:
+            markdown = markdown.replace(place, write())
 
     def on_site(link: re.Match[str]) -> str:
         return posixpath.relpath(_on_site(_in_repository(here, link[0])), posixpath.dirname(here) or ".")

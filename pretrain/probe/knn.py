@@ -122,7 +122,7 @@ def warning_if_random(
     if shares[0] > shares[1] + noise:
         return {}
     text = (
-        f"these features are no better than random weights': kNN top-1 {100 * shares[0]:.1f} against "
+        f"these features are no better than those of random weights: kNN top-1 {100 * shares[0]:.1f} against "
         f"{100 * shares[1]:.1f}, noise {100 * noise:.1f} ({score['val_images']} validation images)"
     )
     log.warning(text)

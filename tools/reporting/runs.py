@@ -71,7 +71,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A finished pretraining, its steps, and its own kNN (None if its data have no labels)."""
+    """A finished pretraining, its steps, and its own kNN (None if its data have no labels, or no val split)."""
 
     folder: Path
     origin: Origin
@@ -140,7 +140,8 @@ def origin_of(provenance: Mapping[str, Any]) -> Origin:
 def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     if provenance.get("source") == "random":
         return Origin("random", arch=_text(provenance.get("arch")), seed=_text(provenance.get("seed")))
-    method, epochs = _text(provenance.get("method")), _text(provenance.get("epoch"))
+    epochs = provenance.get("epoch")
+    method, epochs = _text(provenance.get("method")), _text(round(epochs, 2) if isinstance(epochs, float) else epochs)
     altered = []
     if "SOLVER.EPOCHS" in config and epochs and epochs != _text(config["SOLVER.EPOCHS"]):
         epochs = f"{epochs} of {_text(config['SOLVER.EPOCHS'])}"

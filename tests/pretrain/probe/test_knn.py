@@ -88,7 +88,7 @@ def test_features_no_better_than_random_ones_are_named(images, tmp_path, caplog)
     encoder = build_backbone("resnet18", "cifar")
     torch.save({"state_dict": encoder.state_dict(), "arch": "resnet18"}, tmp_path / "untrained.pth")
     results = knn.main(cfg, str(tmp_path / "untrained.pth"))
-    assert results["warning"].startswith("these features are no better than random weights': kNN top-1 ")
+    assert results["warning"].startswith("these features are no better than those of random weights: kNN top-1 ")
     assert results["warning"] in (tmp_path / "run/log.txt").read_text()
     assert "warning" not in knn.main(cfg, "random")
 

@@ -1,7 +1,8 @@
 """Reads a ResNet backbone from any file that may hold one, under torchvision's names.
 
-It reads MoCo's, JCL's and this project's checkpoints, torchvision's and plain state dicts, and detectors of torchvision
-and Detectron2; `.pth` in the old and the zip format, `.pkl` and `.safetensors`.
+It reads MoCo's, JCL's and this project's checkpoints, those of other projects (docs/reference/files.md lists them),
+torchvision's and plain state dicts, and detectors of torchvision and Detectron2; `.pth` in the old and the zip format,
+`.pkl` and `.safetensors`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from torch import Tensor
 
 from . import checkpoint
 from .errors import UserError, shortlist
+from .foreign_names import renamed
 from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
 _ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
-_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "")  # the longest that fits wins
+# The longest that fits wins.
+_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "_feature_blocks.", "")
 _PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = ("fc", "head", "projector", "predictor", "linear", "fpn")  # heads and necks, which are dropped on purpose
-_OTHERS = (  # outside the backbone: MoCo's queue and other encoder, the parts of a detector
+_HEADS = (  # heads and necks, which are dropped on purpose
+    *("fc", "head", "projector", "predictor", "linear", "fpn", "neck", "classifier"),
+    *("projection_head", "prototypes", "head_jig", "jigsaw"),  # SwAV and DeepCluster v2; PIRL
+)
+_OTHERS = (  # outside the backbone: MoCo's queue and other encoder, those of solo-learn and lightly, a detector's parts
     *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
+    *("momentum_backbone", "momentum_projector", "momentum_classifier"),
+    *("backbone_momentum", "projection_head_momentum"),
     *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
 )
 
@@ -158,6 +166,7 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
         if short in clean:
             raise UserError(f"{path}: {name} appears twice, with and without a wrapper's prefix")
         clean[short] = tensor
+    clean = renamed(clean)
     prefix = _ENCODERS[encoder] + "."
     pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
     if not pair and encoder != "query":  # query is the default

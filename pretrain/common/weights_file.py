@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import hashlib
 import io
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from .errors import UserError, first_line, one_line
 from .files import empty_or_text, existing_file, sha256
+from .foreign_names import nested
 from .run_folder import read_json
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
@@ -126,9 +128,9 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
 
 
 def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """The tensors under ``state_dict``, ``model`` or ``blobs`` (Caffe2's), or the content itself."""
+    """The tensors under ``state_dict``, ``model`` or ``blobs`` (Caffe2's), in `nested`, or the content itself."""
     wrappers = ("state_dict", "model", "blobs")
-    state: Any = next((content[key] for key in wrappers if isinstance(content.get(key), Mapping)), content)
+    state = next((content[key] for key in wrappers if isinstance(content.get(key), Mapping)), nested(content))
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         if isinstance(value, np.ndarray):
@@ -179,7 +181,8 @@ def _read_torch(path: Path, unsafe: bool) -> Any:
         with zipfile.ZipFile(path) as archive:
             if bad := archive.testzip():
                 raise ValueError(f"checksum of {bad} is wrong")
-    return torch.load(path, map_location="cpu", weights_only=not unsafe)
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=not unsafe)
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:
@@ -196,10 +199,16 @@ def _read_pickle(path: Path, unsafe: bool) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain types and runs nothing else."""
+    """Unpickles NumPy arrays, plain types and a program's options (argparse.Namespace) and runs nothing else."""
 
     _ALLOWED = frozenset(
-        {("collections", "OrderedDict"), ("_codecs", "encode"), ("numpy", "ndarray"), ("numpy", "dtype")}
+        {
+            ("collections", "OrderedDict"),
+            ("_codecs", "encode"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+            ("argparse", "Namespace"),
+        }
         | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
         | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
     )

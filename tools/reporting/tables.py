@@ -74,7 +74,8 @@ def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]
         yield _probe_table(scored_on, [row for row in mine if row.probes], names)
     unscored = [_about(row, names) for row in rows if not row.probes]
     if unscored:
-        yield _table("Pretraining without scores", ["Its data have no labels, or no val split; DATA.PROBE_TRAIN and DATA.VAL name others."], _ABOUT, unscored)
+        why = "Their data have no labels, or no val split; DATA.PROBE_TRAIN and DATA.VAL name others."
+        yield _table("Pretraining without scores", [why], _ABOUT, unscored)
 
 
 def _about(row: Row, names: dict[Path, str]) -> list[str]:

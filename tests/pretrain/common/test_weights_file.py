@@ -79,12 +79,23 @@ class _Code:
         return os.getcwd, ()
 
 
-@pytest.mark.parametrize("thing", [_Code(), argparse.Namespace(lr=0.03)])
+def write_with(thing: Any, path: Path) -> Path:
+    """Weights beside a thing."""
+    content = {"state_dict": {"a": np.zeros(1) if path.suffix == ".pkl" else torch.zeros(1)}, "args": thing}
+    torch.save(content, path) if path.suffix == ".pth" else path.write_bytes(pickle.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.pkl"])
+def test_a_programs_options_are_data(tmp_path: Path, name: str) -> None:
+    file = read_weights_file(write_with(argparse.Namespace(lr=0.03), tmp_path / name))
+    assert file.content["args"].lr == 0.03 and list(file.tensors) == ["a"]
+
+
+@pytest.mark.parametrize("thing", [_Code(), argparse.Namespace(hidden=_Code())])
 @pytest.mark.parametrize("name", ["x.pth", "x.pkl"])
 def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, thing: Any) -> None:
-    path = tmp_path / name
-    content = {"state_dict": {"a": np.zeros(1) if name.endswith("pkl") else torch.zeros(1)}, "args": thing}
-    torch.save(content, path) if name.endswith("pth") else path.write_bytes(pickle.dumps(content))
+    path = write_with(thing, tmp_path / name)
     with pytest.raises(UserError, match=rf"convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle") as caught:
         read_weights_file(path)
     assert not isinstance(caught.value, Damaged)  # no reason to resume from an earlier checkpoint

@@ -78,12 +78,12 @@ TEST.AUG: {ENABLED: false}
 VIS_PERIOD: 0
 """
 
-# A config has these only where it sets them, so that all others are plain Detectron2's; the torchvision engine refuses
-# them.
+# A config has these only where it sets them, so that all others are plain Detectron2's.
 OWN = """
 INPUT: {MAPPER: ""}
-SOLVER: {HOOKS: []}
+SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0}
 """
+_DETECTRON2_ONLY = ("INPUT.MAPPER", "SOLVER.HOOKS")
 
 IRRELEVANT = {
     "MODEL.META_ARCHITECTURE is GeneralizedRCNN, which has no such part": """
@@ -245,7 +245,7 @@ def check_supported(cfg: CfgNode) -> None:
     values = keys(OWN) | {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
         f"{key} is {values[key]!r} (only {default!r} is supported)"
-        for key, default in (keys(REFUSED) | keys(OWN)).items()
+        for key, default in (keys(REFUSED) | {key: keys(OWN)[key] for key in _DETECTRON2_ONLY}).items()
         if values[key] != default
     ]
     wrong += [

@@ -72,6 +72,8 @@ MEANINGS = {
     "SOLVER.AMP.ENABLED": "half precision, on a GPU",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
     "SOLVER.CHECKPOINT_PERIOD": "iterations",
+    "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
+    "initialization alike; 0: those of the weights",
     "SOLVER.GAMMA": "factor of the learning rate at each of STEPS",
     "SOLVER.HOOKS": "Detectron2 engine: names in transfer.HOOKS, which your module of --import registers",
     "SOLVER.IMS_PER_BATCH": "images per iteration, of all processes together",

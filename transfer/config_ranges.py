@@ -64,7 +64,7 @@ def check_training(cfg: CfgNode) -> None:
 
     Raises:
         UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
-            of keypoints that do not fit.
+            of keypoints that do not fit, statistics of frozen norms where none is frozen.
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
@@ -81,6 +81,14 @@ def check_training(cfg: CfgNode) -> None:
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
             "TEST.KEYPOINT_OKS_SIGMAS"
         )
+    if count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
+        if count < 0:
+            raise UserError(f"SOLVER.FROZEN_BN_ITER is {count}; it must be at least 0")
+        if cfg.MODEL.BACKBONE.FREEZE_AT == 0 and cfg.MODEL.RESNETS.NORM != "FrozenBN":
+            raise UserError(
+                f"SOLVER.FROZEN_BN_ITER is {count}, but no stage of the ResNet is frozen; set MODEL.BACKBONE.FREEZE_AT "
+                "(5: all), or FROZEN_BN_ITER 0"
+            )
     if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):

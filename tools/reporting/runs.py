@@ -243,7 +243,8 @@ def _detections(run: Run) -> Iterable[Detection]:
         f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
         f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
         f"lr {schedule['base_lr']:g}",
-        f"{protocol['norm']}, {protocol['heads']} box head",
+        f"{protocol['norm']}, {protocol['heads']} box head"
+        + (", frozen ResNet" if protocol.get("freeze_at") == 5 else ""),
     )
     details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))
     details |= {f"schedule {key}": value for key, value in schedule.items()}

@@ -18,6 +18,7 @@ from detectron2.data import MetadataCatalog
 from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, default_setup, hooks
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import build_model
 from detectron2.utils import comm
 from detectron2.utils.events import CommonMetricPrinter
@@ -31,7 +32,7 @@ from pretrain.common.process_group import data_parallel
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
-from .. import HOOKS, checkpoints
+from .. import HOOKS, checkpoints, frozen_bn
 from ..coco.data import read, truth
 from ..coco.results import Metrics, flat_sets, score, table
 from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
@@ -217,9 +218,20 @@ class Trainer(DefaultTrainer):
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
             log.info(f"resuming from {weights.path}")
+        elif count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0):
+            self._settle_frozen_bn(model, count)
         check_same_start(self.start_iter, model.state_dict())
         batches: Any = self._trainer.data_loader
         batches.start = self.start_iter
+
+    def _settle_frozen_bn(self, model: Any, count: int) -> None:
+        """Takes the statistics of the frozen norms from the first batches of the training."""
+        resnet = getattr(model.backbone, "bottom_up", model.backbone)  # C4 has no FPN around it
+        frozen_bn.settle(
+            [module for module in model.modules() if isinstance(module, FrozenBatchNorm2d)],
+            lambda batch: resnet(model.preprocess_image(batch).tensor),
+            TrainingBatches(self.cfg, self.seed, workers=0), count, log.info,
+        )  # fmt: skip
 
     def run_step(self) -> None:
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.

@@ -19,13 +19,14 @@ from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
-from .. import checkpoints
+from .. import checkpoints, frozen_bn
 from ..coco import results as coco_results
 from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
 from .evaluation import evaluate
+from .layers import FrozenBatchNorm
 from .model import build_model
 from .solver import clip_gradients, set_learning_rate
 from .state import LOG_PERIOD, State, find_checkpoint
@@ -85,6 +86,8 @@ def run(
     with State(cfg, model, device, rank, world, log) as state:
         if found:
             state.restore(content)
+        elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
+            _settle_frozen_bn(state, count)
         return train(state, start, visualize, evaluating=evaluating)
 
 
@@ -188,6 +191,17 @@ def _precise_bn(state: State, iteration: int) -> None:
     update_bn_stats(state.model, reported(until_stopped(batches), count, "precise BN", state.log.info), count)
     if state.world > 1:
         pool_batch_norm(norms)
+
+
+def _settle_frozen_bn(state: State, count: int) -> None:
+    """Takes the statistics of the frozen norms from the first batches of the training."""
+    model = state.model
+    batches = state.batches(seed=state.cfg.SEED, start=0, workers=0)
+    frozen_bn.settle(
+        [module for module in model.modules() if isinstance(module, FrozenBatchNorm)],
+        lambda batch: model.backbone.bottom_up(model.preprocess([record["image"] for record in batch])[0]),
+        batches, count, state.log.info,
+    )  # fmt: skip
 
 
 def _mean_over_ranks(values: list[torch.Tensor]) -> list[float]:

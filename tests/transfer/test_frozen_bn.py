@@ -1,0 +1,125 @@
+"""Statistics of frozen batch norm from training images: what they are, and that both engines take the same."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from pretrain.common import interrupt
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from tests.transfer.test_train_net import work
+from transfer import frozen_bn
+from transfer.config import load_config
+from transfer.config_ranges import check_training
+
+DETECTRON2 = pytest.mark.detectron2
+NORM = "backbone.bottom_up.stem.conv1.norm"
+
+
+def network(norm: type[nn.Module]) -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), norm(4))
+    for part in made:
+        if isinstance(part, norm):
+            part.weight.data.uniform_(0.5, 2)
+            part.bias.data.normal_()
+    return made
+
+
+def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
+    """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
+    frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
+    plain.load_state_dict(frozen.state_dict(), strict=False)
+    norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
+    images, lines = torch.randn(5, 3, 12, 12), []
+    frozen_bn.settle(norms, frozen, iter([images] * 9), 1, lines.append)
+    torch.testing.assert_close(frozen(images), plain(images), rtol=1e-4, atol=1e-5)
+    assert lines == ["2 frozen batch norms take their statistics from 1 training batches"]
+
+
+def test_every_pixel_of_several_batches_counts_alike() -> None:
+    """The first norm's statistics are those of all its inputs together, though the batches differ in size."""
+    frozen, unused = network(FrozenBatchNorm2d), FrozenBatchNorm2d(4)
+    batches = [torch.randn(2, 3, 12, 12), torch.randn(3, 3, 20, 8) * 2 + 1]
+    norms = [*(part for part in frozen if isinstance(part, FrozenBatchNorm2d)), unused]
+    frozen_bn.settle(norms, frozen, iter(batches), 2, lambda _: None)
+    inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in batches], dim=1)
+    torch.testing.assert_close(norms[0].running_mean, inputs.mean(1))
+    torch.testing.assert_close(norms[0].running_var, inputs.var(1, unbiased=False))
+    assert (unused.running_mean == 0).all() and (unused.running_var == 1).all()
+
+
+def test_ranks_pool_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank with the same batch changes nothing; without the pixels in the sum it would halve the values."""
+    images, found = torch.randn(4, 3, 12, 12), []
+    for world in (1, 2):
+        monkeypatch.setattr(frozen_bn.dist, "is_initialized", lambda world=world: world > 1)
+        monkeypatch.setattr(frozen_bn.dist, "get_world_size", lambda world=world: world)
+        monkeypatch.setattr(frozen_bn.dist, "all_reduce", lambda moments: moments.mul_(2))
+        frozen = network(FrozenBatchNorm2d)
+        norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
+        monkeypatch.setattr(frozen_bn, "until_stopped", lambda batches: batches)
+        frozen_bn.settle(norms, frozen, [images], 1, lambda _: None)
+        found.append(norms[1].running_var)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_stop_changes_nothing() -> None:
+    frozen = network(FrozenBatchNorm2d)
+    norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
+    interrupt.request_stop("asked")
+    try:
+        with pytest.raises(interrupt.Stopped):
+            frozen_bn.settle(norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
+    finally:
+        interrupt.clear()
+    assert (norms[0].running_mean == 0).all() and not norms[0]._forward_hooks
+
+
+KEYS = {"MODEL__BACKBONE__FREEZE_AT": 5, "SOLVER__FROZEN_BN_ITER": 2, "SOLVER__MAX_ITER": 2, "SEED": 3}
+
+
+@pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=DETECTRON2)])
+def test_a_frozen_resnet_of_random_weights_gets_statistics(tmp_path: Path, engine: str) -> None:
+    results = work(tmp_path, engine, **KEYS)
+    assert results["protocol"]["freeze_at"] == 5 and "FROZEN_BN_ITER: 2" in results["config"]
+    state = torch.load(tmp_path / "out/model_final.pth")["model"]
+    assert state[f"{NORM}.running_mean"].abs().max() > 1e-3
+    assert (state[f"{NORM}.running_var"] - 1).abs().max() > 1e-3
+    with pytest.raises(UserError, match=r"another config \(SOLVER\.FROZEN_BN_ITER 2 -> 0\)"):
+        work(tmp_path, engine, "--resume", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0})
+
+
+@DETECTRON2
+def test_both_engines_take_the_same(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pth"
+    work(tmp_path / "first", "torchvision", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0, "SOLVER__MAX_ITER": 1})
+    torch.save(torch.load(tmp_path / "first/out/model_final.pth")["model"], weights)
+    found = []
+    alike = {
+        "INPUT__MIN_SIZE_TRAIN": [64],
+        "INPUT__RANDOM_FLIP": "none",
+    }  # the engines draw sizes and flips differently
+    for engine in ("torchvision", "detectron2"):
+        work(tmp_path / engine, engine, **KEYS, **alike, MODEL__WEIGHTS=str(weights))
+        found.append(torch.load(tmp_path / engine / "out/model_final.pth")["model"])
+    for name, tensor in found[0].items():
+        if name.startswith("backbone.bottom_up.") and "running" in name:
+            torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "count, freeze_at, message", [(-1, 5, "must be at least 0"), (3, 0, "no stage of the ResNet is frozen"), (3, 1, "")]
+)
+def test_what_cannot_be_done_is_refused(count: int, freeze_at: int, message: str, tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    keys = {"SOLVER.FROZEN_BN_ITER": count, "MODEL.BACKBONE.FREEZE_AT": freeze_at}
+    cfg = load_config(None, [*tiny_coco.words(tiny_coco.MODEL_KEYS | keys), "DATASETS.TRAIN", f"('{name}',)"])
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        check_training(cfg)

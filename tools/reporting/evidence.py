@@ -4,7 +4,8 @@
     python -m tools.reporting.evidence                         # the tables of docs/evidence.md, from the JSON files
 
 In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
-of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences.
+of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences between
+branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->`` of those between scores.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pretrain.common.run_folder import atomic_write, read_json, write_json
 from tools.benchmarks.machine import processor
 
 from .document import grid
-from .seeds import Study, difference_table, figure, read_study, table
+from .seeds import Study, by_branch, difference_table, figure, read_study, table
 
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = ROOT / "docs" / "evidence"
@@ -70,6 +71,8 @@ def up_to_date(page: str) -> str:
         study = load(match[2])
         words = [name.strip() for name in match[3].split(",")]
         pairs = [(first, second) for first, dash, second in (word.partition(" - ") for word in words) if dash]
+        if pairs and pairs[0][0] in study.scores:
+            study = by_branch(study)
         known = {name for branches in study.scores.values() for name in branches} if pairs else set(study.scores)
         if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
             raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")

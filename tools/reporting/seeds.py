@@ -97,6 +97,15 @@ def table(study: Study, columns: Iterable[str] = ()) -> Table:
     return Table(study.name, [_explanation(study)], ["", *shown], rows, lambda: figure(study))
 
 
+def by_branch(study: Study) -> Study:
+    """The study with branches and scores exchanged, so that `difference_table` compares two scores of each branch."""
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for score, branches in study.scores.items():
+        for branch, seeds in branches.items():
+            scores.setdefault(branch, {})[score] = seeds
+    return Study(study.name, "", study.seeds, scores)
+
+
 def difference_table(study: Study, pairs: Iterable[tuple[str, str]]) -> Table:
     """A row per pair of branches and a column per score: first minus second, bold if its interval excludes zero."""
     rows = []

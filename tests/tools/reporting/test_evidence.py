@@ -55,6 +55,17 @@ def test_differences_are_paired_by_seed_and_bold_where_zero_is_outside(recorded:
     assert f"**+{sum(values) / 3:.1f} ± {half:.1f}**" in page and f"**-{sum(values) / 3:.1f} ± {half:.1f}**" in page
 
 
+def test_two_scores_of_a_branch_are_compared_by_seed(recorded: Path):
+    scores = evidence.load("small").scores
+    first, second = "mask_40 box AP", "mask_9 box AP"
+    page = evidence.up_to_date(f"<!-- small: {first} - {second} -->\n<!-- end -->")
+    ours, base = scores[first]["jcl"], scores[second]["jcl"]
+    values = [ours[seed] - base[seed] for seed in ours if seed in base]
+    assert values and f"{sum(values) / len(values):+.1f}" in page and f"| {first} - {second} |" in page
+    with pytest.raises(UserError, match=r"small.json has no mask AP"):
+        evidence.up_to_date(f"<!-- small: {first} - mask AP -->\n<!-- end -->")
+
+
 def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded: Path):
     file = recorded / "docs/evidence/small.svg"
     first = file.read_text()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.lock import claim  # noqa: E402
 from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
-from tools.reporting import published, seeds, spread, sweeps  # noqa: E402
+from tools.reporting import labels, published, seeds, spread, sweeps  # noqa: E402
 from tools.reporting.document import Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
@@ -90,7 +90,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
     tables = [
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
-        *published.tables(rows, detections), *spread.tables(found),
+        *labels.tables(detections), *published.tables(rows, detections), *spread.tables(found),
     ]  # fmt: skip
     pipelines = [plan for plan in found.plans if not plan.is_sweep]
     drawn = draw(pipelines, detections, Path(pictures_beside)) if pictures_beside else Pictures()

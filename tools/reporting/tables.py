@@ -11,7 +11,7 @@ from . import papers
 from .document import Table
 from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differing, words
 
-_TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
+TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
@@ -143,12 +143,12 @@ def _by_protocol(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[
 
 def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
     (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
-    tasks = [task for task in _TASKS if any(task in run.metrics for run in runs)]
+    tasks = [task for task in TASK_NAMES if any(task in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
-    head += [f"{_TASKS[t]} {name}" for t in tasks for name in _METRICS]
+    head += [f"{TASK_NAMES[t]} {name}" for t in tasks for name in _METRICS]
     verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
     is_compared = any(verdict.numbers for verdict in verdicts)
-    head += [f"paper's {_TASKS[task]} {name}" for name in _METRICS if is_compared]
+    head += [f"paper's {TASK_NAMES[task]} {name}" for name in _METRICS if is_compared]
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
         o, name = run.origin, names[run.folder]

@@ -1,0 +1,60 @@
+"""AP over the share of labels: one line per initialization, unequal protocols apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tools.reporting.runs import cells, detector, pretrain, provenance, render, write
+from tools import report
+
+TABLE = "## AP over the share of labels: mask"
+
+
+def trained(folder: Path, percent: str, fold: int, ap: float, *more: str, start: str = "") -> None:
+    """A detector on a fold of a share, from random weights or from the pretraining with that config."""
+    name = f"coco:sets/{percent}pct_fold{fold}.json:images"
+    steps = {"1": 9000, "10": 28500}[percent]
+    words = ["DATASETS.TRAIN", f"('{name}',)", "SOLVER.MAX_ITER", str(steps), "SOLVER.STEPS", f"({steps - 9},)", *more]
+    content = detector(*words, weights=provenance(start) if start else None)
+    content["metrics"]["segm"]["AP"] = ap
+    write(folder, content)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    start = pretrain(tmp_path / "jcl")
+    for fold in range(2):
+        for percent, base in (("1", 5.0), ("10", 20.0)):
+            trained(tmp_path / f"random_{percent}_{fold}", percent, fold, base + 2 * fold)
+        trained(tmp_path / f"jcl_1_{fold}", "1", fold, 9.0 + fold, start=start)
+    return tmp_path
+
+
+def test_a_row_per_initialization_and_a_column_per_share(runs: Path) -> None:
+    text = render([runs])
+    assert text.count(TABLE) == 1
+    part = text.partition(TABLE)[2]
+    assert "mean and 95% interval (Student's t) over folds and seeds" in part
+    assert cells(part, "initialization") == ["initialization", "1%", "10%"]
+    assert cells(part, "random") == ["random", "6.0 ± 12.7 [2]", "21.0 ± 12.7 [2]"]  # t 12.706, standard error 1
+    (jcl,) = [line for line in part.splitlines() if line.startswith("| jcl, imagenet, 200 ")]
+    assert "9.5 ± 6.4 [2]" in jcl and jcl.rstrip(" |").endswith("-")
+
+
+def test_the_figure_has_a_line_per_initialization(runs: Path) -> None:
+    (table,) = [one for one in report.gather([runs]).tables if f"## {one.title}" == TABLE]
+    assert table.figure
+    (axes,) = table.figure().axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [row[0] for row in table.rows]
+    assert axes.get_xscale() == "log" and [tick.get_text() for tick in axes.get_xticklabels()] == ["1%", "10%"]
+
+
+def test_other_protocols_and_single_shares_stay_apart(runs: Path, tmp_path: Path) -> None:
+    trained(runs / "frozen", "1", 0, 50.0, "MODEL.BACKBONE.FREEZE_AT", "5")
+    assert "50.0" not in render([runs]).partition(TABLE)[2].partition("\n## ")[0]
+    one = tmp_path / "one"
+    trained(one / "a", "1", 0, 5.0)
+    trained(one / "b", "1", 1, 6.0)
+    assert TABLE not in render([one])

@@ -1,0 +1,83 @@
+"""Detectors on shares of the labels (`make_data.py subset`): AP over the share, one line per initialization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .document import Table
+from .papers import TASKS
+from .runs import Detection, Protocol
+from .seeds import mean_and_interval, with_interval
+from .tables import TASK_NAMES
+
+_SUBSET = re.compile(r"(?:^|[/:])([\d.]+)pct_fold\d+\.json(?::|$)")
+# What another share changes: the images, and the schedule that follows from their number.
+_BY_SHARE = ("train", "DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS")
+Scores = dict[str, dict[float, list[float]]]  # initialization -> share in percent -> AP of each fold and seed
+
+
+def tables(runs: Sequence[Detection]) -> Iterable[Table]:
+    """Yields one table per detector, test set and protocol that was trained on at least two shares."""
+    groups: dict[str, list[tuple[float, Detection]]] = {}
+    for run in runs:
+        shares = {float(match[1]) for name in run.protocol["train"] if (match := _SUBSET.search(name))}
+        if len(shares) == 1 and len(run.protocol["train"]) == 1 and not run.evaluated_only:
+            groups.setdefault(repr((run.headline[0], run.test, _kept(run.protocol))), []).append((shares.pop(), run))
+    for members in groups.values():
+        scores: Scores = {}
+        task = TASKS[members[0][1].detector]
+        for share, run in members:
+            ap = run.metrics.get(task, {}).get("AP")
+            if ap is not None:
+                scores.setdefault(_start(run), {}).setdefault(share, []).append(ap)
+        if len({share for line in scores.values() for share in line}) > 1:
+            yield _table(members[0][1], task, scores)
+
+
+def _kept(protocol: Protocol) -> list[tuple[str, Any]]:
+    return sorted(
+        (name, value) for name, value in protocol.items() if name not in _BY_SHARE and not name.startswith("schedule ")
+    )
+
+
+def _start(run: Detection) -> str:
+    """The initialization in words."""
+    origin = run.origin
+    return ", ".join(filter(None, [origin.method or origin.source, origin.data, origin.epochs])) or "unknown"
+
+
+def _table(run: Detection, task: str, scores: Scores) -> Table:
+    shares = sorted({share for line in scores.values() for share in line})
+    rows = [[start, *(_cell(line.get(share, [])) for share in shares)] for start, line in scores.items()]
+    notes = [
+        f"{run.headline[0]}, tested on {run.test}: {TASK_NAMES[task]} AP (from 0 to 100), mean and 95% interval "
+        "(Student's t) over folds and seeds, whose number is in brackets. A share is one of the training images, with "
+        "their labels."
+    ]
+    head = ["initialization", *(f"{share:g}%" for share in shares)]
+    title = f"AP over the share of labels: {run.detector}"
+    return Table(title, notes, head, rows, lambda: _figure(f"{TASK_NAMES[task]} AP", shares, scores))
+
+
+def _cell(values: Sequence[float]) -> str:
+    return f"{with_interval(values, 1, '')} [{len(values)}]" if values else "-"
+
+
+def _figure(axis: str, shares: Sequence[float], scores: Scores) -> Any:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6, 4), layout="constrained")
+    axes = drawn.add_subplot()
+    for start, line in scores.items():
+        known = [share for share in shares if share in line]
+        means, halves = zip(*(mean_and_interval(line[share]) for share in known), strict=True)
+        axes.errorbar(known, means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=start)
+    axes.set_xscale("log")
+    axes.set_xticks(shares, [f"{share:g}%" for share in shares])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("share of the training images")
+    axes.set_ylabel(axis)
+    axes.legend()
+    return drawn

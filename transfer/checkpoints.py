@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fvcore.common.config import CfgNode
 
 from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
+from pretrain.common.run_folder import read_json, write_json
 
 from .early import EVALUATING
+
+BEST = "model_best.pth"
+TEMPORARY_OR_BEST = (EVALUATING, BEST)  # no file to resume from, as last_checkpoint names it
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -35,6 +40,51 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
         )
     checkpoint.save(path, state)
+
+
+def prune(output_dir: str | Path, keep: int) -> None:
+    """Removes all but the newest ``keep`` periodic checkpoints; 0 keeps all. The final and the best one stay."""
+    found = sorted(Path(output_dir).glob("model_[0-9]*.pth"))
+    for path in found[:-keep] if keep else ():
+        path.unlink(missing_ok=True)
+
+
+def keep_best(
+    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], save: Callable[[str], None],
+    log: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Saves model_best.pth if the evaluation is the best so far by TEST.BEST; every rank calls it.
+
+    best.json, written after the checkpoint, keeps its value for a resumed run. A run that is killed in between repeats
+    the evaluation, and then the checkpoint.
+
+    Args:
+        results: data set -> task -> metric -> value, on rank 0.
+        save: writes a checkpoint of this name; called on every rank.
+    """
+    metric: str = cfg.TEST.get("BEST", "")
+    file = Path(cfg.OUTPUT_DIR) / "best.json"
+    if not metric:
+        return
+
+    def better() -> float | None:
+        task, _, name = metric.partition("/")
+        value = next(iter(results.values())).get(task, {}).get(name)
+        if value is None:
+            log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
+        elif not file.is_file() or value > read_json(file)["value"]:
+            return value
+        return None
+
+    if (value := on_first_rank(better)) is None:
+        return
+    save(BEST)
+
+    def record() -> None:
+        write_json(file, {"metric": metric, "value": value})
+        log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
+
+    on_first_rank(record)
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:

@@ -81,7 +81,8 @@ VIS_PERIOD: 0
 # A config has these only where it sets them, so that all others are plain Detectron2's.
 OWN = """
 INPUT: {MAPPER: ""}
-SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0}
+SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0}
+TEST: {BEST: ""}
 """
 _DETECTRON2_ONLY = ("INPUT.MAPPER", "SOLVER.HOOKS")
 
@@ -148,7 +149,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supp
 # Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
 FREE_ANYWHERE = (
     "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD",
+    "SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST",
 )  # fmt: skip
 
 # A resumed training may also change these: how long it runs, what it is evaluated on, what is read only at its start.

@@ -71,6 +71,7 @@ MEANINGS = {
     "SEED": "of weights, order of the images and sampling; -1: drawn at the start, and recorded",
     "SOLVER.AMP.ENABLED": "half precision, on a GPU",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
+    "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, beside model_final.pth and model_best.pth; 0: all",
     "SOLVER.CHECKPOINT_PERIOD": "iterations",
     "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
     "initialization alike; 0: those of the weights",
@@ -83,6 +84,9 @@ MEANINGS = {
     "SOLVER.STEPS": "iterations at which the learning rate falls",
     "SOLVER.WARMUP_ITERS": "iterations in which the learning rate rises",
     "SOLVER.WEIGHT_DECAY": "of SGD",
+    "TEST.AUG.ENABLED": "Detectron2 engine: average the predictions on resized and flipped images; not for keypoints",
+    "TEST.BEST": "metric, such as bbox/AP, whose best evaluation (of the first set of DATASETS.TEST) is kept in "
+    "model_best.pth; empty: none",
     "TEST.DETECTIONS_PER_IMAGE": "most detections per image",
     "TEST.EVAL_PERIOD": "iterations between evaluations; 0: only at the end",
     "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty: COCO's 17",

@@ -81,14 +81,22 @@ def check_training(cfg: CfgNode) -> None:
             f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
             "TEST.KEYPOINT_OKS_SIGMAS"
         )
-    if count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
-        if count < 0:
-            raise UserError(f"SOLVER.FROZEN_BN_ITER is {count}; it must be at least 0")
-        if cfg.MODEL.BACKBONE.FREEZE_AT == 0 and cfg.MODEL.RESNETS.NORM != "FrozenBN":
-            raise UserError(
-                f"SOLVER.FROZEN_BN_ITER is {count}, but no stage of the ResNet is frozen; set MODEL.BACKBONE.FREEZE_AT "
-                "(5: all), or FROZEN_BN_ITER 0"
-            )
+    for key in ("FROZEN_BN_ITER", "CHECKPOINT_KEEP"):
+        if (count := cfg.SOLVER.get(key, 0)) < 0:
+            raise UserError(f"SOLVER.{key} is {count}; it must be at least 0")
+    if best := cfg.TEST.get("BEST", ""):
+        tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
+        if best.partition("/")[0] not in tasks or not best.partition("/")[2].startswith("AP"):
+            known = ", ".join(f"{task}/AP" for task in tasks)
+            raise UserError(f"TEST.BEST is {best!r}; name a metric of this detector's ({known}, bbox/AP50, ...)")
+        if not cfg.DATASETS.TEST:
+            raise UserError(f"TEST.BEST is {best!r}, but DATASETS.TEST is empty; name a data set, or leave BEST empty")
+    count, is_trained = cfg.SOLVER.get("FROZEN_BN_ITER", 0), cfg.MODEL.BACKBONE.FREEZE_AT == 0
+    if count and is_trained and cfg.MODEL.RESNETS.NORM != "FrozenBN":
+        raise UserError(
+            f"SOLVER.FROZEN_BN_ITER is {count}, but no stage of the ResNet is frozen; set MODEL.BACKBONE.FREEZE_AT "
+            "(5: all), or FROZEN_BN_ITER 0"
+        )
     if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):

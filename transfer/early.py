@@ -44,10 +44,16 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
 
 
 def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
-    """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine."""
+    """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine, and
+    for what that engine cannot do.
+    """
     if engine == "torchvision":
         check_supported(cfg)
         data.refuse_catalog(_data_names(cfg, eval_only))
+    elif cfg.TEST.AUG.ENABLED and cfg.MODEL.KEYPOINT_ON:
+        raise UserError(
+            "TEST.AUG.ENABLED is True, but Detectron2 has no test-time augmentation of keypoints; set False"
+        )
 
 
 def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:

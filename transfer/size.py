@@ -10,13 +10,15 @@ from pretrain.common import disk
 
 
 def checkpoint_bytes(cfg: CfgNode) -> int:
-    """What the checkpoints of a training take at its end: every one is kept, beside the final one and one that is
-    removed after the evaluation. Heads of the user's own are counted as this project's.
+    """What the checkpoints of a training take at most: those that are kept (and a new one, while it is written), the
+    final one, the best one and one that is removed after the evaluation. Heads of the user's own are counted as this
+    project's.
     """
     backbone = disk.BACKBONE.get(f"resnet{cfg.MODEL.RESNETS.DEPTH}", disk.BACKBONE["resnet101"])
     heads = _heads(cfg.MODEL)
     momentum = heads + (0 if cfg.MODEL.BACKBONE.FREEZE_AT >= 5 else backbone)
-    count = cfg.SOLVER.MAX_ITER // cfg.SOLVER.CHECKPOINT_PERIOD + 2
+    periodic, keep = cfg.SOLVER.MAX_ITER // cfg.SOLVER.CHECKPOINT_PERIOD, cfg.SOLVER.get("CHECKPOINT_KEEP", 0)
+    count = min(periodic, keep + 1 if keep else periodic) + 2 + bool(cfg.TEST.get("BEST", ""))
     return (backbone + heads + momentum) * disk.BYTES * count
 
 

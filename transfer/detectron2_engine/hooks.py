@@ -209,7 +209,15 @@ class StopOnRequest(HookBase):
 
 
 class Checkpointer(DetectionCheckpointer):
-    """Detectron2's checkpointer, except that a file is complete and its weights are finite, or it is not written."""
+    """Detectron2's checkpointer, except that a file is complete and its weights are finite, or it is not written.
+
+    Args:
+        keep: as in `checkpoints.prune`.
+    """
+
+    def __init__(self, model: torch.nn.Module, save_dir: str, *, keep: int, **checkpointables: Any) -> None:
+        super().__init__(model, save_dir, **checkpointables)
+        self._keep = keep
 
     def save(self, name: str, **kwargs: Any) -> None:
         if not self.save_dir or not self.save_to_disk:
@@ -218,8 +226,9 @@ class Checkpointer(DetectionCheckpointer):
         path = Path(self.save_dir) / f"{name}.pth"
         checkpoints.save(path, {"model": self.model.state_dict(), **parts, **kwargs})
         self.logger.info(f"saved {path}")
-        if path.name != checkpoints.EVALUATING:  # it is temporary
+        if path.name not in checkpoints.TEMPORARY_OR_BEST:
             self.tag_last_checkpoint(path.name)
+            checkpoints.prune(self.save_dir, self._keep)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         atomic_write(Path(self.save_dir) / "last_checkpoint", last_filename_basename)

@@ -19,7 +19,7 @@ from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, Trainer
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.layers import FrozenBatchNorm2d
-from detectron2.modeling import build_model
+from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
 from detectron2.utils import comm
 from detectron2.utils.events import CommonMetricPrinter
 from fvcore.common.config import CfgNode
@@ -130,8 +130,6 @@ def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
     own, world = get_cfg(), comm.get_world_size()
     own.set_new_allowed(True)  # this project's own keys, where they are set
     own.merge_from_other_cfg(cfg)
-    if own.TEST.AUG.ENABLED:
-        raise UserError("TEST.AUG.ENABLED is True; test-time augmentation needs Detectron2's own train_net.py")
     if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
         own.MODEL.DEVICE = "cpu"
         log("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
@@ -174,7 +172,8 @@ class Trainer(DefaultTrainer):
         self._trainer = step(data_parallel(model, model.device), batches, optimizer)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self._device: torch.device = model.device
-        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        keep = cfg.SOLVER.get("CHECKPOINT_KEEP", 0)
+        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, keep=keep, trainer=weakref.proxy(self))
         self.precise_bn: PreciseBatchNorm | None = None
         if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(model):
             batches = TrainingBatches(cfg, self.seed, workers=0)
@@ -243,10 +242,16 @@ class Trainer(DefaultTrainer):
 
     def save(self, name: str) -> None:
         """Rank 0 writes a checkpoint."""
-        self.checkpointer.save(name, iteration=self.iter)
+        self.checkpointer.save(name, iteration=min(self.iter, self.max_iter - 1))  # it ends at max_iter
 
     def _evaluate(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._trainer.model, self._visualize)
+
+        def save(name: str) -> None:
+            if comm.is_main_process():
+                self.save(Path(name).stem)
+
+        checkpoints.keep_best(self.cfg, self.results, save, log.info)
         several = len(self.results) != 1
         # TEST.EXPECTED_RESULTS, which Detectron2 compares with this, names no data set where there is only one.
         self._last_eval_results = self.results if several else next(iter(self.results.values()))
@@ -275,6 +280,8 @@ class CocoPredictions(DatasetEvaluator):
 def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
     """Data set -> its metrics, on rank 0; {} on other ranks."""
     results: dict[str, Metrics] = {}
+    if cfg.TEST.AUG.ENABLED:
+        model = GeneralizedRCNNWithTTA(cfg, model)
     for name in cfg.DATASETS.TEST:
         loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
         if own := build_evaluator(name):

@@ -117,8 +117,9 @@ class State(contextlib.ExitStack):
                 "config": self.cfg.dump(),
             }
             checkpoints.save(out / name, content)
-            if name != checkpoints.EVALUATING:  # it is temporary
+            if name not in checkpoints.TEMPORARY_OR_BEST:
                 atomic_write(out / "last_checkpoint", name)
+                checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0))
             self.log.info(f"saved {out / name}")
 
         on_first_rank(write)

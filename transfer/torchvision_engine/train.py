@@ -173,6 +173,7 @@ def _finish(
             if state.rank == 0:
                 pending.unlink(missing_ok=True)  # the final checkpoint says the same: only the evaluation is due
     results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
+    checkpoints.keep_best(cfg, results, lambda name: state.save(name, iteration), state.log.info)
     summary = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
     state.write(iteration, coco_results.flat_sets(results) | summary)
     if state.rank == 0:

@@ -1,0 +1,141 @@
+"""The newest checkpoints, the best one, and test-time augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+from tests.transfer import tiny_coco
+from tests.transfer.test_train_net import ENGINES, work
+from transfer import checkpoints, early
+from transfer.config import load_config
+from transfer.config_ranges import check_training
+from transfer.size import checkpoint_bytes
+
+KEYS = {
+    "SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP",
+    "SEED": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces evaluations by box APs to come, one after the other."""
+
+    def score(engine: str, *values: float | None) -> None:
+        remaining = iter(values)
+
+        def evaluate(cfg: Any, *_: Any) -> dict[str, Any]:
+            return {cfg.DATASETS.TEST[0]: {"bbox": {"AP": next(remaining), "AP50": 0.0}}}
+
+        monkeypatch.setattr(f"transfer.{engine}_engine.train.evaluate", evaluate)
+
+    return score
+
+
+def files(out: Path) -> list[str]:
+    return sorted(path.name for path in out.glob("*.pth"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, engine: str, scored: Callable[..., None]) -> None:
+    out = tmp_path / "out"
+    scored(engine, 1.0, 3.0, 2.0)
+    work(tmp_path, engine, **KEYS, SOLVER__MAX_ITER=6)
+    kept = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    assert files(out) == kept
+    assert torch.load(out / "model_best.pth")["iteration"] == 3
+    assert read_json(out / "best.json") == {"metric": "bbox/AP", "value": 3.0}
+    assert (out / "last_checkpoint").read_text() == "model_final.pth"
+
+    scored(engine, 2.5, None, 4.0)  # a resumed run remembers; an evaluation may have no such objects
+    work(tmp_path, engine, "--resume", **KEYS, SOLVER__MAX_ITER=11)
+    assert files(out)[0] == "model_0000009.pth" and torch.load(out / "model_best.pth")["iteration"] == 10
+    assert read_json(out / "best.json")["value"] == 4.0
+    scored(engine, 1.0)
+    evaluated = work(tmp_path, engine, "--eval-only", MODEL__WEIGHTS=str(out / "model_best.pth"))
+    assert evaluated["weights"]["path"] == str(out / "model_best.pth")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
+    tmp_path: Path, engine: str, scored: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    scored(engine, 5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work(tmp_path, engine, **KEYS, SOLVER__MAX_ITER=3)
+    scored(engine, 5.0, 4.0)
+    work(tmp_path, engine, "--resume", **KEYS, SOLVER__MAX_ITER=3)
+    assert read_json(tmp_path / "out/best.json")["value"] == 5.0
+    assert torch.load(tmp_path / "out/model_best.pth")["iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"TEST.BEST": "segm/AP"}, r"TEST\.BEST is 'segm/AP'; name a metric of this detector's \(bbox/AP, "),
+        ({"TEST.BEST": "AP"}, r"TEST\.BEST is 'AP'; name a metric"),
+        ({"TEST.BEST": "bbox/AP", "DATASETS.TEST": []}, r"but DATASETS\.TEST is empty"),
+        ({"SOLVER.CHECKPOINT_KEEP": -1}, r"CHECKPOINT_KEEP is -1; it must be at least 0"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    sets = {"DATASETS.TRAIN": [name], "DATASETS.TEST": [name]}
+    with pytest.raises(UserError, match=message):
+        check_training(load_config(None, tiny_coco.words(tiny_coco.MODEL_KEYS | sets | keys)))
+
+
+def test_the_disk_that_is_needed_counts_what_is_kept() -> None:
+    def count(*words: str) -> float:
+        cfg = load_config(None, ["SOLVER.MAX_ITER", "100", "SOLVER.CHECKPOINT_PERIOD", "10", *words])
+        return checkpoint_bytes(cfg) / one
+
+    one = 1.0
+    one = count() / 12  # ten periodic ones, the final one, and that of an evaluation
+    assert count("SOLVER.CHECKPOINT_KEEP", "2") == pytest.approx(3 + 2)
+    assert count("SOLVER.CHECKPOINT_KEEP", "99", "TEST.BEST", "bbox/AP") == pytest.approx(13)
+
+
+@pytest.mark.detectron2
+def test_augmentation_at_test_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes and their flips: each of the six images goes through the network in four forms, and once more."""
+    from detectron2.modeling import GeneralizedRCNN
+
+    seen: list[int] = []
+    inference = GeneralizedRCNN.inference
+
+    def counted(self: Any, batch: Any, *args: Any, **keys: Any) -> Any:
+        seen.append(len(batch))
+        return inference(self, batch, *args, **keys)
+
+    monkeypatch.setattr(GeneralizedRCNN, "inference", counted)
+    keys = {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": [64, 80], "SOLVER__MAX_ITER": 1}
+    results = work(tmp_path, "detectron2", **keys)
+    assert sum(seen) >= 6 * 4 and results["metrics"]["bbox"]["AP"] is not None
+    assert "AP" in results["metrics"]["bbox"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "keypoints", "message"),
+    [
+        ("torchvision", False, r"cannot honor TEST\.AUG\.ENABLED is True \(only False is supported\)"),
+        ("detectron2", True, "Detectron2 has no test-time augmentation of keypoints"),
+    ],
+)
+def test_augmentation_that_an_engine_lacks(engine: str, keypoints: bool, message: str) -> None:
+    keys = {"TEST.AUG.ENABLED": True, "MODEL.KEYPOINT_ON": keypoints}
+    cfg = load_config(None, tiny_coco.words(tiny_coco.MODEL_KEYS | keys))
+    with pytest.raises(UserError, match=message):
+        early.refuse_unsupported(cfg, engine, eval_only=False)

@@ -51,9 +51,7 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         check_supported(cfg)
         data.refuse_catalog(_data_names(cfg, eval_only))
     elif cfg.TEST.AUG.ENABLED and cfg.MODEL.KEYPOINT_ON:
-        raise UserError(
-            "TEST.AUG.ENABLED is True, but Detectron2 has no test-time augmentation of keypoints; set False"
-        )
+        raise UserError("TEST.AUG.ENABLED is True, but Detectron2 cannot augment keypoints at test time; set it False")
 
 
 def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:

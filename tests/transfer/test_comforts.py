@@ -131,7 +131,7 @@ def test_augmentation_at_test_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("engine", "keypoints", "message"),
     [
         ("torchvision", False, r"cannot honor TEST\.AUG\.ENABLED is True \(only False is supported\)"),
-        ("detectron2", True, "Detectron2 has no test-time augmentation of keypoints"),
+        ("detectron2", True, "Detectron2 cannot augment keypoints at test time"),
     ],
 )
 def test_augmentation_that_an_engine_lacks(engine: str, keypoints: bool, message: str) -> None:

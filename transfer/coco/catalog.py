@@ -14,7 +14,7 @@ from pretrain.common import extensions
 from pretrain.common.errors import UserError, nearest, one_line, shortlist
 from pretrain.common.run_folder import atomic_write, json_text
 
-OTHER_EVALUATORS = ("pascal_voc",)
+OTHER_EVALUATORS = ("pascal_voc", "lvis")
 _FIELDS = ("file_name", "height", "width", "image_id")
 
 
@@ -48,6 +48,11 @@ def files(name: str) -> tuple[Path, Path] | None:
                 f"no list of images at {listing} of {name}; VOC's VOC2007/ and VOC2012/ belong in datasets/, or in the "
                 "folder that DETECTRON2_DATASETS names"
             )
+    if found.get("evaluator_type") == "lvis" and not Path(found.json_file).is_file():
+        raise UserError(
+            f"no annotations at {found.json_file} of {name} (lvisdataset.org has them; the images are COCO's, in coco/ "
+            "beside lvis/); both belong in datasets/, or in the folder that DETECTRON2_DATASETS names"
+        )
     if found.get("evaluator_type") != "coco" or not found.get("json_file"):
         return None
     return Path(found.json_file), Path(found.get("image_root", ""))
@@ -60,11 +65,17 @@ def unmapped_classes(name: str) -> list[str] | None:
 
 
 def refuse_other_evaluators(name: str) -> None:
-    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute."""
+    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute, or needs a package for."""
     if (kind := metadata(name).get("evaluator_type", "")) not in ("coco", *OTHER_EVALUATORS):
         raise UserError(
             f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
             f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
+        )
+
+    if kind == "lvis" and importlib.util.find_spec("lvis") is None:
+        raise UserError(
+            f"LVIS's metrics of {name} need its package: pip install --no-deps lvis (its dependencies would bring a "
+            "second OpenCV)"
         )
 
 

@@ -288,7 +288,8 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[st
             found = inference_on_dataset(model, loader, own)
             raise_if_stopped()
             if comm.is_main_process():
-                results[name] = {task: {k: float(v) if isfinite(v) else None for k, v in one.items()}
+                # Below 0: LVIS's value for a kind of category that the data set does not have.
+                results[name] = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in one.items()}
                                  for task, one in found.items()}  # fmt: skip
                 log.info(f"{name}\n{table(results[name])}")
                 if pictures:

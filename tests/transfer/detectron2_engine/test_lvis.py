@@ -1,0 +1,83 @@
+"""LVIS: its recipes train on data in LVIS's own format, and are scored by its metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from pretrain.common.errors import UserError
+from tests.transfer.detectron2_engine.test_c4 import go
+from tests.transfer.test_configs import CONFIGS
+from transfer import early
+from transfer.coco import catalog, data
+from transfer.config import load_config
+
+NEEDS_LVIS = pytest.mark.skipif(importlib.util.find_spec("lvis") is None, reason="needs: pip install --no-deps lvis")
+RECIPES = {"Base-Mask-RCNN-FPN-lvis-v1.yaml": "lvis_v1", "Base-Mask-RCNN-FPN-lvis-v0.5.yaml": "lvis_v0.5"}
+SMALL = {
+    "MODEL__RESNETS__DEPTH": 18, "MODEL__RESNETS__RES2_OUT_CHANNELS": 64, "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
+    "MODEL__FPN__OUT_CHANNELS": 16, "MODEL__ROI_MASK_HEAD__CONV_DIM": 16, "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
+    "TEST__DETECTIONS_PER_IMAGE": 20,
+}  # fmt: skip
+
+
+def write_lvis(root: Path, name: str) -> None:
+    """Train and val with four images each, in COCO's folders; three categories, of which none is rare."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        images, annotations = [], []
+        folder = root / f"coco/{split}2017"
+        folder.mkdir(parents=True)
+        for number in range(1, 5):
+            picture = Image.fromarray(rng.integers(0, 90, (64, 96, 3), dtype=np.uint8))
+            x, y = (int(value) for value in rng.integers(4, 24, 2))
+            corners = [x, y, x + 40, y, x + 40, y + 30, x, y + 30]
+            ImageDraw.Draw(picture).polygon(corners, fill=(255, 40, 40))
+            picture.save(folder / f"{number:012}.jpg")
+            images.append({"id": number, "height": 64, "width": 96, "neg_category_ids": [3],
+                           "not_exhaustive_category_ids": [],
+                           "coco_url": f"http://images.cocodataset.org/{split}2017/{number:012}.jpg"})  # fmt: skip
+            annotations.append({"id": number, "image_id": number, "category_id": 1 + number % 2, "area": 1200.0,
+                                "bbox": [x, y, 40, 30], "segmentation": [corners]})  # fmt: skip
+        categories = [
+            {"id": number, "name": f"thing{number}", "synset": f"thing{number}.n.01", "synonyms": [f"thing{number}"],
+             "def": "a thing", "frequency": frequency, "image_count": 4, "instance_count": 4}
+            for number, frequency in ((1, "f"), (2, "c"), (3, "c"))
+        ]  # fmt: skip
+        (root / "lvis").mkdir(exist_ok=True)
+        content = {"info": {}, "licenses": [], "images": images, "annotations": annotations, "categories": categories}
+        (root / f"lvis/{name}_{split}.json").write_text(json.dumps(content))
+
+
+@NEEDS_LVIS
+@pytest.mark.detectron2
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_trains_and_is_scored(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lvis(tmp_path / "datasets", RECIPES[recipe])
+    results = go(recipe, OUTPUT_DIR="out", **SMALL)
+    assert list(results["metrics"]) == ["bbox", "segm"]
+    box = results["metrics"]["bbox"]
+    assert {"AP", "APr", "APc", "APf"} <= box.keys() and box["APr"] is None and box["APf"] >= 0
+    assert results["protocol"]["test"] == [f"{RECIPES[recipe]}_val"]
+    again = go(recipe, "--eval-only", OUTPUT_DIR="eval", **SMALL | {"MODEL__WEIGHTS": "out/model_final.pth"})
+    assert again["metrics"] == results["metrics"]
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize(("recipe", "name"), RECIPES.items())
+def test_what_is_missing_is_named(recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config(CONFIGS / recipe)
+    with pytest.raises(UserError, match=rf"no annotations at datasets/lvis/{name}_train.json of {name}_train"):
+        early.refuse_inputs(cfg, eval_only=False, weights=False)
+    with pytest.raises(UserError, match=rf"'{name}_val' is not coco:.* need --engine detectron2"):
+        data.refuse_catalog([f"{name}_val"])
+    monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda package: None if package == "lvis" else 1)
+    with pytest.raises(UserError, match="need its package: pip install --no-deps lvis"):
+        catalog.refuse_other_evaluators(f"{name}_val")

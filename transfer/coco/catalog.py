@@ -7,6 +7,8 @@ coco, against their ``json_file`` if they have one, and else against their own r
 from __future__ import annotations
 
 import importlib.util
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,12 @@ from pretrain.common import extensions
 from pretrain.common.errors import UserError, nearest, one_line, shortlist
 from pretrain.common.run_folder import atomic_write, json_text
 
-OTHER_EVALUATORS = ("pascal_voc", "lvis")
+OTHER_EVALUATORS = ("pascal_voc", "lvis", "cityscapes_instance")
+_PACKAGES = {  # evaluator type -> what Detectron2 reads and scores its data sets with
+    "lvis": ("lvis",),
+    "cityscapes_instance": ("cityscapesscripts", "shapely", "pyquaternion"),
+}
+_CITYSCAPES_AT_DETECTRON2 = "deeplearning.projects.cityscapesApi"
 _FIELDS = ("file_name", "height", "width", "image_id")
 
 
@@ -41,6 +48,14 @@ def metadata(name: str) -> Any:
 def files(name: str) -> tuple[Path, Path] | None:
     """The annotation file in COCO's format and the image folder of a data set that has them."""
     found = metadata(name)
+    _refuse_missing_packages(name, found.get("evaluator_type", ""))
+    if found.get("evaluator_type") == "cityscapes_instance":
+        _rename_cityscapes()
+        if not Path(found.gt_dir).is_dir():
+            raise UserError(
+                f"no annotations at {found.gt_dir} of {name}; Cityscapes' leftImg8bit/ and gtFine/ belong in "
+                "datasets/cityscapes/, or in cityscapes/ of the folder that DETECTRON2_DATASETS names"
+            )
     if found.get("evaluator_type") == "pascal_voc":
         listing = Path(found.dirname, "ImageSets", "Main", f"{found.split}.txt")
         if not listing.is_file():
@@ -58,6 +73,30 @@ def files(name: str) -> tuple[Path, Path] | None:
     return Path(found.json_file), Path(found.get("image_root", ""))
 
 
+def _refuse_missing_packages(name: str, kind: str) -> None:
+    """Raises UserError where the packages for a data set are not installed."""
+    needed = _PACKAGES.get(kind, ())
+    if not all(map(importlib.util.find_spec, needed)):
+        raise UserError(
+            f"{name} needs: pip install --no-deps {' '.join(needed)} (further dependencies are not used, and might "
+            "bring a second OpenCV)"
+        )
+
+
+def _rename_cityscapes() -> None:
+    """Lets Detectron2 find the scripts of Cityscapes, which it imports by the name that they have at its authors'."""
+    name = ""
+    for part in _CITYSCAPES_AT_DETECTRON2.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        module = types.ModuleType(name)
+        module.__path__ = []  # a package
+        sys.modules.setdefault(name, module)
+    for script in ("evaluation.evalInstanceLevelSemanticLabeling", "helpers.labels"):
+        importlib.import_module(f"cityscapesscripts.{script}")
+    for name in [name for name in sys.modules if name.split(".")[0] == "cityscapesscripts"]:
+        sys.modules[f"{_CITYSCAPES_AT_DETECTRON2}.{name}"] = sys.modules[name]
+
+
 def unmapped_classes(name: str) -> list[str] | None:
     """The names of a data set's labels, unless its metadata map labels to the ids of its file, or have no names."""
     found = metadata(name)
@@ -65,17 +104,11 @@ def unmapped_classes(name: str) -> list[str] | None:
 
 
 def refuse_other_evaluators(name: str) -> None:
-    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute, or needs a package for."""
+    """Raises UserError for a data set whose metrics the Detectron2 engine does not compute."""
     if (kind := metadata(name).get("evaluator_type", "")) not in ("coco", *OTHER_EVALUATORS):
         raise UserError(
             f"DATASETS.TEST has {name}, whose evaluator_type is {kind!r}; supported are coco and "
             f"{' and '.join(OTHER_EVALUATORS)}: set it in MetadataCatalog.get({name!r})"
-        )
-
-    if kind == "lvis" and importlib.util.find_spec("lvis") is None:
-        raise UserError(
-            f"LVIS's metrics of {name} need its package: pip install --no-deps lvis (its dependencies would bring a "
-            "second OpenCV)"
         )
 
 

@@ -10,7 +10,6 @@ of this rank, B candidates of all ranks.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -18,7 +17,6 @@ from typing import Any, cast
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torchvision.models import ResNet
 
 from . import distributed, methods, schedule
@@ -77,7 +75,7 @@ class QueueObjective:
         keys_MnD = self.model.encode_keys(images_VnCHW[1:], self._batch_size, shuffle, self._embed, self._parts)
         queries, results, shares = [], [], []
         for index, images in enumerate(self._parts.images):
-            with _averaged_after(self._query_forward, index == len(self._parts.images) - 1):
+            with process_group.averaged_after(self._query_forward, index == len(self._parts.images) - 1):
                 with self._parts.taking(self.encoder, index):
                     q_pD = self._embed(self._query_forward, images_VnCHW[0, images])
                 result = self._loss_of(q_pD, keys_MnD[:, images], self.model.negatives.queue, step=step)
@@ -150,7 +148,7 @@ class InBatchObjective:
         if several:
             gradients = cast(Tensor, anchors_AD.grad).split([len(part) for part in embedded])
             for index, gradient_aD in enumerate(gradients):
-                with _averaged_after(self._query_forward, index == len(gradients) - 1):
+                with process_group.averaged_after(self._query_forward, index == len(gradients) - 1):
                     self._embed_part(images_nVCHW, index, again=True).backward(gradient_aD)
         return result.loss.detach(), {**result.metrics, "feature_spread": _spread(anchors_AD)}
 
@@ -160,13 +158,6 @@ class InBatchObjective:
 
     def after_step(self, step: int) -> None:
         """Nothing follows a step."""
-
-
-def _averaged_after(forward: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Within it, gradients are averaged over ranks only if this is the ``last`` part."""
-    if last or not isinstance(forward, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return cast(contextlib.AbstractContextManager[None], forward.no_sync())
 
 
 def _spread(embeddings_ND: Tensor) -> Tensor:

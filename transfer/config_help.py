@@ -69,6 +69,8 @@ MEANINGS = {
     "detectron2:// or https://; empty: random values",
     "OUTPUT_DIR": "the run folder",
     "SEED": "of weights, order of the images and sampling; -1: drawn at the start, and recorded",
+    "SOLVER.ACCUMULATE": "parts of each process's batch that go through the detector one by one, for less memory; "
+    "batch norms then see a part at a time",
     "SOLVER.AMP.ENABLED": "half precision, on a GPU",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
     "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, beside model_final.pth and model_best.pth; 0: all",

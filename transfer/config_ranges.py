@@ -102,3 +102,16 @@ def check_training(cfg: CfgNode) -> None:
     for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
         if not value:
             raise UserError(f"{key} is empty; give at least one")
+
+
+def check_parts(cfg: CfgNode, world: int) -> None:
+    """Checks that every process has an image for each of its parts.
+
+    Raises:
+        UserError: it has not.
+    """
+    parts, mine = cfg.SOLVER.get("ACCUMULATE", 1), cfg.SOLVER.IMS_PER_BATCH // world
+    if not 1 <= parts <= mine:
+        raise UserError(
+            f"SOLVER.ACCUMULATE is {parts}; it must be from 1 to {mine}, the images of SOLVER.IMS_PER_BATCH per process"
+        )

@@ -34,7 +34,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
 from transfer.config import check_same_training, load_config, scale_to_world
-from transfer.config_ranges import check_ranges, check_training
+from transfer.config_ranges import check_parts, check_ranges, check_training
 
 if TYPE_CHECKING:
     from transfer.weights import Weights
@@ -145,7 +145,11 @@ def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
     if not args.eval_only:
         check_training(cfg)
     early.refuse_unsupported(cfg, name, eval_only=args.eval_only)
-    return name, scale_to_world(cfg, int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines))
+    world = int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines)
+    cfg = scale_to_world(cfg, world)
+    if not args.eval_only:
+        check_parts(cfg, world)
+    return name, cfg
 
 
 def launch(args: argparse.Namespace) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -74,6 +75,13 @@ def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
         return DistributedDataParallel(
             module, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
         )
+
+
+def averaged_after(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Within it, gradients of `data_parallel`'s ``module`` are averaged over ranks only if this part is the last."""
+    if last or not isinstance(module, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return cast(contextlib.AbstractContextManager[None], module.no_sync())
 
 
 def on_first_rank(function: Callable[[], T]) -> T:

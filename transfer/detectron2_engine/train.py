@@ -33,6 +33,7 @@ from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
 from .. import HOOKS, checkpoints, frozen_bn
+from ..accumulate import Accumulated
 from ..coco.data import read, truth
 from ..coco.results import Metrics, flat_sets, score, table
 from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
@@ -168,8 +169,10 @@ class Trainer(DefaultTrainer):
         model: Any = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
+        self._parallel, parts = data_parallel(model, model.device), cfg.SOLVER.get("ACCUMULATE", 1)
         step = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
-        self._trainer = step(data_parallel(model, model.device), batches, optimizer)
+        trained = Accumulated(self._parallel, parts, self._scale) if parts > 1 else self._parallel
+        self._trainer = step(trained, batches, optimizer, zero_grad_before_forward=parts > 1)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self._device: torch.device = model.device
         keep = cfg.SOLVER.get("CHECKPOINT_KEEP", 0)
@@ -178,7 +181,7 @@ class Trainer(DefaultTrainer):
         if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(model):
             batches = TrainingBatches(cfg, self.seed, workers=0)
             self.precise_bn = PreciseBatchNorm(
-                cfg.TEST.EVAL_PERIOD, self._trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER
+                cfg.TEST.EVAL_PERIOD, self._parallel, batches, cfg.TEST.PRECISE_BN.NUM_ITER
             )
         self._writers = [MetricsFile(cfg.OUTPUT_DIR), Events(cfg.OUTPUT_DIR)] if comm.is_main_process() else []
         self.register_hooks(self.build_hooks())
@@ -237,6 +240,9 @@ class Trainer(DefaultTrainer):
         torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
         super().run_step()
 
+    def _scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return self._trainer.grad_scaler.scale(loss) if isinstance(self._trainer, AMPTrainer) else loss
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seed": self.seed}
 
@@ -245,7 +251,7 @@ class Trainer(DefaultTrainer):
         self.checkpointer.save(name, iteration=min(self.iter, self.max_iter - 1))  # it ends at max_iter
 
     def _evaluate(self) -> dict[str, float]:
-        self.results = evaluate(self.cfg, self._trainer.model, self._visualize)
+        self.results = evaluate(self.cfg, self._parallel, self._visualize)
 
         def save(name: str) -> None:
             if comm.is_main_process():

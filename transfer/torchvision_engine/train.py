@@ -20,6 +20,7 @@ from pretrain.common.run_folder import atomic_write, setup_logging, write_enviro
 from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints, frozen_bn
+from ..accumulate import Accumulated
 from ..coco import results as coco_results
 from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
@@ -101,7 +102,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     results: dict[str, coco_results.Metrics] = {}
     repeats = evaluating or start >= solver.MAX_ITER  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
-    parallel, stop = data_parallel(model, device), AgreedStop(device)
+    parallel = Accumulated(data_parallel(model, device), solver.get("ACCUMULATE", 1), state.scaler.scale)
+    stop = AgreedStop(device)
     model.train()
     if repeats:
         log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
@@ -114,10 +116,10 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         set_learning_rate(state.optimizer, state.rate(iteration))
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
         torch.manual_seed(mix(cfg.SEED, iteration, state.rank))
+        state.optimizer.zero_grad()
         with torch.autocast(device.type, enabled=solver.AMP.ENABLED, dtype=torch.float16):
             losses = parallel(batch)
             total = torch.stack(list(losses.values())).sum()
-        state.optimizer.zero_grad()
         state.scaler.scale(total).backward()
         scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
         *values, scale = _mean_over_ranks([*losses.values(), scale])  # the losses are read only here

@@ -1,0 +1,106 @@
+"""A batch in parts: the gradients of the whole, with one average over ranks; both engines take it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pretrain import distributed
+from pretrain.common.errors import UserError
+from pretrain.common.process_group import data_parallel
+from pretrain.shares import slice_bounds
+from tests.pretrain.ranks import run_ranks
+from tests.transfer.test_train_net import ENGINES, work
+from transfer.accumulate import Accumulated
+
+IMAGES = [torch.full((3,), float(number)) for number in range(1, 8)]
+
+
+class Toy(nn.Module):
+    """Two losses that are means over images; it notes how many images came at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.sizes = nn.Parameter(torch.randn(3)), []
+
+    def forward(self, batch: list[Tensor]) -> dict[str, Tensor]:
+        self.sizes.append(len(batch))
+        outputs = torch.stack(batch) @ self.weight
+        return {"a": outputs.mean(), "b": (outputs**2).mean()}
+
+
+def gradient(count: int, images: list[Tensor], factor: float = 1.0) -> tuple[Tensor, dict[str, float], list[int]]:
+    toy = Toy()
+    losses = Accumulated(toy, count, lambda loss: loss * factor)(images)
+    (sum(losses.values()) * factor).backward()
+    assert toy.weight.grad is not None
+    return toy.weight.grad / factor, {name: loss.item() for name, loss in losses.items()}, toy.sizes
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("factor", [1.0, 1024.0])
+def test_the_gradients_of_the_whole_batch(count: int, factor: float) -> None:
+    whole, losses, _ = gradient(1, IMAGES)
+    parts, same_losses, sizes = gradient(count, IMAGES, factor)
+    torch.testing.assert_close(parts, whole)
+    assert same_losses == pytest.approx(losses) and sum(sizes) == 7 and len(sizes) == count
+
+
+def test_an_evaluation_is_not_divided() -> None:
+    toy = Toy().eval()
+    Accumulated(toy, 3, lambda loss: loss).eval()(IMAGES)
+    assert toy.sizes == [7]
+
+
+def _ranks(folder: Path) -> None:
+    toy, rank = Toy(), distributed.rank()
+    start, stop = slice_bounds(6, rank, 2)
+    reduced = []
+    parallel: Any = data_parallel(toy, torch.device("cpu"))
+    parallel.register_comm_hook(None, lambda _, bucket: reduced.append(1) or _mean(bucket))
+    losses = Accumulated(parallel, 3, lambda loss: loss)(IMAGES[start:stop])
+    sum(losses.values()).backward()
+    assert len(reduced) == 1 and distributed.world_size() == 2
+    torch.save(toy.weight.grad, folder / f"{rank}.pth")
+
+
+def _mean(bucket: Any) -> Any:
+    import torch.distributed as dist
+
+    work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def test_two_ranks_average_once(tmp_path: Path) -> None:
+    run_ranks(_ranks, 2, tmp_path)
+    whole, *_ = gradient(1, IMAGES[:6])
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth"), whole)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_takes_parts(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    inner = Accumulated.forward
+
+    def noted(self: Accumulated, batch: list[Any]) -> Any:
+        handle = self.model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        try:
+            return inner(self, batch)
+        finally:
+            handle.remove()
+
+    monkeypatch.setattr(Accumulated, "forward", noted)
+    keys = {"SOLVER__IMS_PER_BATCH": 3, "SOLVER__MAX_ITER": 2, "SEED": 1}
+    work(tmp_path, engine, **keys, SOLVER__ACCUMULATE=2)
+    assert sizes == [1, 2, 1, 2]
+    assert "ACCUMULATE: 2" in (tmp_path / "out/config.yaml").read_text()
+    with pytest.raises(UserError, match=r"another config \(SOLVER\.ACCUMULATE 2 -> 3\)"):
+        work(tmp_path, engine, "--resume", **keys, SOLVER__ACCUMULATE=3)
+    with pytest.raises(UserError, match=r"SOLVER\.ACCUMULATE is 4; it must be from 1 to 3, the images of"):
+        work(tmp_path / "more", engine, **keys, SOLVER__ACCUMULATE=4)

@@ -43,7 +43,11 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
 
     words = [str(word) for pair in (overrides or {}).items() for word in pair]
     with interrupt.handled():
-        return main(load_config(config_file, words))
+        try:
+            return main(load_config(config_file, words))
+        except interrupt.Stopped as stop:
+            stop.add_note(stop.remedy)  # a notebook shows no more than the exception
+            raise
 
 
 def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:

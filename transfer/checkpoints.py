@@ -5,6 +5,7 @@ The newest has the most iterations, which each file stores; file times change wh
 
 from __future__ import annotations
 
+import math
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -42,10 +43,16 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
     checkpoint.save(path, state)
 
 
-def prune(output_dir: str | Path, keep: int) -> None:
-    """Removes all but the newest ``keep`` periodic checkpoints; 0 keeps all. The final and the best one stay."""
-    found = sorted(Path(output_dir).glob("model_[0-9]*.pth"))
-    for path in found[:-keep] if keep else ():
+def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
+    """Removes all periodic checkpoints except the ``keep`` newest up to the one just ``saved``; 0 keeps all.
+
+    Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes. The final and the best
+    checkpoint stay.
+    """
+    periodic = sorted(Path(output_dir).glob("model_[0-9]*.pth"), reverse=True)
+    is_periodic = saved in periodic
+    kept = [path for path in periodic if path.name <= saved.name or not is_periodic][:keep]
+    for path in set(periodic) - set(kept) if keep else ():
         path.unlink(missing_ok=True)
 
 
@@ -56,41 +63,49 @@ def keep_best(
     """Saves model_best.pth if the evaluation is the best so far by TEST.BEST; every rank calls it.
 
     best.json, written after the checkpoint, keeps its value for a resumed run. A run that is killed in between repeats
-    the evaluation, and then the checkpoint.
+    the evaluation, and then the checkpoint. Values of another metric or data set do not count.
 
     Args:
         results: data set -> task -> metric -> value, on rank 0.
         save: writes a checkpoint of this name; called on every rank.
     """
     metric: str = cfg.TEST.get("BEST", "")
-    file = Path(cfg.OUTPUT_DIR) / "best.json"
+    out = Path(cfg.OUTPUT_DIR)
     if not metric:
         return
 
     def better() -> float | None:
-        task, _, name = metric.partition("/")
-        value = next(iter(results.values())).get(task, {}).get(name)
+        (name, found), (task, _, part) = next(iter(results.items())), metric.partition("/")
+        value = found.get(task, {}).get(part)
         if value is None:
             log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
-        elif not file.is_file() or value > read_json(file)["value"]:
-            return value
-        return None
+            return None
+        return None if value <= _best_of(out, metric, name) else value
 
     if (value := on_first_rank(better)) is None:
         return
     save(BEST)
 
     def record() -> None:
-        write_json(file, {"metric": metric, "value": value})
+        write_json(out / "best.json", {"metric": metric, "data": next(iter(results)), "value": value})
         log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
 
     on_first_rank(record)
 
 
+def _best_of(out: Path, metric: str, data: str) -> float:
+    """The value of the checkpoint that is kept; below every other where there is none by this metric on these data."""
+    recorded = read_json(out / "best.json") if (out / "best.json").is_file() and (out / BEST).is_file() else {}
+    is_same = (recorded.get("metric"), recorded.get("data")) == (metric, data)
+    value = recorded.get("value") if is_same else None
+    return value if isinstance(value, (int, float)) else -math.inf
+
+
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
-    """The checkpoints of a run folder, newest first; ``evaluating`` includes the one that an evaluation removes."""
+    """The checkpoints to resume from, newest first; ``evaluating`` includes that of an unfinished evaluation."""
     folder = Path(output_dir)
-    found = [*folder.glob("model_*.pth"), *([folder / EVALUATING] if evaluating else [])]
+    periodic = [path for path in folder.glob("model_*.pth") if path.name != BEST]
+    found = [*periodic, *([folder / EVALUATING] if evaluating else [])]
     # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
     order = {path: (_iteration(path), path.name == EVALUATING, path.name) for path in found if path.is_file()}
     return sorted(order, key=lambda path: order[path], reverse=True)

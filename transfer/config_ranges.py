@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from fvcore.common.config import CfgNode
 
@@ -86,16 +87,17 @@ def check_training(cfg: CfgNode) -> None:
             raise UserError(f"SOLVER.{key} is {count}; it must be at least 0")
     if best := cfg.TEST.get("BEST", ""):
         tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
-        if best.partition("/")[0] not in tasks or not best.partition("/")[2].startswith("AP"):
+        if best.partition("/")[0] not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", best.partition("/")[2]):
             known = ", ".join(f"{task}/AP" for task in tasks)
             raise UserError(f"TEST.BEST is {best!r}; name a metric of this detector's ({known}, bbox/AP50, ...)")
         if not cfg.DATASETS.TEST:
             raise UserError(f"TEST.BEST is {best!r}, but DATASETS.TEST is empty; name a data set, or leave BEST empty")
-    count, is_trained = cfg.SOLVER.get("FROZEN_BN_ITER", 0), cfg.MODEL.BACKBONE.FREEZE_AT == 0
-    if count and is_trained and cfg.MODEL.RESNETS.NORM != "FrozenBN":
+    count, norm = cfg.SOLVER.get("FROZEN_BN_ITER", 0), cfg.MODEL.RESNETS.NORM
+    if count and norm != "FrozenBN" and (cfg.MODEL.BACKBONE.FREEZE_AT == 0 or "BN" not in norm):
         raise UserError(
-            f"SOLVER.FROZEN_BN_ITER is {count}, but no stage of the ResNet is frozen; set MODEL.BACKBONE.FREEZE_AT "
-            "(5: all), or FROZEN_BN_ITER 0"
+            f"SOLVER.FROZEN_BN_ITER is {count}, but no batch norm of the ResNet is frozen (MODEL.RESNETS.NORM "
+            f"{norm!r}, MODEL.BACKBONE.FREEZE_AT {cfg.MODEL.BACKBONE.FREEZE_AT}); set FREEZE_AT (5: all), or "
+            "FROZEN_BN_ITER 0"
         )
     if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in (known := ALLOWED["DATALOADER.SAMPLER_TRAIN"]):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose {' or '.join(known)}")
@@ -111,7 +113,7 @@ def check_parts(cfg: CfgNode, world: int) -> None:
         UserError: it has not.
     """
     parts, mine = cfg.SOLVER.get("ACCUMULATE", 1), cfg.SOLVER.IMS_PER_BATCH // world
-    if not 1 <= parts <= mine:
+    if parts != 1 and not 1 <= parts <= mine:
         raise UserError(
             f"SOLVER.ACCUMULATE is {parts}; it must be from 1 to {mine}, the images of SOLVER.IMS_PER_BATCH per process"
         )

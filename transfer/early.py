@@ -50,8 +50,13 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     if engine == "torchvision":
         check_supported(cfg)
         data.refuse_catalog(_data_names(cfg, eval_only))
-    elif cfg.TEST.AUG.ENABLED and cfg.MODEL.KEYPOINT_ON:
-        raise UserError("TEST.AUG.ENABLED is True, but Detectron2 cannot augment keypoints at test time; set it False")
+    elif cfg.TEST.AUG.ENABLED:
+        model = cfg.MODEL
+        if model.KEYPOINT_ON or model.LOAD_PROPOSALS or model.META_ARCHITECTURE != "GeneralizedRCNN":
+            raise UserError(
+                "TEST.AUG.ENABLED is True, but Detectron2 augments only GeneralizedRCNN at test time, without "
+                "keypoints and without proposals from files; set it False"
+            )
 
 
 def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 @torch.no_grad()
 def settle(
+    model: nn.Module,
     norms: Sequence[nn.Module],
     features: Callable[[T], Any],
     batches: Iterable[T],
@@ -34,12 +35,15 @@ def settle(
     normalized inputs.
 
     Args:
+        model: its other batch norms, which are trained, keep the statistics of their weights.
         norms: FrozenBatchNorm2d of torchvision or Detectron2; those that ``features`` does not run keep their values.
         features: runs the network that holds them on a batch.
 
     Raises:
         Stopped: a stop was requested; nothing was changed.
     """
+    frozen = {id(buffer) for norm in norms for buffer in norm.buffers()}
+    trained = [buffer for buffer in model.buffers() if id(buffer) not in frozen]
     sums = {norm: torch.zeros_like(norm.get_buffer("running_mean"), dtype=torch.float64).repeat(2, 1) for norm in norms}
     pixels = dict.fromkeys(norms, 0)
 
@@ -52,12 +56,15 @@ def settle(
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps).to(inputs[0].dtype)
 
     hooks = [norm.register_forward_hook(normalize) for norm in norms]
+    kept = [buffer.clone() for buffer in trained]
     try:
         for batch in islice(reported(until_stopped(batches), count, "frozen batch norm", log), count):
             features(batch)
     finally:
         for hook in hooks:
             hook.remove()
+        for buffer, value in zip(trained, kept, strict=True):
+            buffer.copy_(value)
     for norm in (norm for norm in norms if pixels[norm]):
         moments = torch.cat([sums[norm].flatten(), sums[norm].new_tensor([pixels[norm]])])
         if dist.is_initialized() and dist.get_world_size() > 1:

@@ -218,6 +218,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     from pretrain.common import curves
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage
+    from transfer import checkpoints
     from transfer.coco import data
     from transfer.coco.results import predictions_file, write_results
     from transfer.distributed import join
@@ -242,12 +243,14 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             prepared = cfg.DATASETS.TEST
             if args.resume and not args.eval_only:
                 on_first_rank(lambda: check_same_training(cfg, out / "config.yaml"))
+            if not args.eval_only:
+                on_first_rank(lambda: _forget_earlier_end(out, cfg.SOLVER.MAX_ITER))
             weights, summary = _initial_weights(cfg, args)
             options = {"resume": args.resume, "eval_only": args.eval_only, "visualize": args.visualize}
             try:  # popped, so that the engine can free the tensors once the model has them
                 metrics = engine.run(cfg, weights=weights.pop() if weights else None, **options)
             except Stopped as stop:
-                if not args.eval_only:
+                if not args.eval_only and any(checkpoints.all_in(out, evaluating=True)):
                     stop.remedy = "a checkpoint is written; run the same command with --resume"
                 raise
             if os.environ.get("RANK", "0") != "0":
@@ -271,6 +274,13 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 weights=summary,
                 iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
             )
+
+
+def _forget_earlier_end(out: Path, iterations: int) -> None:
+    """Removes the results of a training that now goes on: while it runs, it is not complete."""
+    results = out / "results.json"
+    if results.is_file() and read_json(results).get("iteration") != iterations:
+        results.unlink()
 
 
 def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:

@@ -30,7 +30,7 @@ class Stopped(Exception):
         remedy: what continues the work.
     """
 
-    def __init__(self, reason: str, remedy: str = AGAIN) -> None:
+    def __init__(self, reason: str, remedy: str = "run the same command again") -> None:
         super().__init__(reason)
         self.remedy = remedy
 

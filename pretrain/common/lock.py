@@ -72,9 +72,10 @@ def holder(folder: str | Path) -> dict[str, Any]:
     """Who holds ``folder``, as far as this machine can tell: ``work``, ``host``, ``pid``, ...; {} if nobody does."""
     me = _identity()
     for path in Path(folder).glob(f"{_prefix('')}.*.json"):
-        owner, silent_s = _read(path), _seconds_since_touch(path)
-        if silent_s is not None and not _is_dead(owner, me, silent_s):
-            return owner
+        with contextlib.suppress(FileNotFoundError):  # by this machine's clock: the folder may be read-only here
+            owner, silent_s = _read(path), time.time() - path.stat().st_mtime
+            if not _is_dead(owner, me, silent_s):
+                return owner
     return {}
 
 

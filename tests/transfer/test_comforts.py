@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, engine: st
     kept = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
     assert files(out) == kept
     assert torch.load(out / "model_best.pth")["iteration"] == 3
-    assert read_json(out / "best.json") == {"metric": "bbox/AP", "value": 3.0}
+    assert read_json(out / "best.json")["value"] == 3.0
     assert (out / "last_checkpoint").read_text() == "model_final.pth"
 
     scored(engine, 2.5, None, 4.0)  # a resumed run remembers; an evaluation may have no such objects
@@ -61,6 +62,10 @@ def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, engine: st
     scored(engine, 1.0)
     evaluated = work(tmp_path, engine, "--eval-only", MODEL__WEIGHTS=str(out / "model_best.pth"))
     assert evaluated["weights"]["path"] == str(out / "model_best.pth")
+    scored(engine, 0.5)  # AP50 is 0: another metric's value does not count
+    work(tmp_path, engine, "--resume", **KEYS | {"TEST__BEST": "bbox/AP50"}, SOLVER__MAX_ITER=12)
+    assert read_json(out / "best.json")["metric"] == "bbox/AP50"
+    assert torch.load(out / "model_best.pth")["iteration"] == 11
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -81,9 +86,30 @@ def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
     assert torch.load(tmp_path / "out/model_best.pth")["iteration"] == 1
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_that_fell_back_keeps_what_it_saves(tmp_path: Path, keep: int) -> None:
+    """The newest file is damaged; the run went on from an older one."""
+    for name in ("0000003", "0000005", "0000009", "final", "best"):
+        (tmp_path / f"model_{name}.pth").write_text("")
+    checkpoints.prune(tmp_path, keep, tmp_path / "model_0000005.pth")
+    numbered = [name for name in files(tmp_path) if "000" in name]
+    assert numbered == ["model_0000003.pth", "model_0000005.pth"][-keep:]
+    checkpoints.prune(tmp_path, 1, tmp_path / "model_final.pth")
+    assert files(tmp_path) == ["model_0000005.pth", "model_best.pth", "model_final.pth"]
+
+
+def test_a_value_without_its_checkpoint_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text('{"metric": "bbox/AP", "data": "d", "value": 40.0}')
+    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == -math.inf
+    (tmp_path / "model_best.pth").write_text("")
+    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == 40.0
+    assert checkpoints._best_of(tmp_path, "bbox/AP", "other") == -math.inf
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
+        ({"TEST.BEST": "bbox/AP5"}, r"TEST\.BEST is 'bbox/AP5'; name a metric"),
         ({"TEST.BEST": "segm/AP"}, r"TEST\.BEST is 'segm/AP'; name a metric of this detector's \(bbox/AP, "),
         ({"TEST.BEST": "AP"}, r"TEST\.BEST is 'AP'; name a metric"),
         ({"TEST.BEST": "bbox/AP", "DATASETS.TEST": []}, r"but DATASETS\.TEST is empty"),
@@ -131,7 +157,7 @@ def test_augmentation_at_test_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("engine", "keypoints", "message"),
     [
         ("torchvision", False, r"cannot honor TEST\.AUG\.ENABLED is True \(only False is supported\)"),
-        ("detectron2", True, "Detectron2 cannot augment keypoints at test time"),
+        ("detectron2", True, "Detectron2 augments only GeneralizedRCNN at test time, without keypoints"),
     ],
 )
 def test_augmentation_that_an_engine_lacks(engine: str, keypoints: bool, message: str) -> None:

@@ -38,7 +38,7 @@ def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     plain.load_state_dict(frozen.state_dict(), strict=False)
     norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
     images, lines = torch.randn(5, 3, 12, 12), []
-    frozen_bn.settle(norms, frozen, iter([images] * 9), 1, lines.append)
+    frozen_bn.settle(frozen, norms, frozen, iter([images] * 9), 1, lines.append)
     torch.testing.assert_close(frozen(images), plain(images), rtol=1e-4, atol=1e-5)
     assert lines == ["2 frozen batch norms take their statistics from 1 training batches"]
 
@@ -48,11 +48,20 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
     frozen, unused = network(FrozenBatchNorm2d), FrozenBatchNorm2d(4)
     batches = [torch.randn(2, 3, 12, 12), torch.randn(3, 3, 20, 8) * 2 + 1]
     norms = [*(part for part in frozen if isinstance(part, FrozenBatchNorm2d)), unused]
-    frozen_bn.settle(norms, frozen, iter(batches), 2, lambda _: None)
+    frozen_bn.settle(frozen, norms, frozen, iter(batches), 2, lambda _: None)
     inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in batches], dim=1)
     torch.testing.assert_close(norms[0].running_mean, inputs.mean(1))
     torch.testing.assert_close(norms[0].running_var, inputs.var(1, unbiased=False))
     assert (unused.running_mean == 0).all() and (unused.running_var == 1).all()
+
+
+def test_norms_that_are_trained_keep_their_statistics() -> None:
+    frozen = FrozenBatchNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), frozen, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)).train()
+    before = {name: value.clone() for name, value in model[3].state_dict().items()}
+    frozen_bn.settle(model, [frozen], model, [torch.randn(4, 3, 12, 12)], 1, lambda _: None)
+    assert frozen.running_mean.abs().max() > 0
+    assert all(torch.equal(value, before[name]) for name, value in model[3].state_dict().items())
 
 
 def test_ranks_pool_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +74,7 @@ def test_ranks_pool_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         frozen = network(FrozenBatchNorm2d)
         norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
         monkeypatch.setattr(frozen_bn, "until_stopped", lambda batches: batches)
-        frozen_bn.settle(norms, frozen, [images], 1, lambda _: None)
+        frozen_bn.settle(frozen, norms, frozen, [images], 1, lambda _: None)
         found.append(norms[1].running_var)
     torch.testing.assert_close(found[0], found[1])
 
@@ -76,7 +85,7 @@ def test_a_stop_changes_nothing() -> None:
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):
-            frozen_bn.settle(norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
+            frozen_bn.settle(frozen, norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
     finally:
         interrupt.clear()
     assert (norms[0].running_mean == 0).all() and not norms[0]._forward_hooks
@@ -115,11 +124,18 @@ def test_both_engines_take_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "count, freeze_at, message", [(-1, 5, "must be at least 0"), (3, 0, "no stage of the ResNet is frozen"), (3, 1, "")]
+    "count, freeze_at, norm, message",
+    [
+        (-1, 5, "BN", "must be at least 0"),
+        (3, 0, "BN", "no batch norm of the ResNet is frozen"),
+        (3, 5, "GN", "no batch norm of the ResNet is frozen"),
+        (3, 1, "SyncBN", ""),
+        (3, 0, "FrozenBN", ""),
+    ],
 )
-def test_what_cannot_be_done_is_refused(count: int, freeze_at: int, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_refused(count: int, freeze_at: int, norm: str, message: str, tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
-    keys = {"SOLVER.FROZEN_BN_ITER": count, "MODEL.BACKBONE.FREEZE_AT": freeze_at}
+    keys = {"SOLVER.FROZEN_BN_ITER": count, "MODEL.BACKBONE.FREEZE_AT": freeze_at, "MODEL.RESNETS.NORM": norm}
     cfg = load_config(None, [*tiny_coco.words(tiny_coco.MODEL_KEYS | keys), "DATASETS.TRAIN", f"('{name}',)"])
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         check_training(cfg)

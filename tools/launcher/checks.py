@@ -53,18 +53,21 @@ def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
         preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
 
 
-def refuse_indivisible(spec: StageSpec, options: Options) -> None:
+def refuse_indivisible(spec: StageSpec, options: Options, *, count: bool = True) -> None:
     """Checks that a pretraining's batch can be divided among its processes, and that the data hold one.
 
+    Args:
+        count: the data, unless the stage runs on a cluster, whose nodes may have other disks.
+
     Raises:
-        UserError: it cannot, or they do not; for a cluster, whose nodes may have other disks, data are not counted.
+        UserError: it cannot, or they do not.
     """
     if spec.stage == "pretrain":
         from pretrain import preflight
         from pretrain.config import from_yaml_text
 
         cfg = from_yaml_text(spec.config)
-        preflight.refuse_indivisible(cfg, _world_size(spec, options), data=options.cluster != "slurm")
+        preflight.refuse_indivisible(cfg, _world_size(spec, options), data=count and options.cluster != "slurm")
 
 
 def _world_size(spec: StageSpec, options: Options) -> int:

@@ -47,6 +47,11 @@ def fit(cfg: CfgNode, processes: int, memory: int) -> None:
         UserError: the batch cannot be divided, or fits in no number of parts; a trial fails for another reason.
     """
     batch, ways = cfg.SOLVER.IMS_PER_BATCH, _ways(cfg, processes)
+    if batch > (images := _images(cfg)):
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH is {batch}, but {cfg.DATA.TRAIN} holds only {images} images; set it to at most "
+            f"{images}"
+        )
     if cfg.SOLVER.ACCUMULATE > 1:
         print(f"SOLVER.ACCUMULATE {cfg.SOLVER.ACCUMULATE} is left aside: the fewest parts that fit are searched")
     ranks = "1 process" if processes == 1 else f"{processes} processes"

@@ -18,7 +18,7 @@ from pretrain.common.lock import claim, start_of
 from pretrain.common.run_folder import write_json
 
 from . import attach, control
-from .checks import checkpoint_bytes, refuse_full_disk
+from .checks import checkpoint_bytes, refuse_full_disk, refuse_indivisible
 from .local_graph import LocalGraph, short
 from .options import Options
 from .run import time_and_disk
@@ -179,7 +179,7 @@ def preview(graph: Graph, options: Options) -> None:
         if not node.spec.is_complete():
             try:
                 state = "missing"
-                _refuse(node.spec)
+                _refuse(node.spec, options)
             except UserError as error:
                 state, refused = "refused", f"\n         {error}"
             missing.append(node)
@@ -209,7 +209,7 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
         try:
             if node.spec.is_complete():
                 continue
-            _refuse(node.spec)
+            _refuse(node.spec, options)
             job = _active_job(node.spec) if options.cluster == "slurm" else ""
             if job:
                 jobs[node.key] = job
@@ -229,9 +229,10 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
     return missing, jobs
 
 
-def _refuse(spec: StageSpec) -> None:
+def _refuse(spec: StageSpec, options: Options) -> None:
     spec.refuse_missing_weights()
     spec.refuse_other_work()
+    refuse_indivisible(spec, options, count=False)  # an earlier stage may make the data
 
 
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:

@@ -24,11 +24,13 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     Raises:
         UserError: no such rank, or nothing written yet and not following.
     """
-    log = folder / "log.txt"
-    files = launch_files(folder, required=not log.is_file())
-    if not files:
+    log = folder / f"log.txt{f'.rank{rank}' if rank else ''}"
+    if not (folder / "launch" / "launch.json").is_file() and (folder / "log.txt").is_file():
+        if not log.is_file():
+            raise UserError(f"--rank {rank}, but there is no {log}: it had no warning, or no such rank ran")
         _print_file(log, follow)
         return
+    files = launch_files(folder)
     if len(files) > 1:
         below = ", ".join(str(file.parents[1]) for file in files)
         raise UserError(f"{folder} holds several stages; name one of {below}")

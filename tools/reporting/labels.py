@@ -13,7 +13,6 @@ from .seeds import mean_and_interval, with_interval
 from .tables import TASK_NAMES
 
 _SUBSET = re.compile(r"(?:^|[/:])([\d.]+)pct_fold\d+\.json(?::|$)")
-# What another share changes: the images, and the schedule that follows from their number.
 _BY_SHARE = ("train", "DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS")
 Scores = dict[str, dict[float, list[float]]]  # initialization -> share in percent -> AP of each fold and seed
 
@@ -26,29 +25,58 @@ def tables(runs: Sequence[Detection]) -> Iterable[Table]:
         if len(shares) == 1 and len(run.protocol["train"]) == 1 and not run.evaluated_only:
             groups.setdefault(repr((run.headline[0], run.test, _kept(run.protocol))), []).append((shares.pop(), run))
     for members in groups.values():
-        scores: Scores = {}
-        task = TASKS[members[0][1].detector]
-        for share, run in members:
-            ap = run.metrics.get(task, {}).get("AP")
-            if ap is not None:
-                scores.setdefault(_start(run), {}).setdefault(share, []).append(ap)
-        if len({share for line in scores.values() for share in line}) > 1:
-            yield _table(members[0][1], task, scores)
+        yield from _tables_of(members)
+
+
+def _tables_of(members: Sequence[tuple[float, Detection]]) -> Iterable[Table]:
+    first = members[0][1]
+    task = TASKS[first.detector]
+    starts = _starts([run for _, run in members])
+    schedules: dict[float, Any] = {}  # of each share, that of its first run
+    scores: Scores = {}
+    left_out = 0
+    for share, run in members:
+        images = ("train", "DATASETS.TRAIN")
+        schedule = [(name, value) for name, value in run.protocol.items() if _follows(name) and name not in images]
+        ap = run.metrics.get(task, {}).get("AP")
+        if schedules.setdefault(share, schedule) != schedule:
+            left_out += 1
+        elif ap is not None:
+            scores.setdefault(starts[_identity(run)], {}).setdefault(share, []).append(ap)
+    if len({share for line in scores.values() for share in line}) > 1:
+        yield _table(first, task, scores, left_out)
+
+
+def _follows(name: str) -> bool:
+    """True for what another share changes: the images, and the schedule that follows from their number."""
+    return name in _BY_SHARE or name.startswith("schedule ")
 
 
 def _kept(protocol: Protocol) -> list[tuple[str, Any]]:
-    return sorted(
-        (name, value) for name, value in protocol.items() if name not in _BY_SHARE and not name.startswith("schedule ")
-    )
+    return sorted((name, value) for name, value in protocol.items() if not _follows(name))
 
 
-def _start(run: Detection) -> str:
-    """The initialization in words."""
+def _identity(run: Detection) -> str:
+    """What two runs share that began alike but for the seed."""
     origin = run.origin
-    return ", ".join(filter(None, [origin.method or origin.source, origin.data, origin.epochs])) or "unknown"
+    config = {key: value for key, value in origin.config.items() if key not in ("SEED", "OUTPUT_DIR")}
+    return repr((origin.method or origin.source, origin.data, origin.epochs, origin.altered, sorted(config.items())))
 
 
-def _table(run: Detection, task: str, scores: Scores) -> Table:
+def _starts(runs: Sequence[Detection]) -> dict[str, str]:
+    """Identity -> the initialization in words; those that would read alike are numbered."""
+    found: dict[str, str] = {}
+    for run in runs:
+        origin = run.origin
+        words = [origin.method or origin.source, origin.data, origin.epochs, origin.altered]
+        name = ", ".join(filter(None, words)) or "unknown"
+        if (identity := _identity(run)) not in found:
+            same = sum(other.partition(" (config ")[0] == name for other in found.values())
+            found[identity] = f"{name} (config {same + 1})" if same else name
+    return found
+
+
+def _table(run: Detection, task: str, scores: Scores, left_out: int) -> Table:
     shares = sorted({share for line in scores.values() for share in line})
     rows = [[start, *(_cell(line.get(share, [])) for share in shares)] for start, line in scores.items()]
     notes = [
@@ -56,6 +84,8 @@ def _table(run: Detection, task: str, scores: Scores) -> Table:
         "(Student's t) over folds and seeds, whose number is in brackets. A share is one of the training images, with "
         "their labels."
     ]
+    if left_out:
+        notes.append(f"Left out, because another run of their share has another schedule: {left_out}.")
     head = ["initialization", *(f"{share:g}%" for share in shares)]
     title = f"AP over the share of labels: {run.detector}"
     return Table(title, notes, head, rows, lambda: _figure(f"{TASK_NAMES[task]} AP", shares, scores))

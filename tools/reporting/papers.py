@@ -164,10 +164,10 @@ def _linear_protocol(cfg: CfgNode) -> tuple[str, dict[str, Any]]:
 
 @functools.cache
 def _transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
-    from transfer.config import load_config
+    from transfer.config import OWN, keys, load_config
 
-    recipe = _plain(load_config(ROOT / path))
-    return {k: v for k, v in recipe.items() if k not in FREE_IN_TRANSFER}, recipe["DATASETS.TEST"][0]
+    recipe = keys(OWN) | _plain(load_config(ROOT / path))
+    return {k: v for k, v in recipe.items() if not k.startswith(FREE_IN_TRANSFER)}, recipe["DATASETS.TEST"][0]
 
 
 def _plain(cfg: Any) -> dict[str, Any]:

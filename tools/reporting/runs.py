@@ -14,13 +14,13 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten
 from pretrain.probe.protocol import protocol
-from transfer.config import FREE_ANYWHERE
+from transfer.config import FREE_ANYWHERE, OWN, keys
 
 from .files import Run, parse_yaml
 
 Protocol = dict[str, Any]
 _KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
-# Keys of a detector's config that do not change what is measured, or that have their own place in a table.
+# Prefixes of keys of a detector's config that do not change what is measured, or that have their own place in a table.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
 
@@ -248,7 +248,8 @@ def _detections(run: Run) -> Iterable[Detection]:
     )
     details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))
     details |= {f"schedule {key}": value for key, value in schedule.items()}
-    details |= {key: value for key, value in config.items() if key not in FREE_IN_TRANSFER}
+    # A config has this project's own keys only where it sets them.
+    details |= {k: v for k, v in (keys(OWN) | config if config else {}).items() if not k.startswith(FREE_IN_TRANSFER)}
     tests = list(protocol["test"])
     found = results.get("datasets") or results["metrics"]
     kept = results.get("predictions", {})

@@ -51,9 +51,9 @@ def files(name: str) -> tuple[Path, Path] | None:
     _refuse_missing_packages(name, found.get("evaluator_type", ""))
     if found.get("evaluator_type") == "cityscapes_instance":
         _rename_cityscapes()
-        if not Path(found.gt_dir).is_dir():
+        if missing := [folder for folder in (found.gt_dir, found.image_dir) if not Path(folder).is_dir()]:
             raise UserError(
-                f"no annotations at {found.gt_dir} of {name}; Cityscapes' leftImg8bit/ and gtFine/ belong in "
+                f"no folder {missing[0]} of {name}; Cityscapes' leftImg8bit/ and gtFine/ belong in "
                 "datasets/cityscapes/, or in cityscapes/ of the folder that DETECTRON2_DATASETS names"
             )
     if found.get("evaluator_type") == "pascal_voc":
@@ -85,6 +85,8 @@ def _refuse_missing_packages(name: str, kind: str) -> None:
 
 def _rename_cityscapes() -> None:
     """Lets Detectron2 find the scripts of Cityscapes, which it imports by the name that they have at its authors'."""
+    if "deeplearning" not in sys.modules and importlib.util.find_spec("deeplearning"):
+        return  # they are there, or it is a package of the user's
     name = ""
     for part in _CITYSCAPES_AT_DETECTRON2.split("."):
         name = f"{name}.{part}".lstrip(".")

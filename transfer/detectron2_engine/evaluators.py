@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,11 @@ from detectron2.evaluation import (
     LVISEvaluator,
     PascalVOCDetectionEvaluator,
 )
+from detectron2.utils import comm
+
+from pretrain.common.errors import UserError
+
+from ..distributed import raise_if_stopped
 
 
 def build_evaluator(name: str) -> DatasetEvaluator | None:
@@ -32,6 +37,16 @@ def build_evaluator(name: str) -> DatasetEvaluator | None:
     return kind(name) if kind else None
 
 
+def refuse_machines(names: Sequence[str]) -> None:
+    """Raises UserError for a data set whose evaluator works on one machine only, where there are several."""
+    for name in names:
+        kind = MetadataCatalog.get(name).get("evaluator_type", "")
+        if kind == "cityscapes_instance" and comm.get_local_size() != comm.get_world_size():
+            raise UserError(
+                f"Cityscapes' metrics of {name} can be computed on one machine only; start one, or leave it out"
+            )
+
+
 @contextlib.contextmanager
 def _older_numpy() -> Iterator[None]:
     """Names that the packages behind the evaluators use, and that NumPy no longer has."""
@@ -47,6 +62,7 @@ class _LVISEvaluator(LVISEvaluator):
 
 class _CityscapesEvaluator(CityscapesInstanceEvaluator):
     def evaluate(self) -> Any:
+        raise_if_stopped()  # images without predictions would end the process
         # It would write all matches into the working directory, which fails on NumPy's numbers.
         unwritten = "cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling.writeDict2JSON"
         with _older_numpy(), mock.patch(unwritten):

@@ -228,7 +228,7 @@ class Checkpointer(DetectionCheckpointer):
         self.logger.info(f"saved {path}")
         if path.name not in checkpoints.TEMPORARY_OR_BEST:
             self.tag_last_checkpoint(path.name)
-            checkpoints.prune(self.save_dir, self._keep)
+            checkpoints.prune(self.save_dir, self._keep, path)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         atomic_write(Path(self.save_dir) / "last_checkpoint", last_filename_basename)

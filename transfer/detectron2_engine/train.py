@@ -41,7 +41,7 @@ from ..stream import mix
 from ..weights import Weights, check_config, load_weights
 from . import heads  # noqa: F401  # registers MoCo's
 from .data import TestBatches, TrainingBatches, register
-from .evaluators import build_evaluator
+from .evaluators import build_evaluator, refuse_machines
 from .hooks import (
     PERIOD,
     Checkpointer,
@@ -102,6 +102,7 @@ def run(
         log.info(note)
     for name in (*own.DATASETS.TRAIN, *own.DATASETS.TEST):
         register(name)
+    refuse_machines(own.DATASETS.TEST)
     if eval_only:
         model = build_model(own)
         load_weights(model.state_dict, weights, require_heads=True, log=log.info)
@@ -220,9 +221,9 @@ class Trainer(DefaultTrainer):
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
             log.info(f"resuming from {weights.path}")
-        elif count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0):
-            self._settle_frozen_bn(model, count)
         check_same_start(self.start_iter, model.state_dict())
+        if not state and (count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0)):
+            self._settle_frozen_bn(model, count)
         batches: Any = self._trainer.data_loader
         batches.start = self.start_iter
 
@@ -230,6 +231,7 @@ class Trainer(DefaultTrainer):
         """Takes the statistics of the frozen norms from the first batches of the training."""
         resnet = getattr(model.backbone, "bottom_up", model.backbone)  # C4 has no FPN around it
         frozen_bn.settle(
+            model,
             [module for module in model.modules() if isinstance(module, FrozenBatchNorm2d)],
             lambda batch: resnet(model.preprocess_image(batch).tensor),
             TrainingBatches(self.cfg, self.seed, workers=0), count, log.info,

@@ -119,7 +119,7 @@ class State(contextlib.ExitStack):
             checkpoints.save(out / name, content)
             if name not in checkpoints.TEMPORARY_OR_BEST:
                 atomic_write(out / "last_checkpoint", name)
-                checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0))
+                checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0), out / name)
             self.log.info(f"saved {out / name}")
 
         on_first_rank(write)

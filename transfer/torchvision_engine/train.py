@@ -201,6 +201,7 @@ def _settle_frozen_bn(state: State, count: int) -> None:
     model = state.model
     batches = state.batches(seed=state.cfg.SEED, start=0, workers=0)
     frozen_bn.settle(
+        model,
         [module for module in model.modules() if isinstance(module, FrozenBatchNorm)],
         lambda batch: model.backbone.bottom_up(model.preprocess([record["image"] for record in batch])[0]),
         batches, count, state.log.info,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pickle
 import random
@@ -90,6 +91,18 @@ def write_with(thing: Any, path: Path) -> Path:
 def test_a_programs_options_are_data(tmp_path: Path, name: str) -> None:
     file = read_weights_file(write_with(argparse.Namespace(lr=0.03), tmp_path / name))
     assert file.content["args"].lr == 0.03 and list(file.tensors) == ["a"]
+
+
+def test_a_pickle_cannot_change_argparse(tmp_path: Path) -> None:
+    """BUILD on the class itself would set an attribute that every later command line reads as its option."""
+    content = b"\x80\x02cargparse\nNamespace\nN}X\x03\x00\x00\x00badI01\ns\x86b."
+    pickle.Unpickler(io.BytesIO(content)).load()
+    assert vars(argparse.Namespace).get("bad")
+    del argparse.Namespace.bad  # type: ignore[attr-defined]
+    (tmp_path / "x.pkl").write_bytes(content)
+    with pytest.raises(UserError):
+        read_weights_file(tmp_path / "x.pkl")
+    assert not hasattr(argparse.Namespace, "bad")
 
 
 @pytest.mark.parametrize("thing", [_Code(), argparse.Namespace(hidden=_Code())])

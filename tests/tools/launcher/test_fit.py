@@ -65,6 +65,8 @@ def test_no_batch_is_larger_than_the_data(tried, capsys, images):
     """48 images; a recipe whose data are on another machine is searched all the same."""
     fit.fit(load_config(RECIPE, ["DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "32"]), 1, 0)
     fit.fit(load_config(RECIPE, ["DATA.TRAIN", "imagenet", "SOLVER.IMS_PER_BATCH", "96"]), 1, 0)
+    with pytest.raises(UserError, match=r"IMS_PER_BATCH is 49, but folder:.* holds only 48 images; .* at most 48"):
+        fit.fit(load_config(RECIPE, ["DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "49"]), 1, 0)
     assert tried[:3] == [(32, 1), (48, 1), (96, 1)] and "IMS_PER_BATCH 48\n" in capsys.readouterr().out
 
 

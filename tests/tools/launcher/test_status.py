@@ -128,6 +128,18 @@ def test_the_log_of_a_run_without_the_launcher(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == "one\ntwo\n"
 
 
+def test_the_log_of_a_run_with_probes_below(tmp_path: Path, capsys: pytest.CaptureFixture):
+    folder = write_run(tmp_path / "run", "pretrain")
+    (folder / "log.txt").write_text("its own\n")
+    (folder / "log.txt.rank1").write_text("a warning\n")
+    started(folder / "knn", {**SLURM, "cluster": "local"})
+    launch.main(["logs", str(folder)])
+    launch.main(["logs", str(folder), "--rank", "1"])
+    assert capsys.readouterr().out == "its own\na warning\n"
+    with pytest.raises(UserError, match=r"--rank 7, but there is no .*log\.txt\.rank7"):
+        launch.main(["logs", str(folder), "--rank", "7"])
+
+
 def test_a_long_reason_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch")})
     (folder / "launch" / f"{SLURM['id']}_0_log.out").write_text("a line\n")

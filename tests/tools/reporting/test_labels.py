@@ -51,6 +51,17 @@ def test_the_figure_has_a_line_per_initialization(runs: Path) -> None:
     assert axes.get_xscale() == "log" and [tick.get_text() for tick in axes.get_xticklabels()] == ["1%", "10%"]
 
 
+def test_other_configs_and_schedules_are_not_averaged(runs: Path) -> None:
+    other = pretrain(runs / "jcl_other", "METHOD.JCL_LAMBDA", "2.0")
+    trained(runs / "other_1", "1", 0, 30.0, start=other)
+    trained(runs / "other_10", "10", 0, 31.0, start=other)
+    trained(runs / "longer", "1", 0, 90.0, "SOLVER.MAX_ITER", "90000")
+    part = render([runs]).partition(TABLE)[2]
+    assert "| jcl, imagenet, 200 (config 2) |" in part.replace("  ", "") or "(config 2)" in part
+    assert "30.0 [1]" in part and "9.5 ± 6.4 [2]" in part and "90.0" not in part.partition("\n## ")[0]
+    assert "another schedule: 1." in part
+
+
 def test_other_protocols_and_single_shares_stay_apart(runs: Path, tmp_path: Path) -> None:
     trained(runs / "frozen", "1", 0, 50.0, "MODEL.BACKBONE.FREEZE_AT", "5")
     assert "50.0" not in render([runs]).partition(TABLE)[2].partition("\n## ")[0]

@@ -105,7 +105,7 @@ def write_cityscapes(root: Path) -> None:
 def test_cityscapes_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / CITYSCAPES)
-    with pytest.raises(UserError, match=r"no annotations at datasets/cityscapes/gtFine/train/? of cityscapes_fine"):
+    with pytest.raises(UserError, match=r"no folder datasets/cityscapes/gtFine/train/? of cityscapes_fine"):
         early.refuse_inputs(cfg, eval_only=False, weights=False)
     write_cityscapes(tmp_path / "datasets")
     results = go(CITYSCAPES, OUTPUT_DIR="out", **SMALL)

@@ -51,7 +51,7 @@ def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], printed:
     "ending, status, line",
     [
         ("raise UserError('a\\nb')", 2, "error: a b"),
-        ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); run the same command again to resume"),
+        ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); run the same command again"),
         ("raise Stopped('SIGTERM', 'use --resume')", 130, "stopped by SIGTERM; use --resume"),
         ("raise KeyboardInterrupt", 130, "interrupted by SIGINT (Ctrl-C)"),
     ],

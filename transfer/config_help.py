@@ -15,6 +15,8 @@ MEANINGS = {
     "CUDNN_BENCHMARK": "let cuDNN choose its fastest algorithms, which costs exact repeatability",
     "DATALOADER.FILTER_EMPTY_ANNOTATIONS": "train on images with annotations only",
     "DATALOADER.NUM_WORKERS": "processes that read images, per process of the training",
+    "DATALOADER.REPEAT_THRESHOLD": "RepeatFactorTrainingSampler: share of images below which a category is repeated",
+    "DATALOADER.SAMPLER_TRAIN": "TrainingSampler; RepeatFactorTrainingSampler repeats images of rare categories",
     "DATASETS.TEST": "as TRAIN; evaluated at the end, and every TEST.EVAL_PERIOD iterations",
     "DATASETS.TRAIN": "names such as coco_2017_train, or 'coco:/path/annotations.json:/path/images'; category ids may "
     "be any; with :skip_bad at the end, bad records are skipped and listed; Detectron2 engine: any name in its "

@@ -51,6 +51,8 @@ def _all(file: str) -> None:
 
     from pretrain.common.run_folder import read_json, write_json
 
+    if not Path("datasets/digits/images").is_dir():  # found now, and not after the first minutes
+        raise UserError("step trains on the demo's digits; make them: python tools/make_data.py digits datasets/digits")
     torch.set_num_threads(1)
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

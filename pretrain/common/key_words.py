@@ -26,35 +26,26 @@ class Key(NamedTuple):
 
 
 class _ListKeys(argparse.Action):
-    """Of --help-keys."""
+    """Of --help-keys; ``const`` gives the keys, and is the value where no prefix is given."""
 
-    def names(self) -> list[str]:
-        """Every key of the command."""
-        raise NotImplementedError
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
+        extensions.add(getattr(namespace, "extensions", None) or [])  # of --import before this option
+        print(describe(self.const(), values if isinstance(values, str) else ""))
+        parser.exit()
 
 
 def add_keys(parser: argparse.ArgumentParser, keys: Callable[[], Sequence[Key]]) -> None:
     """Adds --help-keys to a command that takes KEY VALUE words, and names those words in its usage and its help.
 
     Args:
-        keys: called only when the keys are to be listed.
+        keys: called only when the keys are to be listed, or one is named as if it were an option.
     """
-
-    class ListKeys(_ListKeys):
-        def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
-            extensions.add(getattr(namespace, "extensions", None) or [])  # of --import before this option
-            print(describe(keys(), values or ""))
-            parser.exit()
-
-        def names(self) -> list[str]:
-            return [key.name for key in keys()]
-
     group = parser.add_argument_group(
         "config keys",
         "KEY VALUE ... after or between the options override the config, as in SOLVER.BASE_LR 0.05 SEED 1",
     )
     group.add_argument(
-        "--help-keys", action=ListKeys, nargs="?", metavar="PREFIX",
+        "--help-keys", action=_ListKeys, nargs="?", const=keys, metavar="PREFIX",
         help="list the keys (those that begin with PREFIX, such as SOLVER): default, values and meaning",
     )  # fmt: skip
 
@@ -92,7 +83,7 @@ def refuse_options(words: Sequence[str], parser: argparse.ArgumentParser, comman
 
 
 def _names_of_keys(parser: argparse.ArgumentParser) -> list[str]:
-    return [name for action in parser._actions if isinstance(action, _ListKeys) for name in action.names()]
+    return [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:

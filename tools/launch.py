@@ -125,6 +125,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
+        ("finetune", "trains the whole network as a classifier, as for few labels"),
         ("knn", "scores frozen features with kNN"),
         ("embedding", "draws a map (t-SNE) of validation features"),
     ):

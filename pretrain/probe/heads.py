@@ -1,7 +1,8 @@
-"""Linear classifiers on frozen features, trained side by side."""
+"""Linear classifiers, trained side by side on frozen features, or one together with its backbone."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,44 +17,59 @@ from .features import Features
 
 
 class Heads(nn.Module):
-    """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks."""
+    """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks.
 
-    def __init__(self, features: int, classes: int, cfg: CfgNode) -> None:
+    Args:
+        settings: the config's section LINEAR or FINETUNE.
+        backbone: trained as well, by FINETUNE.BACKBONE_LR; None: it is frozen.
+        scaler: of the gradients of fp16; None: none.
+    """
+
+    def __init__(
+        self, features: int, classes: int, settings: CfgNode, backbone: nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.cfg = cfg.LINEAR
+        self.settings = settings
+        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self.diverged: list[float] = []
-        self.rates = [float(lr) for lr in cfg.LINEAR.LRS] or [cfg.LINEAR.BASE_LR]
+        self.rates = [float(lr) for lr in settings.get("LRS", [])] or [settings.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
         for head in heads:  # as in MoCo's protocol
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
         self.heads = nn.ModuleList(heads)
         groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
-        self.optimizer = torch.optim.SGD(groups, momentum=cfg.LINEAR.MOMENTUM, weight_decay=cfg.LINEAR.WEIGHT_DECAY)
+        if backbone is not None:
+            groups.append({"params": list(backbone.parameters()), "lr": settings.BACKBONE_LR})
+        self._base_rates = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.SGD(groups, momentum=settings.MOMENTUM, weight_decay=settings.WEIGHT_DECAY)
 
     def set_rates(self, epoch: int) -> float:
         factor = schedule.learning_rate(
-            epoch, 1, self.cfg.EPOCHS, base_lr=1.0, kind=self.cfg.LR_SCHEDULE, milestones=self.cfg.STEPS,
-            gamma=self.cfg.GAMMA,
+            epoch, 1, self.settings.EPOCHS, base_lr=1.0, kind=self.settings.LR_SCHEDULE,
+            milestones=self.settings.STEPS, gamma=self.settings.GAMMA,
         )  # fmt: skip
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
         """One optimizer step on this rank's share; returns each head's mean loss over the global batch."""
         ranks = distributed.world_size()
-        share = len(labels_n) * ranks / self.cfg.IMS_PER_BATCH  # a rank with more images weighs more
+        share = len(labels_n) * ranks / self.settings.IMS_PER_BATCH  # a rank with more images weighs more
         losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
         self.optimizer.zero_grad(set_to_none=True)
-        (losses.sum() * share).backward()
+        self._scaler.scale(losses.sum() * share).backward()
         means = losses.detach() * share
         if ranks > 1:  # one collective carries losses and gradients
-            grads = [p.grad for p in self.heads.parameters() if p.grad is not None]
+            trained = itertools.chain(*(group["params"] for group in self.optimizer.param_groups))
+            grads = [p.grad for p in trained if p.grad is not None]
             flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
             means, *parts = flat.split([len(means), *(g.numel() for g in grads)])
             torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
-        self.optimizer.step()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
         return means
 
     def retire(self, losses_H: Tensor, epoch: int, log: Callable[[str], None]) -> None:
@@ -73,9 +89,8 @@ class Heads(nn.Module):
                     nn.init.zeros_(parameter)
                     self.optimizer.state.pop(parameter, None)
         if len(self.diverged) == len(self.rates):
-            raise UserError(
-                f"the linear probe's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR or LINEAR.LRS"
-            )
+            remedy = "LINEAR.BASE_LR or LINEAR.LRS" if "LRS" in self.settings else "FINETUNE.BASE_LR or BACKBONE_LR"
+            raise UserError(f"the classifier's loss is not finite in epoch {epoch}; lower {remedy}")
 
     @torch.no_grad()
     def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
@@ -92,12 +107,13 @@ class Heads(nn.Module):
 
     def state(self) -> dict[str, Any]:
         return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "diverged": self.diverged}  # fmt: skip
+                "diverged": self.diverged, "scaler": self._scaler.state_dict()}  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.diverged = list(state["diverged"])
+        self._scaler.load_state_dict(state.get("scaler", {}))  # that of an earlier version's probe is missing
 
 
 def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:

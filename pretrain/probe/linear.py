@@ -1,9 +1,8 @@
-"""The linear probe: a classifier on frozen features, with its own run folder and exact resume."""
+"""The linear probe: a classifier on frozen features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,129 +11,50 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from .. import datasets, distributed, recipes, views
-from ..common import checkpoint, interrupt
+from .. import datasets, distributed
 from ..common.errors import UserError
-from ..common.metrics import MetricsWriter
-from ..common.process_group import AgreedStop, on_first_rank
-from ..common.run_folder import read_json
-from ..encoder import feature_dim, pooled_features
-from ..loader import build_loader
-from ..progress import Progress
+from ..encoder import feature_dim
 from ..shares import slice_bounds
-from ..siamese import autocast
-from .data import ProbeData, probe_data
-from .features import Features, extract, load_frozen
+from . import classifier
+from .classifier import Augmented, Scores, Stream
+from .data import ProbeData
+from .features import Features, extract
 from .heads import Heads
-from .knn import warning_if_random
-from .protocol import check_same_probe, linear_settings, protocol
-from .run import ProbeRun, probe_run
+from .run import ProbeRun
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """Trains LINEAR.* heads on the frozen backbone of ``weights`` and returns the content of results.json.
+    """Trains LINEAR.* heads on the frozen backbone of ``weights``; see `classifier.run_stage`.
 
     With LINEAR.LRS several heads learn side by side from one pass over the data, one per learning rate; one that
     diverges scores 0 and leaves the others alone. The result is that of the head with the highest top-1 on a tenth of
     the training images, which no head learns from: to choose it on the validation images would flatter it. With
     LINEAR.AUGMENT none every feature is computed once.
-
-    Raises:
-        UserError: bad input, every head diverged, the folder is in use or holds something else.
-        interrupt.Stopped: asked to stop; a checkpoint of the current step is written.
     """
-    with probe_run(cfg, "linear") as run:
-        backbone, source = load_frozen(weights, cfg, run.device)
-        work = {"backbone": str(source.get("source_sha256") or source), **linear_settings(cfg)}
-        complete, state = on_first_rank(lambda: _earlier(run, work))
-        if complete:
-            run.log.info(f"{run.folder} is complete; nothing to do")
-            return complete
-        data = probe_data(cfg)
-        sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
-        if state and state["sizes"] != sizes:
-            changed = "; ".join(f"{key} {state['sizes'][key]} -> {now}" for key, now in sizes.items()
-                                if now != state["sizes"][key])  # fmt: skip
-            raise UserError(
-                f"the labeled images have changed since {run.folder} was begun ({changed}); restore the original ones, "
-                "or choose another OUTPUT_DIR"
-            )
-        run.start()
-        score = _train(run, backbone, source, data, {"work": work, "sizes": sizes}, state)
-        best = _best(score)
-        how = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
-        run.log.info(
-            f"linear top-1 {best['top1']:.2f}, top-5 {best['top5']:.2f} ({how}, {len(data.val)} validation images)"
-        )
-        return run.finish({
-            "source": source, "metrics": best, "per_learning_rate": score, "protocol": protocol(cfg, "linear", data),
-            "work": work, **warning_if_random(backbone, source, data, cfg, run.device, run.log),
-        })  # fmt: skip
+    return classifier.run_stage("linear", cfg, weights, _Heads)
 
 
-def _train(
-    run: ProbeRun,
-    backbone: ResNet,
-    source: dict[str, Any],
-    data: ProbeData,
-    about: dict[str, Any],
-    state: dict[str, Any] | None,
-) -> dict[str, dict[str, float]]:
-    """Trains the heads from ``state`` (None: from the start) to the end; returns every head's scores.
+class _Heads:
+    """Classifiers side by side, one per learning rate, and the features that they learn from."""
 
-    Args:
-        about: what every checkpoint says of the work that it belongs to.
-    """
-    cfg, device = run.cfg, run.device
-    torch.manual_seed(cfg.SEED)
-    heads = Heads(feature_dim(backbone), len(data.train.classes), cfg).to(device)
-    kept = run.feature_files(source)
-    val = extract(backbone, data.val, cfg, device, kept=kept("val"))
-    learned, held_out = data.train, None
-    if len(heads.rates) > 1:
-        learned, unseen = _split(data.train)
-        held_out = extract(backbone, unseen, cfg, device, kept=kept("held_out"))
-    if cfg.LINEAR.AUGMENT == "none":
-        stream = _Cached(extract(backbone, learned, cfg, device, kept=kept("train")), cfg)
-    else:
-        stream = _Augmented(backbone, learned, cfg, device)
-    steps_per_epoch, step = len(stream), 0
-    total_steps = cfg.LINEAR.EPOCHS * steps_per_epoch
-    losses = torch.zeros(len(heads.rates), device=device)  # sums over the current epoch
-    if state:
-        heads.load(state)
-        step, losses = state["step"], state["losses"].to(device)
-        run.log.info(f"resumed at step {step} of {total_steps}")
-        if distributed.is_main():  # it may have been killed before it removed the one before
-            checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
-    metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
-    progress = Progress(total_steps, step, cfg.LINEAR.IMS_PER_BATCH, run.log, metrics is not None, "linear")
-    stop, score = AgreedStop(device), heads.score(val, held_out)
-    for features, labels in progress.timed(stream.batches(step, total_steps)):
-        epoch = step // steps_per_epoch
-        factor = heads.set_rates(epoch)
-        losses += heads.step(features, labels)
-        step += 1
-        progress.advance()
-        reason, epoch_ends = stop.poll(), step % steps_per_epoch == 0
-        if epoch_ends:
-            heads.retire(losses, epoch, run.log.warning)
-            score = heads.score(val, held_out)
-            if metrics:
-                best = _best(score)
-                loss = float(losses[heads.rates.index(best["learning_rate"])]) / steps_per_epoch
-                metrics.write(step - 1, {"loss": loss, "lr_factor": factor, **best})
-                progress.report(f"epoch {epoch + 1}  top-1 {best['top1']:.2f}", progress.rates())
-            losses.zero_()
-        if epoch_ends or reason:
-            _save(run.folder, step, {**heads.state(), **about, "step": step, "losses": losses})
-        if reason and step < total_steps:
-            progress.close()
-            raise interrupt.Stopped(reason, interrupt.from_checkpoint(run.folder, step))
-    progress.close()
-    if metrics:
-        metrics.close()
-    return score
+    scored_every_epoch = True
+
+    def __init__(self, run: ProbeRun, backbone: ResNet, source: dict[str, Any], data: ProbeData) -> None:
+        cfg, device = run.cfg, run.device
+        self.heads = Heads(feature_dim(backbone), len(data.train.classes), cfg.LINEAR).to(device)
+        kept = run.feature_files(source)
+        self._val = extract(backbone, data.val, cfg, device, kept=kept("val"))
+        learned, self._held_out = data.train, None
+        if len(self.heads.rates) > 1:
+            learned, unseen = _split(data.train)
+            self._held_out = extract(backbone, unseen, cfg, device, kept=kept("held_out"))
+        if cfg.LINEAR.AUGMENT == "none":
+            self.stream: Stream = _Cached(extract(backbone, learned, cfg, device, kept=kept("train")), cfg)
+        else:
+            self.stream = Augmented(run, cfg.LINEAR, backbone, learned)
+
+    def score(self) -> Scores:
+        return self.heads.score(self._val, self._held_out)
 
 
 def _split(train: datasets.ImageData) -> tuple[datasets.ImageData, datasets.ImageData]:
@@ -142,34 +62,6 @@ def _split(train: datasets.ImageData) -> tuple[datasets.ImageData, datasets.Imag
     positions = np.arange(len(train))
     is_held_out = positions % 10 == 9 if len(train) > 9 else positions == 0
     return train.chosen(positions[~is_held_out]), train.chosen(positions[is_held_out])
-
-
-def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
-    if distributed.is_main():
-        path = checkpoint.path_of_step(folder, step)
-        checkpoint.save(path, state)
-        checkpoint.prune(folder, 1, path)
-    distributed.barrier()
-
-
-class _Augmented:
-    """Batches of (features, labels) from augmented images."""
-
-    def __init__(self, backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device) -> None:
-        self._backbone, self._device, self._amp = backbone, device, cfg.SOLVER.AMP
-        self._statistics = cfg.VIEWS.MEAN, cfg.VIEWS.STD
-        size, recipe = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE, recipes.RECIPES[cfg.LINEAR.AUGMENT]
-        self._loader = build_loader(cfg, data, [recipe], device, size=size, batch_size=cfg.LINEAR.IMS_PER_BATCH)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for _, batch in self._loader.batches(first_step, total_steps):
-            images = views.normalize(batch.views_VNCHW[0].to(self._device, non_blocking=True), *self._statistics)
-            with torch.no_grad(), autocast(self._amp, self._device.type):
-                features = pooled_features(self._backbone, images).float()
-            yield features, batch.label_N.to(self._device, non_blocking=True)
 
 
 class _Cached:
@@ -195,29 +87,3 @@ class _Cached:
                 order = torch.randperm(len(labels_N), generator=generator).to(labels_N.device)
             mine = order[at * self._total + start : at * self._total + stop]
             yield features_NF[mine], labels_N[mine]
-
-
-def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The result of a complete probe, or the newest checkpoint of one to resume.
-
-    Raises:
-        UserError: the folder holds a probe with another protocol or backbone.
-    """
-    path = run.folder / "results.json"
-    results = read_json(path) if path.is_file() else None
-    found = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
-    state = found[1] if found else None
-    earlier = results or state
-    if earlier is None:
-        return None, None
-    before = earlier.get("work")
-    if not isinstance(before, dict):
-        raise UserError(f"{run.folder} does not say what its probe was made from; choose another OUTPUT_DIR")
-    check_same_probe(run.folder, before, work)
-    return results, state
-
-
-def _best(scores: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """The only head, or the one with the highest top-1 on the images held out; with its learning rate."""
-    rate = max(scores, key=lambda r: scores[r].get("held_out_top1", 0.0))
-    return {**scores[rate], "learning_rate": float(rate)}

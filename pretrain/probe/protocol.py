@@ -1,4 +1,4 @@
-"""How a probe scores a backbone, from its config alone, without torch; and whether two linear probes are the same."""
+"""How a probe scores a backbone, from its config alone, without torch; whether two trained classifiers are the same."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
     """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
 
     Args:
-        probe: linear | knn; empty: only what decides how features are computed.
+        probe: linear | finetune | knn; empty: only what decides how features are computed.
         data: adds the numbers of labeled images.
     """
     own = {}
-    if probe == "linear":
-        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
-        if len(cfg.LINEAR.LRS) > 1:
+    if probe in ("linear", "finetune"):
+        settings = cfg[probe.upper()]
+        own = {key: settings[key] for key in sorted(settings)}
+        if len(settings.get("LRS", [])) > 1:
             own["chosen_on"] = "a tenth of the training images"
     elif probe == "knn":
         own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), data_names(cfg)
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
-    usual = default_config().VIEWS  # results of versions without these keys have the usual values
-    statistics = {key.lower(): cfg.VIEWS[key] for key in ("MEAN", "STD") if cfg.VIEWS[key] != usual[key]}
-    return {**own, "image_size": size, "resize": resize, **statistics, "amp": cfg.SOLVER.AMP,
+    usual = default_config()  # results of versions without these keys have the usual values
+    keys = {"mean": ("VIEWS", "MEAN"), "std": ("VIEWS", "STD"), "labels": ("DATA", "PROBE_LABELS")}
+    others = {
+        name: cfg[section][key] for name, (section, key) in keys.items() if cfg[section][key] != usual[section][key]
+    }
+    return {**own, "image_size": size, "resize": resize, **others, "amp": cfg.SOLVER.AMP,
             "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
 
@@ -49,14 +53,14 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
 
 
-def linear_settings(cfg: CfgNode) -> dict[str, Any]:
-    """What the result of a linear probe depends on, apart from the backbone: protocol, data and seed."""
-    settings = {key: value for key, value in flatten(cfg) if key.startswith("LINEAR.") or key == "SEED"}
-    return {**settings, **protocol(cfg)}
+def classifier_settings(cfg: CfgNode, stage: str) -> dict[str, Any]:
+    """What the result of a linear probe or of fine-tuning depends on, apart from the backbone: protocol, data, seed."""
+    own = f"{stage.upper()}."
+    return {**{key: value for key, value in flatten(cfg) if key.startswith(own) or key == "SEED"}, **protocol(cfg)}
 
 
 def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises UserError if the linear probe in ``folder`` was made by other settings, each of which is named."""
+    """Raises UserError if the probe in ``folder`` was made by other settings, each of which is named."""
     changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in now.items() if before.get(key) != value]
     if changed:
         raise UserError(f"{folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")

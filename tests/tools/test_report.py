@@ -96,8 +96,8 @@ def test_the_heading_names_what_was_scored(tmp_path: Path):
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
     probe(tmp_path / "photos/knn_100", config, 40.0, "DATA.PROBE_TRAIN", "cifar100")
     first, second = render([tmp_path]).split("\n## ")[1:]
-    assert first.startswith("Frozen features: accuracy on the validation images of cifar10, in percent")
-    assert second.startswith("Frozen features: accuracy on the validation images of cifar100, in percent")
+    assert first.startswith("Accuracy on the validation images of cifar10, in percent")
+    assert second.startswith("Accuracy on the validation images of cifar100, in percent")
     assert "train cifar10," in first and "pretrained on folder:/photos, " in first
     assert cells(first, "photos")[-1] == "60.0" and cells(second, "photos")[-1] == "40.0"
 

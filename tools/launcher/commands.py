@@ -49,7 +49,7 @@ def probe(args: argparse.Namespace) -> int:
     return _start(stages.probe(args.command, weights, args.config_file, args.overrides), from_arguments(args), args)
 
 
-linear = knn = embedding = probe
+linear = finetune = knn = embedding = probe
 
 
 def convert(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = {
     "pretrain": "pretrain.train:main",
     "linear": "pretrain.probe.linear:main",
+    "finetune": "pretrain.probe.finetune:main",
     "knn": "pretrain.probe.knn:main",
     "embedding": "pretrain.probe.embedding:main",
     "distributions": "pretrain.probe.distributions:main",
@@ -35,7 +36,7 @@ class StageSpec:
     """One stage's work. It is pickled for the job, and recorded in launch.json so that it can be started again.
 
     Attributes:
-        stage: pretrain, linear, knn, convert, transfer, ...
+        stage: a name in `ENTRIES`.
         folder: the run folder, absolute.
         entry: ``"package.module:function"``; imported in the job, never pickled.
         config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text

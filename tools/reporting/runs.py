@@ -19,7 +19,7 @@ from transfer.config import FREE_ANYWHERE, OWN, keys
 from .files import Run, parse_yaml
 
 Protocol = dict[str, Any]
-_KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
+_KINDS = {"knn": "kNN", "linear": "linear", "finetune": "fine-tuned"}  # by stage
 # Prefixes of keys of a detector's config that do not change what is measured, or that have their own place in a table.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
@@ -54,7 +54,7 @@ class Probe:
     """Scores (from 0 to 100) of a frozen backbone.
 
     Attributes:
-        kind: kNN | linear.
+        kind: kNN | linear | fine-tuned.
         origin: of the backbone, as the probe recorded it.
         steps: of the backbone's pretraining; None if the weights do not record them.
         scored_on: the data set whose validation images were classified.
@@ -175,7 +175,7 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
 def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
     """What a probe was scored on, and its protocol, without the settings that have no effect in it."""
     unused = {"val"}
-    if kind == "linear":
+    if kind != "kNN":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
         unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
     kept = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
@@ -184,7 +184,7 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
 
 def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
     """What a probe under ``cfg`` records of its protocol in results.json."""
-    recorded = protocol(cfg, "linear" if kind == "linear" else "knn")
+    recorded = protocol(cfg, next(stage for stage, name in _KINDS.items() if name == kind))
     # Earlier versions did not record these two.
     return {key: value for key, value in recorded.items() if key not in ("max_images", "on_corrupt")}
 

@@ -13,7 +13,7 @@ from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differi
 
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
-_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
+_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5"), "fine-tuned": ("top1", "top5")}
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
@@ -110,7 +110,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 tables = dict.fromkeys(verdict.table for verdict in verdicts if verdict.numbers)
                 notes.append(f"Paper: {', '.join(tables)}.")
     notes += _refusals(refused)
-    title = f"Frozen features: accuracy on the validation images of {scored_on}, in percent"
+    title = f"Accuracy on the validation images of {scored_on}, in percent"
     return _table(title, notes, head, lines)
 
 

@@ -245,7 +245,7 @@ def test_what_changes_the_result_is_another_probe(images, complete, key, value, 
 
 def test_a_result_that_does_not_say_what_it_is_of_is_not_taken(images, tmp_path):
     (tmp_path / "results.json").write_text('{"stage": "linear", "metrics": {"top1": 99.0}}')
-    with pytest.raises(UserError, match="does not say what its probe was made from"):
+    with pytest.raises(UserError, match="does not say what its linear stage was made from"):
         linear.main(_config(images, tmp_path), "random")
 
 

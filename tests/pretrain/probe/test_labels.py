@@ -1,0 +1,91 @@
+"""The share of the labels that probes learn from: by class, nested, seeded; or a list of names."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain import datasets
+from pretrain.common.errors import UserError
+from pretrain.config import load_config
+from pretrain.probe import labels, linear
+from pretrain.probe.data import probe_data
+
+
+@pytest.fixture
+def train(images):
+    return datasets.load(f"folder:{images}", "train")
+
+
+def _names(data):
+    return [data.image_name(position) for position in range(len(data))]
+
+
+def test_a_share_is_of_each_class_and_within_a_larger_one(train):
+    ten, fifty = labels.chosen(train, "10%"), labels.chosen(train, "50%")
+    assert np.bincount(ten.labels).tolist() == [2, 2] and np.bincount(fifty.labels).tolist() == [12, 12]
+    assert set(_names(ten)) < set(_names(fifty)) < set(_names(train)) and _names(fifty) == sorted(_names(fifty))
+    assert _names(ten) == _names(labels.chosen(train, "10%:0")) != _names(labels.chosen(train, "10%:1"))
+    assert all(_class_of(name) == label for name, label in zip(_names(ten), ten.labels, strict=True))
+    assert len(labels.chosen(train, "0.1%")) == 2  # one per class
+    assert _names(labels.chosen(train, "100%")) == _names(labels.chosen(train, "")) == _names(train)
+
+
+def _class_of(name):
+    return int(Path(name).parent.name.removeprefix("class"))
+
+
+def test_a_list_names_images_with_any_of_their_folders(train, tmp_path):
+    file = tmp_path / "list.txt"
+    file.write_text("class1/003.png\n\n  train/class0/007.png\n")
+    found = labels.chosen(train, str(file))
+    assert [Path(name).parts[-2:] for name in _names(found)] == [("class0", "007.png"), ("class1", "003.png")]
+    assert found.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("class0/001.png\nclass0/001.png", "names an image twice"),
+        ("001.png", "names 001.png, and several images have that name; write it with its folder"),
+        ("class0/001.png\nclass0/1.png", "names 1 images that the data set does not have: class0/1.png"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(train, tmp_path, text, says):
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(UserError) as caught:
+        labels.chosen(train, str(tmp_path / "list.txt"))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ("0%", "above 0% and at most 100%"),
+        ("101%", "above 0% and at most 100%"),
+        ("1%:a", "write a share as 1% or 1%:3"),
+        ("gone.txt", "no list of images in DATA.PROBE_LABELS at gone.txt"),
+    ],
+)
+def test_what_is_neither_a_share_nor_a_file_is_refused(train, wanted, says):
+    for refuse in (labels.refuse_missing, lambda wanted: labels.chosen(train, wanted)):
+        with pytest.raises(UserError) as caught:
+            refuse(wanted)
+        assert says in str(caught.value)
+
+
+def test_probes_learn_from_the_share_alone_and_say_so(images, tmp_path):
+    cfg = load_config(None, [
+        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "LINEAR.IMS_PER_BATCH", "8", "LINEAR.EPOCHS", "1", "LINEAR.AUGMENT", "none", "DATALOADER.NUM_WORKERS", "0",
+        "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path), "DATA.PROBE_LABELS", "25%",
+    ])  # fmt: skip
+    data = probe_data(cfg)
+    assert (len(data.train), len(data.val)) == (12, 16)
+    linear.main(cfg, "random")
+    recorded = json.loads((tmp_path / "results.json").read_text())["protocol"]
+    assert (recorded["labels"], recorded["train_images"]) == ("25%", 12)
+    with pytest.raises(UserError, match="holds another probe"):
+        linear.main(load_config(None, ["OUTPUT_DIR", str(tmp_path)]), "random")

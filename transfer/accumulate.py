@@ -1,4 +1,4 @@
-"""A process's batch in parts that go through the detector one by one, to take less memory (SOLVER.ACCUMULATE)."""
+"""A detector in training: a process's batch in parts (SOLVER.ACCUMULATE), in half precision (SOLVER.AMP)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ class Accumulated(nn.Module):
     Args:
         model: a detector, or DistributedDataParallel around it; its gradients are averaged over ranks once.
         scale: of a loss, for fp16.
+        precision: of autocast in training; None: full precision, or an autocast around it.
     """
 
-    def __init__(self, model: nn.Module, count: int, scale: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, count: int, scale: Callable[[Tensor], Tensor], precision: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        self.model, self._count, self._scale = model, count, scale
+        self.model, self._count, self._scale, self._precision = model, count, scale, precision
 
     def forward(self, batch: list[Any]) -> Any:
+        device = next(self.model.parameters()).device.type
+        if not self.training or self._precision is None:
+            return self._forward(batch)
+        with torch.autocast(device, self._precision):
+            return self._forward(batch)
+
+    def _forward(self, batch: list[Any]) -> Any:
         if self._count == 1 or not self.training:
             return self.model(batch)
         sums: dict[str, Tensor] = {}

@@ -57,7 +57,7 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
 
 
 def keep_best(
-    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], save: Callable[[str], None],
+    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], done: int, save: Callable[[str], None],
     log: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Saves model_best.pth if the evaluation is the best so far by TEST.BEST; every rank calls it.
@@ -67,6 +67,7 @@ def keep_best(
 
     Args:
         results: data set -> task -> metric -> value, on rank 0.
+        done: iterations.
         save: writes a checkpoint of this name; called on every rank.
     """
     metric: str = cfg.TEST.get("BEST", "")
@@ -87,10 +88,28 @@ def keep_best(
     save(BEST)
 
     def record() -> None:
-        write_json(out / "best.json", {"metric": metric, "data": next(iter(results)), "value": value})
+        write_json(out / "best.json", {"metric": metric, "data": next(iter(results)), "value": value, "done": done})
         log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
 
     on_first_rank(record)
+
+
+def is_out_of_patience(cfg: CfgNode, done: int) -> bool:
+    """True if TEST.PATIENCE evaluations, the last after ``done`` iterations, were not better than the best before."""
+    patience, path = cfg.TEST.get("PATIENCE", 0), Path(cfg.OUTPUT_DIR) / "best.json"
+
+    def out_of_it() -> bool:
+        best = read_json(path) if path.is_file() else {}
+        is_its = best.get("metric") == cfg.TEST.BEST and isinstance(best.get("done"), int)
+        return is_its and done - best["done"] >= patience * cfg.TEST.EVAL_PERIOD
+
+    return bool(patience) and on_first_rank(out_of_it)
+
+
+def last_of(cfg: CfgNode) -> int:
+    """The iterations of a complete training: SOLVER.MAX_ITER, or fewer by TEST.PATIENCE."""
+    most = cfg.SOLVER.MAX_ITER
+    return min(most, _iteration(Path(cfg.OUTPUT_DIR) / "model_final.pth") + 1) if cfg.TEST.get("PATIENCE", 0) else most
 
 
 def _best_of(out: Path, metric: str, data: str) -> float:

@@ -73,10 +73,13 @@ MEANINGS = {
     "SEED": "of weights, order of the images and sampling; -1: drawn at the start, and recorded",
     "SOLVER.ACCUMULATE": "parts of each process's batch that go through the detector one by one, for less memory; "
     "batch norms then see a part at a time",
-    "SOLVER.AMP.ENABLED": "half precision, on a GPU",
+    "SOLVER.AMP.ENABLED": "half precision: float16 on a GPU, or bfloat16 (BF16)",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
+    "SOLVER.BF16": "with AMP.ENABLED: bfloat16 instead of float16; also on a CPU",
     "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, beside model_final.pth and model_best.pth; 0: all",
     "SOLVER.CHECKPOINT_PERIOD": "iterations",
+    "SOLVER.EMA": "decay, such as 0.999, of a moving average of the weights, with which the detector is evaluated and "
+    "saved; 0: none",
     "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
     "initialization alike; 0: those of the weights",
     "SOLVER.GAMMA": "factor of the learning rate at each of STEPS",
@@ -94,6 +97,8 @@ MEANINGS = {
     "TEST.DETECTIONS_PER_IMAGE": "most detections per image",
     "TEST.EVAL_PERIOD": "iterations between evaluations; 0: only at the end",
     "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty: COCO's 17",
+    "TEST.LOSS": "evaluations also measure the training's losses on the first set of DATASETS.TEST (val_total_loss)",
+    "TEST.PATIENCE": "the training ends after this many evaluations without a better TEST.BEST; 0: at MAX_ITER",
     "TEST.PRECISE_BN.ENABLED": "average the statistics of batch normalization over training images before a test",
     "TEST.PRECISE_BN.NUM_ITER": "batches for that; the default is at most the iterations of the training",
 }

@@ -85,6 +85,19 @@ def check_training(cfg: CfgNode) -> None:
     for key in ("FROZEN_BN_ITER", "CHECKPOINT_KEEP"):
         if (count := cfg.SOLVER.get(key, 0)) < 0:
             raise UserError(f"SOLVER.{key} is {count}; it must be at least 0")
+    if not 0 <= (decay := cfg.SOLVER.get("EMA", 0.0)) < 1:
+        raise UserError(f"SOLVER.EMA is {decay}; it must be at least 0 and below 1, such as 0.999")
+    if cfg.SOLVER.get("BF16", False) and not cfg.SOLVER.AMP.ENABLED:
+        raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
+    if (patience := cfg.TEST.get("PATIENCE", 0)) < 0 or (
+        patience and not (cfg.TEST.get("BEST", "") and cfg.TEST.EVAL_PERIOD)
+    ):
+        raise UserError(
+            f"TEST.PATIENCE is {patience}; it counts evaluations, so it must be at least 0, and needs TEST.BEST and "
+            "TEST.EVAL_PERIOD"
+        )
+    if cfg.TEST.get("LOSS", False) and not cfg.DATASETS.TEST:
+        raise UserError("TEST.LOSS is True, but DATASETS.TEST is empty; name a data set, or leave LOSS False")
     if best := cfg.TEST.get("BEST", ""):
         tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
         if best.partition("/")[0] not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", best.partition("/")[2]):

@@ -19,7 +19,8 @@ def checkpoint_bytes(cfg: CfgNode) -> int:
     momentum = heads + (0 if cfg.MODEL.BACKBONE.FREEZE_AT >= 5 else backbone)
     periodic, keep = cfg.SOLVER.MAX_ITER // cfg.SOLVER.CHECKPOINT_PERIOD, cfg.SOLVER.get("CHECKPOINT_KEEP", 0)
     count = min(periodic, keep + 1 if keep else periodic) + 2 + bool(cfg.TEST.get("BEST", ""))
-    return (backbone + heads + momentum) * disk.BYTES * count
+    averages = momentum if cfg.SOLVER.get("EMA", 0.0) else 0
+    return (backbone + heads + momentum + averages) * disk.BYTES * count
 
 
 def _heads(model: CfgNode) -> int:

@@ -272,7 +272,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                     if (out / (file := predictions_file(checked))).is_file()  # kept with COCO's metrics only
                 },
                 weights=summary,
-                iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
+                iteration=None if args.eval_only else checkpoints.last_of(cfg),
             )
 
 

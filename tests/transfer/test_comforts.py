@@ -153,6 +153,15 @@ def test_augmentation_at_test_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "AP" in results["metrics"]["bbox"]
 
 
+@pytest.mark.detectron2
+def test_naive_sync_bn(tmp_path: Path) -> None:
+    """MoCo's later configs have it; with the torchvision engine, SyncBN computes the same on equally large images."""
+    keys = {"MODEL__RESNETS__NORM": "naiveSyncBN", "MODEL__FPN__NORM": "naiveSyncBN", "SOLVER__MAX_ITER": 1}
+    assert work(tmp_path, "detectron2", **keys)["protocol"]["norm"] == "naiveSyncBN"
+    with pytest.raises(UserError, match=r"MODEL\.RESNETS\.NORM is 'naiveSyncBN' \(supported: 'BN', 'SyncBN'"):
+        work(tmp_path / "other", "torchvision", **keys)
+
+
 @pytest.mark.parametrize(
     ("engine", "keypoints", "message"),
     [

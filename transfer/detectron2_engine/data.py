@@ -109,6 +109,10 @@ class TrainingBatches:
         self._wide = [record["width"] > record["height"] for record in records] if grouped else None
         self._records = DatasetFromList(records, copy=False)
 
+    def __len__(self) -> int:
+        """Images."""
+        return len(self._records)
+
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         rank, world = comm.get_rank(), comm.get_world_size()
         batches = Batches(self._weights, self._wide, self._size, self.seed, rank, world, self.start)

@@ -23,6 +23,7 @@ from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
+from ..averaging import AveragedWeights, applied
 from ..config import precise_bn_batches
 from ..distributed import pool_batch_norm, reported, until_stopped
 from ..stream import mix
@@ -126,6 +127,10 @@ class PreciseBatchNorm(hooks.PreciseBN):
     trainer: Any
 
     def update_stats(self) -> None:
+        with applied(self.trainer.average):
+            self._update_stats()
+
+    def _update_stats(self) -> None:
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
         self._data_loader.seed = mix(seed, self.trainer.iter, 0)
@@ -144,6 +149,10 @@ class SaveBeforeEvaluation(HookBase):
     def after_step(self) -> None:
         if _evaluation_is_due(self.trainer) and comm.is_main_process():
             self.trainer.save(Path(checkpoints.EVALUATING).stem)
+
+
+class OutOfPatience(Exception):
+    """TEST.PATIENCE ends the training after this evaluation."""
 
 
 class Evaluation(hooks.EvalHook):
@@ -172,8 +181,12 @@ class Evaluation(hooks.EvalHook):
 
     def after_step(self) -> None:
         super().after_step()
-        if _evaluation_is_due(self.trainer):  # after the last iteration the final checkpoint is written already
+        trainer = self.trainer
+        if _evaluation_is_due(trainer):  # after the last iteration the final checkpoint is written already
             self._forget_checkpoint()
+            done = trainer.iter + 1
+            if done < trainer.max_iter and checkpoints.is_out_of_patience(trainer.cfg, done):
+                raise OutOfPatience
 
     def after_train(self) -> None:
         if self.trainer.iter >= self.trainer.max_iter:
@@ -213,7 +226,12 @@ class Checkpointer(DetectionCheckpointer):
 
     Args:
         keep: as in `checkpoints.prune`.
+
+    Attributes:
+        average: of the weights, if there is one.
     """
+
+    average: AveragedWeights | None = None
 
     def __init__(self, model: torch.nn.Module, save_dir: str, *, keep: int, **checkpointables: Any) -> None:
         super().__init__(model, save_dir, **checkpointables)
@@ -224,7 +242,9 @@ class Checkpointer(DetectionCheckpointer):
             return
         parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
         path = Path(self.save_dir) / f"{name}.pth"
-        checkpoints.save(path, {"model": self.model.state_dict(), **parts, **kwargs})
+        weights = self.model.state_dict()
+        saved = self.average.saved(weights) if self.average else {"model": weights}
+        checkpoints.save(path, {**saved, **parts, **kwargs})
         self.logger.info(f"saved {path}")
         if path.name not in checkpoints.TEMPORARY_OR_BEST:
             self.tag_last_checkpoint(path.name)

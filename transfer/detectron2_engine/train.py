@@ -21,7 +21,7 @@ from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
 from detectron2.utils import comm
-from detectron2.utils.events import CommonMetricPrinter
+from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules
 
@@ -32,8 +32,9 @@ from pretrain.common.process_group import data_parallel
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
-from .. import HOOKS, checkpoints, frozen_bn
+from .. import HOOKS, checkpoints, frozen_bn, validation
 from ..accumulate import Accumulated
+from ..averaging import AveragedWeights, applied
 from ..coco.data import read, truth
 from ..coco.results import Metrics, flat_sets, score, table
 from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
@@ -49,6 +50,7 @@ from .hooks import (
     Evaluation,
     Events,
     MetricsFile,
+    OutOfPatience,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
     StopOnRequest,
@@ -56,6 +58,7 @@ from .hooks import (
 )
 
 log = logging.getLogger("detectron2.transfer")
+_PLANNED = (Stopped, UserError, FloatingPointError, OutOfPatience)  # ends of a training
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 
 
@@ -115,6 +118,8 @@ def run(
         del found, state, weights  # the model and the optimizer hold them now
         try:
             trainer.train()
+        except OutOfPatience:
+            trainer.finish_early()
         except FloatingPointError as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -140,8 +145,10 @@ def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
             if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
                 own.MODEL[part].NORM = "naiveSyncBN"
                 log(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
-    if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu":
-        raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+    if own.SOLVER.AMP.ENABLED and own.MODEL.DEVICE == "cpu" and not own.SOLVER.get("BF16", False):
+        raise UserError(
+            "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device; set it False, or SOLVER.BF16 True"
+        )
     if own.SOLVER.IMS_PER_BATCH % world:
         raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
     own.freeze()
@@ -150,7 +157,7 @@ def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
 
 def _is_unplanned(record: logging.LogRecord) -> bool:
     """Detectron2 logs the traceback of everything that ends a training; a planned end has its one line."""
-    return not (record.exc_info and isinstance(record.exc_info[1], Stopped | UserError | FloatingPointError))
+    return not (record.exc_info and isinstance(record.exc_info[1], _PLANNED))
 
 
 class Trainer(DefaultTrainer):
@@ -159,7 +166,10 @@ class Trainer(DefaultTrainer):
     Attributes:
         results: the last evaluation's.
         pending: precise BN and the evaluation before the first iteration were not finished.
+        average: of the weights, once they are loaded; None: they are not averaged.
     """
+
+    average: AveragedWeights | None = None
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
         TrainerBase.__init__(self)  # DefaultTrainer's __init__ puts DDP on the GPU of the local rank, even on a CPU
@@ -171,8 +181,10 @@ class Trainer(DefaultTrainer):
         optimizer = self.build_optimizer(cfg, model)
         batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
         self._parallel, parts = data_parallel(model, model.device), cfg.SOLVER.get("ACCUMULATE", 1)
-        step = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
-        trained = Accumulated(self._parallel, parts, self._scale) if parts > 1 else self._parallel
+        precision = torch.bfloat16 if cfg.SOLVER.get("BF16", False) else None  # which needs no scaler
+        step = AMPTrainer if cfg.SOLVER.AMP.ENABLED and not precision else SimpleTrainer
+        wraps = parts > 1 or precision
+        trained = Accumulated(self._parallel, parts, self._scale, precision) if wraps else self._parallel
         self._trainer = step(trained, batches, optimizer, zero_grad_before_forward=parts > 1)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self._device: torch.device = model.device
@@ -217,9 +229,15 @@ class Trainer(DefaultTrainer):
         """Loads ``weights``; with the ``state`` of the checkpoint they are from, continues from its iteration."""
         model = self.checkpointer.model
         load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
+        if decay := self.cfg.SOLVER.get("EMA", 0.0):
+            self.average = self.checkpointer.average = AveragedWeights(model, decay)
         if state:
+            if self.average:
+                self.average.restore(state["trained"])
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
+            if checkpoints.is_out_of_patience(self.cfg, self.start_iter):
+                self.max_iter = self.start_iter
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
         if not state and (count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0)):
@@ -241,6 +259,8 @@ class Trainer(DefaultTrainer):
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.
         torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
         super().run_step()
+        if self.average:
+            self.average.update(self.iter)
 
     def _scale(self, loss: torch.Tensor) -> torch.Tensor:
         return self._trainer.grad_scaler.scale(loss) if isinstance(self._trainer, AMPTrainer) else loss
@@ -252,18 +272,39 @@ class Trainer(DefaultTrainer):
         """Rank 0 writes a checkpoint."""
         self.checkpointer.save(name, iteration=min(self.iter, self.max_iter - 1))  # it ends at max_iter
 
+    def finish_early(self) -> None:
+        """Ends a training whose last evaluation exhausted TEST.PATIENCE."""
+        log.info(f"TEST.PATIENCE ends the training after {self.iter + 1} iterations; best.json names the best")
+        with applied(self.average):
+            if comm.is_main_process():
+                self.save("model_final")
+
     def _evaluate(self) -> dict[str, float]:
+        with applied(self.average):
+            return self._evaluate_now()
+
+    def _evaluate_now(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._parallel, self._visualize)
 
         def save(name: str) -> None:
             if comm.is_main_process():
                 self.save(Path(name).stem)
 
-        checkpoints.keep_best(self.cfg, self.results, save, log.info)
+        checkpoints.keep_best(self.cfg, self.results, min(self.iter + 1, self.max_iter), save, log.info)
+        losses = self._validation_losses() if self.cfg.TEST.get("LOSS", False) else {}
         several = len(self.results) != 1
         # TEST.EXPECTED_RESULTS, which Detectron2 compares with this, names no data set where there is only one.
         self._last_eval_results = self.results if several else next(iter(self.results.values()))
-        return flat_sets(self.results)
+        return flat_sets(self.results) | losses if comm.is_main_process() else {}
+
+    def _validation_losses(self) -> dict[str, float]:
+        world = comm.get_world_size()
+        cfg, network = validation.config(self.cfg, world), self.checkpointer.model
+        batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
+        with EventStorage():  # the heads note their counts of samples in the innermost one
+            return validation.losses(
+                network, network, batches, len(batches), seed=self.seed, rank=comm.get_rank(), world=world
+            )
 
 
 class CocoPredictions(DatasetEvaluator):

@@ -25,6 +25,7 @@ from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps
 
 from .. import checkpoints
+from ..averaging import AveragedWeights
 from ..distributed import check_not_beyond
 from .data import training_records
 from .loader import training_batches
@@ -40,18 +41,26 @@ class State(contextlib.ExitStack):
 
     Attributes:
         rate: iteration -> learning rate.
+        precision: of the forward pass; None: float32.
+        average: of the weights; None: they are not averaged.
         window: the losses and times of the last LOG_PERIOD iterations.
     """
 
     def __init__(self, cfg: CfgNode, model: Detector, device: torch.device, rank: int, world: int, log: Logger) -> None:
         super().__init__()
-        if cfg.SOLVER.AMP.ENABLED and device.type != "cuda":
-            raise UserError("SOLVER.AMP.ENABLED is True, but half precision needs a CUDA device; set it False")
+        is_half, is_bf16 = cfg.SOLVER.AMP.ENABLED, cfg.SOLVER.get("BF16", False)
+        if is_half and not is_bf16 and device.type != "cuda":
+            raise UserError(
+                "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device; set it False, or SOLVER.BF16 True"
+            )
+        self.precision = (torch.bfloat16 if is_bf16 else torch.float16) if is_half else None
         self.cfg, self.model, self.device, self.rank, self.world, self.log = cfg, model, device, rank, world, log
         self.records, info = training_records(cfg)
         self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
         self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP.ENABLED)  # type: ignore[attr-defined]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)  # type: ignore
+        decay = cfg.SOLVER.get("EMA", 0.0)
+        self.average = AveragedWeights(model, decay) if decay else None
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
@@ -105,8 +114,9 @@ class State(contextlib.ExitStack):
         out = Path(self.cfg.OUTPUT_DIR)
 
         def write() -> None:
+            weights = self.model.state_dict()
             content = {
-                "model": self.model.state_dict(),
+                **(self.average.saved(weights) if self.average else {"model": weights}),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "iteration": iteration,
@@ -126,6 +136,8 @@ class State(contextlib.ExitStack):
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
+        if self.average:
+            self.average.restore(content["trained"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.scaler.load_state_dict(content["scaler"])
         self.window.extend(content["window"])

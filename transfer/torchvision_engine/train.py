@@ -19,15 +19,18 @@ from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
-from .. import checkpoints, frozen_bn
+from .. import checkpoints, frozen_bn, validation
 from ..accumulate import Accumulated
+from ..averaging import applied
 from ..coco import results as coco_results
 from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
+from .data import training_records
 from .evaluation import evaluate
 from .layers import FrozenBatchNorm
+from .loader import training_batches
 from .model import build_model
 from .solver import clip_gradients, set_learning_rate
 from .state import LOG_PERIOD, State, find_checkpoint
@@ -100,14 +103,19 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     """
     cfg, solver, model, device, log = state.cfg, state.cfg.SOLVER, state.model, state.device, state.log
     results: dict[str, coco_results.Metrics] = {}
-    repeats = evaluating or start >= solver.MAX_ITER  # the last evaluation, whose line in metrics.json is replaced
+    is_over = start >= solver.MAX_ITER or (start > 0 and checkpoints.is_out_of_patience(cfg, start))
+    repeats = evaluating or is_over  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
-    parallel = Accumulated(data_parallel(model, device), solver.get("ACCUMULATE", 1), state.scaler.scale)
+    parallel = Accumulated(
+        data_parallel(model, device), solver.get("ACCUMULATE", 1), state.scaler.scale, state.precision
+    )
     stop = AgreedStop(device)
     model.train()
     if repeats:
         log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
         results = _finish(state, start - 1, visualize, saved=not evaluating)
+        if is_over or checkpoints.is_out_of_patience(cfg, start):
+            return results
     batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     for iteration in range(start, solver.MAX_ITER):
         began = time.perf_counter()
@@ -117,9 +125,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
         torch.manual_seed(mix(cfg.SEED, iteration, state.rank))
         state.optimizer.zero_grad()
-        with torch.autocast(device.type, enabled=solver.AMP.ENABLED, dtype=torch.float16):
-            losses = parallel(batch)
-            total = torch.stack(list(losses.values())).sum()
+        losses = parallel(batch)
+        total = torch.stack(list(losses.values())).sum()
         state.scaler.scale(total).backward()
         scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
         *values, scale = _mean_over_ranks([*losses.values(), scale])  # the losses are read only here
@@ -131,6 +138,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
             clip_gradients(solver.CLIP_GRADIENTS, model.parameters())
         state.scaler.step(state.optimizer)
         state.scaler.update()
+        if state.average:
+            state.average.update(iteration)
         seconds = {"time": time.perf_counter() - began, "data_time": waited}
         state.window.append({"total_loss": sum(values), **losses, **seconds})
         bar.update()
@@ -138,6 +147,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         done, reason = iteration + 1, stop.poll()
         if done == solver.MAX_ITER or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
             results = _finish(state, iteration, visualize, reason)
+            if checkpoints.is_out_of_patience(cfg, done):
+                break
             continue
         if done % solver.CHECKPOINT_PERIOD == 0 or reason:
             state.save(f"model_{iteration:07d}.pth", iteration)
@@ -167,20 +178,40 @@ def _finish(
         state.save(pending.name, iteration)
         if reason:
             raise Stopped(reason)
-        _precise_bn(state, iteration)
-        if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
-            state.save(f"model_{iteration:07d}.pth", iteration)
-        if final:
+    with applied(state.average):
+        if not saved:
+            _precise_bn(state, iteration)
+            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+                state.save(f"model_{iteration:07d}.pth", iteration)
+            if final:
+                state.save("model_final.pth", iteration)
+                if state.rank == 0:
+                    pending.unlink(missing_ok=True)  # the final checkpoint says the same: only the evaluation is due
+        results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
+        checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
+        losses = _validation_losses(state) if cfg.TEST.get("LOSS", False) else {}
+        if is_last := checkpoints.is_out_of_patience(cfg, done) and not final:
+            state.log.info(f"TEST.PATIENCE ends the training after {done} iterations; best.json names the best")
             state.save("model_final.pth", iteration)
-            if state.rank == 0:
-                pending.unlink(missing_ok=True)  # the final checkpoint says the same: only the evaluation is due
-    results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
-    checkpoints.keep_best(cfg, results, lambda name: state.save(name, iteration), state.log.info)
-    summary = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
-    state.write(iteration, coco_results.flat_sets(results) | summary)
+            if visualize:  # until now it was not known to be the last
+                evaluate(cfg, state.model, state.rank, state.world, visualize)
+    summary = state.summary(iteration) if final or is_last or done % LOG_PERIOD == 0 else {}
+    state.write(iteration, coco_results.flat_sets(results) | losses | summary)
     if state.rank == 0:
         pending.unlink(missing_ok=True)
     return results
+
+
+def _validation_losses(state: State) -> dict[str, float]:
+    cfg = validation.config(state.cfg, state.world)
+    records, info = training_records(cfg)
+    batches = training_batches(
+        cfg, records, info.flip, state.rank, state.world, seed=cfg.SEED, start=0, workers=cfg.DATALOADER.NUM_WORKERS
+    )
+    model: Any = state.model
+    return validation.losses(
+        model, state.model, batches, len(records), seed=cfg.SEED, rank=state.rank, world=state.world
+    )
 
 
 def _precise_bn(state: State, iteration: int) -> None:

@@ -75,7 +75,9 @@ def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) 
     make(place, arguments, lambda folder: write_packed(folder, splits, longest_side, quality), resumes=True)
 
 
-def _subset(kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int) -> None:
+def _subset(
+    kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int, list: str = ""
+) -> None:
     from pretrain.common.files import existing_file, sha256
     from tools.data.subset import write_subsets
     from transfer.coco.data import read
@@ -88,8 +90,11 @@ def _subset(kind: str, annotations: str, output: str, percent: list[float], fold
     file = existing_file(annotations, "annotation file", "*.json")
     arguments = {"kind": kind, "annotations": sha256(file), "percent": percent, "folds": folds, "seed": seed,
                  "version": _VERSIONS[kind]}  # fmt: skip
+    published = existing_file(list, "list of positions", "*.txt") if list else None
+    if published:
+        arguments["list"] = sha256(published)
     place = Path(os.path.abspath(output))
-    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed))
+    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed, published))
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
@@ -194,6 +199,12 @@ def _parser() -> argparse.ArgumentParser:
     subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")
     subset.add_argument("--folds", type=int, default=5, help="draws of each share (5)")
     subset.add_argument("--seed", type=int, default=0)
+    subset.add_argument(
+        "--list",
+        default="",
+        metavar="FILE",
+        help="a published list instead, as Unbiased Teacher's COCO_supervision.txt",
+    )
     return parser
 
 

@@ -54,6 +54,29 @@ def test_subsets_are_nested_counted_and_the_same_again(annotations: Path, tmp_pa
     assert one == same != other
 
 
+def test_a_published_list_names_positions_among_annotated_images(annotations: Path, tmp_path: Path) -> None:
+    """30 images have annotations, one of which is a crowd's alone."""
+    whole: dict[str, Any] = json.loads(annotations.read_text())
+    annotated = sorted({one["image_id"] for one in whole["annotations"]})
+    for one in whole["annotations"]:
+        one["iscrowd"] = int(one["image_id"] == annotated[4])
+    annotations.write_text(json.dumps(whole))
+    listed = tmp_path / "supervision.txt"
+    listed.write_text(json.dumps({"10.0": {"0": [7, 3], "1": [0, 28]}}))
+    words = ["subset", str(annotations), str(tmp_path / "out"), "--list", str(listed), "--percent", "10"]
+    make_data.main([*words, "--folds", "2"])
+    kept = [one for one in annotated if one != annotated[4]]
+    assert _ids(tmp_path / "out/10pct_fold0.json") == {kept[3], kept[7]}
+    assert _ids(tmp_path / "out/10pct_fold1.json") == {kept[0], kept[28]}
+    with pytest.raises(UserError, match="no list for 10%, fold 2"):
+        make_data.main([*words[:2], str(tmp_path / "more"), *words[3:]])
+    for positions in ([0, 29], [0, 0], [0], ["0", "1"], [-1, 0]):
+        listed.write_text(json.dumps({"10.0": {"0": positions}}))
+        with pytest.raises(UserError, match="does not fit"):
+            make_data.main([*words[:2], str(tmp_path / "more"), *words[3:], "--folds", "1"])
+    assert not (tmp_path / "more").exists()
+
+
 def test_a_detector_trains_on_a_subset(tmp_path: Path) -> None:
     from transfer import train_net
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, one_line
 
 
-def write_subsets(folder: Path, content: dict[str, Any], percents: Sequence[float], folds: int, seed: int) -> None:
+def write_subsets(
+    folder: Path, content: dict[str, Any], percents: Sequence[float], folds: int, seed: int, published: Path | None
+) -> None:
     """Writes ``<percent>pct_fold<n>.json`` for every share and fold, each with its images' annotations.
 
     A fold is one order of all images, drawn uniformly from (seed, fold); a share is its beginning. So the images of 1%
@@ -22,23 +24,43 @@ def write_subsets(folder: Path, content: dict[str, Any], percents: Sequence[floa
     Args:
         content: of a file in COCO's format.
         percents: of the images, rounded to whole ones.
+        published: a list as Unbiased Teacher's COCO_supervision.txt instead: ``{"1.0": {"0": [positions]}}``, by
+            percent and fold, among the images with annotations other than crowds, in the order of their ids, as
+            Detectron2 loads them; whole images, rounded down.
 
     Raises:
-        UserError: a share without a single image.
+        UserError: a share without a single image, or one that the list does not have, or has for other images.
     """
     images = sorted(content["images"], key=lambda image: image["id"])
+    if published:
+        counted = {one["image_id"] for one in content["annotations"] if not one.get("iscrowd")}
+        images = [image for image in images if image["id"] in counted]
     rest = {name: value for name, value in content.items() if name not in ("images", "annotations")}
     rows = []
     for fold in range(folds):
-        order = np.random.default_rng([seed, fold]).permutation(len(images))
+        order = np.random.default_rng([seed, fold]).permutation(len(images)).tolist()
         for percent in percents:
             count = round(len(images) * percent / 100)
-            if not count:
+            if not (count or published):
                 raise UserError(f"{percent:g}% of {len(images)} images is none; give a larger share")
-            chosen = [images[position] for position in sorted(order[:count].tolist())]
+            positions = _listed(published, percent, fold, len(images)) if published else order[:count]
+            chosen = [images[position] for position in sorted(positions)]
             ids = {image["id"] for image in chosen}
             annotations = [one for one in content["annotations"] if one["image_id"] in ids]
             name = f"{percent:g}pct_fold{fold}.json"
             (folder / name).write_text(json.dumps({**rest, "images": chosen, "annotations": annotations}))
             rows.append([name, len(chosen), len(annotations)])
     print(tabulate(rows, ["file", "images", "annotations"]))
+
+
+def _listed(published: Path, percent: float, fold: int, images: int) -> list[int]:
+    try:
+        positions = json.loads(published.read_text())[str(float(percent))][str(fold)]
+        is_list = all(type(position) is int and position >= 0 for position in positions)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(f"{published} has no list for {percent:g}%, fold {fold} ({one_line(error)})") from error
+    if not is_list or len(set(positions)) != int(percent / 100 * images) or max(positions, default=images) >= images:
+        raise UserError(
+            f"{published} does not fit: {len(positions)} positions for {percent:g}% of {images} images with annotations"
+        )
+    return positions

@@ -17,6 +17,7 @@ from pretrain.common.resnet_names import PREFIX
 from pretrain.common.weights_file import tensor_digest
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
+from transfer.config import load_config
 from transfer.convert import convert
 from transfer.train_net import launch, main, parse, work
 from transfer.weights import Weights
@@ -146,6 +147,8 @@ def test_ranks_that_start_with_different_weights_are_refused(monkeypatch: pytest
 
     model, loaded = torch.nn.Linear(2, 1), torch.ones(1, 2)
     fake: Any = SimpleNamespace(
+        cfg=load_config(None),
+        average=None,
         checkpointer=SimpleNamespace(model=model),
         load_state_dict=lambda _: None,
         _trainer=SimpleNamespace(data_loader=SimpleNamespace()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,21 @@ from .loggers import RECORD, Loggers
 from .run_folder import atomic_write, cannot_write, json_text
 
 
-def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
+def drop_metrics(
+    output_dir: str | Path, start_iteration: int, again: Callable[[dict[str, Any]], bool] = lambda _: False
+) -> None:
     """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again.
 
     A run that starts at 0 is a new one to every logger, too.
+
+    Args:
+        again: True for earlier lines that it writes again as well.
     """
     if start_iteration == 0:
         (Path(output_dir) / RECORD).unlink(missing_ok=True)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
-        kept = [line for line in _lines(path) if line["iteration"] < start_iteration]
+        kept = [line for line in _lines(path) if line["iteration"] < start_iteration and not again(line)]
         atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
 
 

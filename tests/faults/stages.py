@@ -45,8 +45,9 @@ def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:
 
 def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
     def arguments(work: Path, data: Path) -> list[str]:
-        keys = {"SOLVER__MAX_ITER": 4, "SOLVER__CHECKPOINT_PERIOD": 2, "OUTPUT_DIR": str(work / "run"),
-                "TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2}  # fmt: skip
+        keys = {"SOLVER__MAX_ITER": 6, "SOLVER__CHECKPOINT_PERIOD": 2, "OUTPUT_DIR": str(work / "run"),
+                "TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "SOLVER__EMA": 0.5,
+                "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 1, "TEST__LOSS": True}  # fmt: skip
         name = f"coco:{data / 'coco/annotations.json'}:{data / 'coco'}"
         return tiny_coco.command(data, name, engine, "--resume", **keys)
 
@@ -57,6 +58,8 @@ STAGES = {
     "pretrain": Stage("tools.launch", _pretrain),
     "knn": Stage("tools.launch", _probe("knn")),
     "linear": Stage("tools.launch", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
+    "finetune": Stage("tools.launch", _probe("finetune", "FINETUNE.EPOCHS", "3", "FINETUNE.IMS_PER_BATCH", "16",
+                                             "DATA.PROBE_LABELS", "75%")),
     "embedding": Stage("tools.launch", _probe("embedding")),
     "distributions": Stage("tools.launch", lambda work, data: ["distributions", str(data / "run"), "--cluster", "debug",
                                                                "OUTPUT_DIR", str(work / "run")]),

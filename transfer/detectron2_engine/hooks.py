@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,7 @@ class WriteBeforeCheckpoint(HookBase):
         self._writers = writers
 
     def after_step(self) -> None:
-        done = self.trainer.iter + 1
-        if done % PERIOD == 0 or done == self.trainer.max_iter:
+        if (self.trainer.iter + 1) % PERIOD == 0 or _evaluation_is_due(self.trainer):
             for writer in self._writers:
                 writer.write()
 
@@ -163,9 +162,14 @@ class Evaluation(hooks.EvalHook):
 
     trainer: Any
 
+    def __init__(self, period: int, evaluate: Callable[[], Any], writers: Sequence[EventWriter]) -> None:
+        super().__init__(period, evaluate)
+        self._writers = writers
+
     def before_train(self) -> None:
         trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
-        if trainer.pending or complete:  # the metrics belong to the previous iteration
+        repeats = trainer.pending or trainer.out_of_patience
+        if repeats or complete:  # the metrics belong to the previous iteration
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
         if trainer.pending:
             if trainer.precise_bn:
@@ -175,23 +179,37 @@ class Evaluation(hooks.EvalHook):
                     trainer.save(f"model_{trainer.iter:07d}")
                 if complete:
                     trainer.save("model_final")
-            if not complete:
-                self._do_eval()
+        if repeats and not complete:
+            self._do_eval()
+            self._finish()
+        elif trainer.pending:
             self._forget_checkpoint()
 
     def after_step(self) -> None:
         super().after_step()
-        trainer = self.trainer
-        if _evaluation_is_due(trainer):  # after the last iteration the final checkpoint is written already
-            self._forget_checkpoint()
-            done = trainer.iter + 1
-            if done < trainer.max_iter and checkpoints.is_out_of_patience(trainer.cfg, done):
-                raise OutOfPatience
+        if self.trainer.iter + 1 == self.trainer.max_iter:  # the evaluation comes in after_train
+            self._forget_checkpoint()  # the final one is written already
+        elif _evaluation_is_due(self.trainer):
+            self._finish()
 
     def after_train(self) -> None:
         if self.trainer.iter >= self.trainer.max_iter:
             self._do_eval()
         del self._func  # it holds the trainer, which holds this hook
+
+    def _finish(self) -> None:
+        """Writes the evaluation that is complete, and ends the training if it exhausts TEST.PATIENCE.
+
+        A run that is killed before the checkpoint of the evaluation is gone repeats all of it.
+        """
+        for writer in self._writers:
+            writer.write()
+        ends = checkpoints.is_out_of_patience(self.trainer.cfg, self.trainer.iter + 1)
+        if ends:
+            self.trainer.finish_early()
+        self._forget_checkpoint()
+        if ends:
+            raise OutOfPatience
 
     def _forget_checkpoint(self) -> None:
         if comm.is_main_process():

@@ -110,16 +110,17 @@ def run(
         model = build_model(own)
         load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return evaluate(own, model, visualize)
+    last = state["iteration"] if state else -1
+    repeats = path.name == checkpoints.EVALUATING or checkpoints.is_out_of_patience(cfg, last + 1)  # the evaluation
     if comm.is_main_process():  # a resumed run would write these lines again
-        drop_metrics(out, state["iteration"] + 1 if state else 0)
+        drop_metrics(out, last + 1, lambda line: repeats and line["iteration"] == last and "total_loss" not in line)
     trainer = Trainer(own, visualize)
     with contextlib.closing(trainer):
         trainer.begin(weights, state, pending=path.name == checkpoints.EVALUATING)
         del found, state, weights  # the model and the optimizer hold them now
         try:
-            trainer.train()
-        except OutOfPatience:
-            trainer.finish_early()
+            with contextlib.suppress(OutOfPatience):
+                trainer.train()
         except FloatingPointError as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -167,7 +168,10 @@ class Trainer(DefaultTrainer):
         results: the last evaluation's.
         pending: precise BN and the evaluation before the first iteration were not finished.
         average: of the weights, once they are loaded; None: they are not averaged.
+        out_of_patience: the checkpoint that is resumed is the last by TEST.PATIENCE.
     """
+
+    out_of_patience = False
 
     average: AveragedWeights | None = None
 
@@ -220,7 +224,7 @@ class Trainer(DefaultTrainer):
             SaveBeforeEvaluation(),
             self.precise_bn,
             hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD) if is_main else None,
-            Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate),
+            Evaluation(cfg.TEST.EVAL_PERIOD, self._evaluate, early[1:] if is_main else ()),
             hooks.PeriodicWriter(self._writers, PERIOD) if is_main else None,
             StopOnRequest(self._device),
         ]
@@ -236,8 +240,8 @@ class Trainer(DefaultTrainer):
                 self.average.restore(state["trained"])
             self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
-            if checkpoints.is_out_of_patience(self.cfg, self.start_iter):
-                self.max_iter = self.start_iter
+            # An evaluation that was not finished may be better than all before.
+            self.out_of_patience = not pending and checkpoints.is_out_of_patience(self.cfg, self.start_iter)
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
         if not state and (count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0)):

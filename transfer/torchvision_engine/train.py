@@ -103,7 +103,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     """
     cfg, solver, model, device, log = state.cfg, state.cfg.SOLVER, state.model, state.device, state.log
     results: dict[str, coco_results.Metrics] = {}
-    is_over = start >= solver.MAX_ITER or (start > 0 and checkpoints.is_out_of_patience(cfg, start))
+    # An evaluation that was not finished may be better than all before.
+    is_over = start >= solver.MAX_ITER or (not evaluating and checkpoints.is_out_of_patience(cfg, start))
     repeats = evaluating or is_over  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
     parallel = Accumulated(

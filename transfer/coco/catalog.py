@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ _CITYSCAPES_AT_DETECTRON2 = "deeplearning.projects.cityscapesApi"
 _FIELDS = ("file_name", "height", "width", "image_id")
 
 
-def metadata(name: str) -> Any:
+def metadata(name: str, others: Iterable[str] = ()) -> Any:
     """Detectron2's metadata of a data set.
+
+    Args:
+        others: names that may have been meant.
 
     Raises:
         UserError: no such name, or Detectron2 is not installed.
@@ -40,14 +44,14 @@ def metadata(name: str) -> Any:
     if name not in known:
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER, and is not in Detectron2's DatasetCatalog; "
-            f"--import the module that registers it{nearest(name, known)}"
+            f"--import the module that registers it{nearest(name, [*known, *others])}"
         )
     return MetadataCatalog.get(name)
 
 
-def files(name: str) -> tuple[Path, Path] | None:
-    """The annotation file in COCO's format and the image folder of a data set that has them."""
-    found = metadata(name)
+def files(name: str, others: Iterable[str]) -> tuple[Path, Path] | None:
+    """The annotation file in COCO's format and the image folder of a data set that has them; see `metadata`."""
+    found = metadata(name, others)
     _refuse_missing_packages(name, found.get("evaluator_type", ""))
     if found.get("evaluator_type") == "cityscapes_instance":
         _rename_cityscapes()

@@ -81,7 +81,7 @@ def find(name: str) -> CocoSet | None:
         found = CocoSet(root / "coco" / annotations, root / "coco" / images, standard=True)
         hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
-        if (files := catalog.files(name)) is None:
+        if (files := catalog.files(name, _SPLITS)) is None:
             return None
         found, hint = CocoSet(*files, standard=False), f" of {name}"
     if not os.path.isfile(found.annotations):

@@ -49,7 +49,7 @@ def test_packages_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     (one,) = found(tmp_path, "packages")
-    assert one.state == "bad" and "numpy 1.2 is not >=2.0" in one.text and "timm>=1.0.16 is not installed" in one.text
+    assert one.state == "bad" and "numpy 1.2 is not >=2.0" in one.text and "timm>=1.0.26 is not installed" in one.text
     assert "pip install -e" in one.remedy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = data.find("keypoints_coco_2017_train")
     assert found.standard and found.images == tmp_path / "coco" / "train2017"
     with pytest.raises(UserError, match="did you mean 'coco_2017_val'"):
+        data.resolve("coco_2017_vall")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="did you mean 'coco_2017_val'"):
+        patch.setattr(importlib.util, "find_spec", lambda _: None)  # no Detectron2
         data.resolve("coco_2017_vall")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         with pytest.raises(UserError, match="is not coco:ANNOTATIONS"):

@@ -49,7 +49,7 @@ def metadata(name: str, others: Iterable[str] = ()) -> Any:
     return MetadataCatalog.get(name)
 
 
-def files(name: str, others: Iterable[str]) -> tuple[Path, Path] | None:
+def files(name: str, others: Iterable[str] = ()) -> tuple[Path, Path] | None:
     """The annotation file in COCO's format and the image folder of a data set that has them; see `metadata`."""
     found = metadata(name, others)
     _refuse_missing_packages(name, found.get("evaluator_type", ""))

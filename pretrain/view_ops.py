@@ -48,7 +48,7 @@ def _saturation(image: np.ndarray, factor: float) -> None:
 
 def _hue(image: np.ndarray, turn: float) -> None:
     hsv = cv2.cvtColor(image.astype(np.float32), cv2.COLOR_RGB2HSV)  # 8-bit hue would be off by up to 3 levels
-    cv2.add(hsv, (360 * (turn % 1), 0, 0, 0), dst=hsv)  # pyright: ignore  # OpenCV takes any angle above 0
+    hsv[..., 0] += 360 * (turn % 1)  # OpenCV takes any angle above 0
     cv2.convertScaleAbs(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB), dst=image)
 
 

@@ -89,8 +89,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
 def _decode_with_opencv(encoded: bytes) -> np.ndarray | None:
     try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
-        return None if image is None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
     except cv2.error as error:  # a header it cannot parse
         if error.code == cv2.Error.STS_NO_MEM:
             raise MemoryError from error

@@ -29,8 +29,19 @@ def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResN
         backbone.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
         backbone.maxpool = nn.Identity()
+    else:
+        backbone.maxpool = _MaxPool(kernel_size=3, stride=2, padding=1)
     backbone.fc = nn.Identity()
     return backbone
+
+
+class _MaxPool(nn.MaxPool2d):
+    """The same values; on a CPU, torch pools channels_last several times faster than contiguous images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or not x.is_contiguous():
+            return super().forward(x)
+        return super().forward(x.contiguous(memory_format=torch.channels_last)).contiguous()
 
 
 def feature_dim(resnet: torchvision.models.ResNet) -> int:

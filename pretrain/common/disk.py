@@ -33,5 +33,5 @@ def refuse_full(folder: str | Path, needed: int) -> None:
     if needed > (free := free_bytes(folder)):
         raise UserError(
             f"the checkpoints in {folder} need about {needed / 2**30:.2f} GiB, but its disk has {free / 2**30:.2f} GiB "
-            "left; free space, keep fewer by SOLVER.CHECKPOINT_*, or choose another OUTPUT_DIR"
+            "left; free space, keep fewer by SOLVER.CHECKPOINT_* (pretraining, detection), or choose another OUTPUT_DIR"
         )

@@ -50,13 +50,16 @@ def stage(
                 check()
 
         on_first_rank(take)
-        with explained():
+        with explained(name):
             yield device
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(name: str) -> Iterator[None]:
     """Turns what torch raises when memory runs out, or a worker or another rank is lost, into one line with a remedy.
+
+    Args:
+        name: of the stage.
 
     Raises:
         UserError: in the place of such an error, which torch may raise between any two lines of the block.
@@ -74,9 +77,11 @@ def explained() -> Iterator[None]:
                 "and run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+            section = name.upper() if name in ("linear", "finetune") else "SOLVER"
+            batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"
+            less = "PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else batch
             raise UserError(
-                f"memory ran out: {text}; lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by the same factor) or "
-                "DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
+                f"memory ran out: {text}; lower {less} or DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
             ) from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise ProcessLost(

@@ -19,11 +19,10 @@ from ..common.process_group import AgreedStop, on_first_rank
 from ..common.run_folder import read_json
 from ..datasets import ImageData
 from ..encoder import pooled_features
-from ..loader import build_loader
+from ..loader import Batch, build_loader
 from ..progress import Progress
 from ..siamese import autocast
-from . import labels as labels_of
-from .data import ProbeData, probe_data
+from .data import ProbeData
 from .features import load_frozen
 from .heads import Heads
 from .knn import warning_if_random
@@ -34,13 +33,19 @@ Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 
 
 class Stream(Protocol):
-    """Batches of (features, labels)."""
+    """What is learned from, a batch at a time."""
 
     def __len__(self) -> int:
         """Steps per epoch."""
         ...
 
-    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def batches(self, first_step: int, total_steps: int) -> Iterator[Any]:
+        """As the loader has them."""
+        ...
+
+    def features(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """(features, labels) of a batch."""
+        ...
 
 
 class Learner(Protocol):
@@ -84,10 +89,13 @@ def run_stage(stage: str, cfg: CfgNode, weights: str, open_learner: Open) -> dic
         if complete:
             run.log.info(f"{run.folder} is complete; nothing to do")
             return complete
-        data = probe_data(cfg)
+        data = run.open_data()
+        if (least := distributed.world_size() * (2 if stage == "finetune" else 1)) > settings.IMS_PER_BATCH:
+            raise UserError(
+                f"{stage.upper()}.IMS_PER_BATCH is {settings.IMS_PER_BATCH}; it must be at least {least} for "
+                f"{distributed.world_size()} process(es)"
+            )
         sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
-        if cfg.DATA.PROBE_LABELS:
-            sizes["chosen images"] = labels_of.digest(data.train)
         if state and state["sizes"] != sizes:
             changed = "; ".join(f"{key} {state['sizes'].get(key)} -> {now}" for key, now in sizes.items()
                                 if now != state["sizes"].get(key))  # fmt: skip
@@ -134,10 +142,10 @@ def _train(
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
     progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.log, metrics is not None, run.name)
     stop, score = AgreedStop(run.device), learner.score() if learner.scored_every_epoch else {}
-    for features, labels in progress.timed(stream.batches(step, total_steps)):
+    for batch in progress.timed(stream.batches(step, total_steps)):
         epoch = step // steps_per_epoch
         factor = heads.set_rates(epoch)
-        losses += heads.step(features, labels)
+        losses += heads.step(*stream.features(batch))
         step += 1
         progress.advance()
         reason, epoch_ends = stop.poll(), step % steps_per_epoch == 0
@@ -176,12 +184,14 @@ class Augmented:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for _, batch in self._loader.batches(first_step, total_steps):
-            images = views.normalize(batch.views_VNCHW[0].to(self._device, non_blocking=True), *self._statistics)
-            with autocast(self._amp, self._device.type):
-                features = pooled_features(self._backbone, images).float()
-            yield features, batch.label_N.to(self._device, non_blocking=True)
+    def batches(self, first_step: int, total_steps: int) -> Iterator[Batch]:
+        return (batch for _, batch in self._loader.batches(first_step, total_steps))
+
+    def features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        images = views.normalize(batch.views_VNCHW[0].to(self._device, non_blocking=True), *self._statistics)
+        with autocast(self._amp, self._device.type):
+            features = pooled_features(self._backbone, images).float()
+        return features, batch.label_N.to(self._device, non_blocking=True)
 
 
 def _save(folder: Path, step: int, state: dict[str, Any]) -> None:

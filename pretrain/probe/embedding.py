@@ -9,7 +9,6 @@ from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
 from ..common.errors import UserError
-from .data import probe_data
 from .features import extract, load_frozen
 from .protocol import protocol
 from .run import csv_text, probe_run
@@ -29,7 +28,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
 
     with probe_run(cfg, "embedding") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        data = probe_data(cfg)
+        data = run.open_data()
         run.start()
         features = extract(backbone, data.val, cfg, run.device, most=_MAX_POINTS)
         labels, classes = features.labels_N.cpu().numpy(), data.val.classes

@@ -16,6 +16,8 @@ from .classifier import Augmented, Scores
 from .data import ProbeData
 from .features import extract
 from .heads import Heads
+from .labels import identity
+from .protocol import data_names
 from .run import ProbeRun
 
 
@@ -39,8 +41,10 @@ class _Network:
         self._backbone = backbone.train().requires_grad_(True)
         if distributed.world_size() > 1 and run.device.type == "cuda":
             self._backbone = cast(ResNet, nn.SyncBatchNorm.convert_sync_batchnorm(backbone))
-        trained_on = run.cfg.DATA.PROBE_TRAIN or run.cfg.DATA.TRAIN
+        trained_on = " of ".join(filter(None, (identity(run.cfg.DATA.PROBE_LABELS), data_names(run.cfg)[0])))
         provenance = {**source, "fine_tuned_on": [*source.get("fine_tuned_on", ()), trained_on]}
+        if source["source"] == "random":
+            provenance["method"] = "random"
         self.heads = _Classifier(run, self._backbone, len(data.train.classes), provenance)
         self.stream = Augmented(run, run.cfg.FINETUNE, self._backbone, data.train)
 

@@ -34,7 +34,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """
     with probe_run(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        data = probe_data(cfg)
+        data = run.open_data()
         run.start()
         score = _score(backbone, data, cfg, run.device, run.feature_files(source))
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}

@@ -43,10 +43,11 @@ def chosen(data: ImageData, wanted: str) -> ImageData:
     return data.chosen(_named(data, wanted))
 
 
-def digest(data: ImageData) -> str:
-    """16 hexadecimal digits that change with the images chosen."""
-    names = "\n".join(data.image_name(position) for position in range(len(data)))
-    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
+def identity(wanted: str) -> str:
+    """The share; of a file, its name and content, so that it may move but not change."""
+    if not wanted or _is_share(wanted) or not Path(wanted).is_file():
+        return wanted
+    return f"{Path(wanted).name} (sha256 {hashlib.sha256(Path(wanted).read_bytes()).hexdigest()[:16]})"
 
 
 def _is_share(wanted: str) -> bool:
@@ -74,8 +75,8 @@ def _named(data: ImageData, file: str) -> np.ndarray:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}, the list of images in DATA.PROBE_LABELS: {error}") from error
     wanted = {Path(name).parts: name for name in names}
-    if not names or len(wanted) < len(names):
-        raise UserError(f"{file} {'names an image twice' if names else 'is empty'}; it needs an image's name per line")
+    if not names:
+        raise UserError(f"{file} is empty; it needs an image's name per line")
     lengths = {len(parts) for parts in wanted}
     places: dict[str, int] = {}
     for position in range(len(data)):
@@ -85,5 +86,8 @@ def _named(data: ImageData, file: str) -> np.ndarray:
                 raise UserError(f"{file} names {name}, and several images have that name; write it with its folder")
             places[name] = position
     if missing := [name for name in names if name not in places]:
-        raise UserError(f"{file} names {len(missing)} images that the data set does not have: {shortlist(missing)}")
-    return np.sort(np.fromiter(places.values(), np.int64))
+        raise UserError(f"{file} names images that the data set does not have ({len(missing)}): {shortlist(missing)}")
+    positions = np.unique(np.fromiter(places.values(), np.int64))
+    if len(positions) < len(names):
+        raise UserError(f"{file} names an image twice; it needs an image's name per line")
+    return positions

@@ -10,6 +10,7 @@ from fvcore.common.config import CfgNode
 from ..common.config_io import flatten
 from ..common.errors import UserError
 from ..config import default_config
+from . import labels
 
 if TYPE_CHECKING:
     from .data import ProbeData
@@ -37,6 +38,8 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
     others = {
         name: cfg[section][key] for name, (section, key) in keys.items() if cfg[section][key] != usual[section][key]
     }
+    if "labels" in others:
+        others["labels"] = labels.identity(others["labels"])
     return {**own, "image_size": size, "resize": resize, **others, "amp": cfg.SOLVER.AMP,
             "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
@@ -55,12 +58,13 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
 
 def classifier_settings(cfg: CfgNode, stage: str) -> dict[str, Any]:
     """What the result of a linear probe or of fine-tuning depends on, apart from the backbone: protocol, data, seed."""
-    own = f"{stage.upper()}."
-    return {**{key: value for key, value in flatten(cfg) if key.startswith(own) or key == "SEED"}, **protocol(cfg)}
+    own = (f"{stage.upper()}.", "LINEAR.ENCODER", "SEED")
+    return {**{key: value for key, value in flatten(cfg) if key.startswith(own)}, **protocol(cfg)}
 
 
 def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises UserError if the probe in ``folder`` was made by other settings, each of which is named."""
-    changed = [f"{key} {before.get(key)!r} -> {value!r}" for key, value in now.items() if before.get(key) != value]
+    keys = dict.fromkeys([*now, *before])
+    changed = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)]
     if changed:
         raise UserError(f"{folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")

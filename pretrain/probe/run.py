@@ -15,8 +15,10 @@ import torch
 from fvcore.common.config import CfgNode
 
 from .. import distributed
+from ..common.process_group import on_every_rank, refuse_disagreement
 from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
 from ..common.stage import stage
+from .data import ProbeData, probe_data
 from .features import FeatureFile
 from .protocol import protocol
 
@@ -35,6 +37,16 @@ class ProbeRun:
     folder: Path
     device: torch.device
     log: Logger
+
+    def open_data(self) -> ProbeData:
+        """The labeled images that the config names.
+
+        Raises:
+            UserError: bad data, or ranks that see different images.
+        """
+        data = on_every_rank(lambda: probe_data(self.cfg))
+        refuse_disagreement(protocol(self.cfg, data=data), "what the probe learns from")
+        return data
 
     def start(self) -> None:
         """Removes an earlier result and records config and environment; call it once the input has been checked."""

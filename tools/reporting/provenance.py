@@ -100,7 +100,7 @@ def _weights(weights: Mapping[str, Any], source: Pretraining | None, checked: _C
         return
     name, recorded = str(origin.get("source") or "-"), str(origin.get("source_sha256") or "-")
     facts = {"file": name, "SHA-256": recorded}
-    if source:
+    if source and "earlier_source" not in origin:  # no fine-tuning came between
         facts = {"file": str(source.folder / name), "SHA-256": checked.says(source.folder / name, recorded)}
     facts |= {key: str(origin[key]) for key in ("encoder", "epoch", "step") if origin.get(key) not in (None, "")}
     yield Link("Checkpoint", facts)

@@ -67,7 +67,8 @@ def test_it_learns_as_a_plain_loop_does(images, complete, tmp_path):
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], 0.2)
     with probe_run(cfg, "finetune") as run:
         stream = Augmented(run, cfg.FINETUNE, backbone, probe_data(cfg).train)
-    for step, (features, label) in enumerate(stream.batches(0, 9), start=1):
+    for step, batch in enumerate(stream.batches(0, 9), start=1):
+        features, label = stream.features(batch)
         optimizer.zero_grad()
         F.cross_entropy(head(features), label).backward()
         optimizer.step()
@@ -115,6 +116,18 @@ def test_the_network_can_be_read_and_says_what_it_is(images, complete, tmp_path)
     assert again["source"]["fine_tuned_on"] == [f"folder:{images}"]
 
 
+def test_its_file_names_the_pretraining_and_the_share_of_labels(images, complete, tmp_path):
+    """Epoch and step are those of the pretraining, of which random weights have none."""
+    assert load_backbone(complete).provenance["method"] == "random"
+    pretrained = {"state_dict": build_backbone("resnet18", "cifar").state_dict(), "epoch": 2, "step": 6}
+    checkpoint.save(tmp_path / "pretrained.pth", pretrained)
+    cfg = _config(images, tmp_path / "run", "FINETUNE.EPOCHS", "1", "DATA.PROBE_LABELS", "50%")
+    finetune.main(cfg, str(tmp_path / "pretrained.pth"))
+    found = load_backbone(tmp_path / "run").provenance
+    assert (found["epoch"], found["step"]) == (2, 6) and found["fine_tuned_on"] == [f"50% of folder:{images}"]
+    assert "epoch" not in load_backbone(complete).provenance and "step" not in load_backbone(complete).provenance
+
+
 @pytest.mark.parametrize("share", ["1pct", "10pct"])
 def test_the_recipes_run_on_folders_in_imagenets_format(tmp_path, share):
     """The file and batch of 10% is named by a list, as SimCLR's; 1% is drawn."""
@@ -133,14 +146,20 @@ def test_the_recipes_run_on_folders_in_imagenets_format(tmp_path, share):
     assert (recorded["BACKBONE_LR"], recorded["BASE_LR"]) == ((0.01, 0.2) if share == "10pct" else (0.02, 5.0))
 
 
+def test_a_batch_of_one_image_is_refused(images, tmp_path):
+    with pytest.raises(UserError, match=r"FINETUNE.IMS_PER_BATCH is 1; it must be at least 2 for 1 process"):
+        finetune.main(_config(images, tmp_path, "FINETUNE.IMS_PER_BATCH", "1"), "random")
+
+
 def test_a_run_that_diverges_is_one_line(images, tmp_path):
     with pytest.raises(UserError, match=r"not finite in epoch 0; lower FINETUNE.BASE_LR or BACKBONE_LR"):
         finetune.main(_config(images, tmp_path, "FINETUNE.BASE_LR", "1e38"), "random")
 
 
-def test_another_share_of_the_labels_is_another_run(images, complete):
+@pytest.mark.parametrize("changed", [("DATA.PROBE_LABELS", "50%"), ("LINEAR.ENCODER", "key")])
+def test_another_share_or_encoder_is_another_run(images, complete, changed):
     with pytest.raises(UserError, match="holds another probe"):
-        finetune.main(_config(images, complete, "DATA.PROBE_LABELS", "50%"), "random")
+        finetune.main(_config(images, complete, *changed), "random")
     assert finetune.main(_config(images, complete, "LINEAR.BASE_LR", "1"), "random")["stage"] == "finetune"
 
 

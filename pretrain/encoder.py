@@ -39,9 +39,9 @@ class _MaxPool(nn.MaxPool2d):
     """The same values; on a CPU, torch pools channels_last several times faster than contiguous images."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not x.is_contiguous():
-            return super().forward(x)
-        return super().forward(x.contiguous(memory_format=torch.channels_last)).contiguous()
+        is_slow = x.device.type == "cpu" and x.is_contiguous()
+        pooled = cast(Tensor, super().forward(x.contiguous(memory_format=torch.channels_last) if is_slow else x))
+        return pooled.contiguous() if is_slow else pooled
 
 
 def feature_dim(resnet: torchvision.models.ResNet) -> int:

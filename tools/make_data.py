@@ -76,12 +76,15 @@ def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) 
 
 
 def _subset(
-    kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int, list: str = ""
+    kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int | None, published: str
 ) -> None:
     from pretrain.common.files import existing_file, sha256
     from tools.data.subset import write_subsets
     from transfer.coco.data import read
 
+    if published and seed is not None:
+        raise UserError("--seed has no effect with --list, whose images are drawn already; leave one of them out")
+    seed = seed or 0
     if not all(0 < one < 100 for one in percent) or folds < 1 or seed < 0:
         raise UserError(
             f"--percent is {' '.join(f'{one:g}' for one in percent)}, --folds is {folds} and --seed is {seed}; give "
@@ -90,11 +93,11 @@ def _subset(
     file = existing_file(annotations, "annotation file", "*.json")
     arguments = {"kind": kind, "annotations": sha256(file), "percent": percent, "folds": folds, "seed": seed,
                  "version": _VERSIONS[kind]}  # fmt: skip
-    published = existing_file(list, "list of positions", "*.txt") if list else None
-    if published:
-        arguments["list"] = sha256(published)
+    positions = existing_file(published, "list of positions", "*.txt") if published else None
+    if positions:
+        arguments["list"] = sha256(positions)
     place = Path(os.path.abspath(output))
-    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed, published))
+    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed, positions))
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
@@ -198,9 +201,10 @@ def _parser() -> argparse.ArgumentParser:
     subset.add_argument("output", help="folder to make")
     subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")
     subset.add_argument("--folds", type=int, default=5, help="draws of each share (5)")
-    subset.add_argument("--seed", type=int, default=0)
+    subset.add_argument("--seed", type=int, default=None, help="of the draws (0)")
     subset.add_argument(
         "--list",
+        dest="published",
         default="",
         metavar="FILE",
         help="a published list instead, as Unbiased Teacher's COCO_supervision.txt",

@@ -62,8 +62,9 @@ def keep_best(
 ) -> None:  # fmt: skip
     """Saves model_best.pth if the evaluation is the best so far by TEST.BEST; every rank calls it.
 
-    best.json, written after the checkpoint, keeps its value for a resumed run. A run that is killed in between repeats
-    the evaluation, and then the checkpoint. Values of another metric or data set do not count.
+    best.json, written after the checkpoint, keeps its value for a resumed run, and after how many iterations later
+    evaluations were not better. A run that is killed in between repeats the evaluation, and then the checkpoint. Values
+    of another metric or data set do not count.
 
     Args:
         results: data set -> task -> metric -> value, on rank 0.
@@ -80,30 +81,37 @@ def keep_best(
         value = found.get(task, {}).get(part)
         if value is None:
             log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
-            return None
-        return None if value <= _best_of(out, metric, name) else value
+        best = _best_of(out, metric, name)
+        if value is not None and value > best.get("value", -math.inf):
+            return value
+        if done > best.get("done", done):
+            write_json(out / "best.json", {**best, "later": sorted({*best["later"], done})})
+        return None
 
     if (value := on_first_rank(better)) is None:
         return
     save(BEST)
 
     def record() -> None:
-        write_json(out / "best.json", {"metric": metric, "data": next(iter(results)), "value": value, "done": done})
+        found = {"metric": metric, "data": next(iter(results)), "value": value, "done": done, "later": []}
+        write_json(out / "best.json", found)
         log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
 
     on_first_rank(record)
 
 
 def is_out_of_patience(cfg: CfgNode, done: int) -> bool:
+    """`exhausts_patience`, as rank 0 sees it; every rank calls it."""
+    return on_first_rank(lambda: exhausts_patience(cfg, done))
+
+
+def exhausts_patience(cfg: CfgNode, done: int) -> bool:
     """True if TEST.PATIENCE evaluations, the last after ``done`` iterations, were not better than the best before."""
-    patience, path = cfg.TEST.get("PATIENCE", 0), Path(cfg.OUTPUT_DIR) / "best.json"
-
-    def out_of_it() -> bool:
-        best = read_json(path) if path.is_file() else {}
-        is_its = best.get("metric") == cfg.TEST.BEST and isinstance(best.get("done"), int)
-        return is_its and done - best["done"] >= patience * cfg.TEST.EVAL_PERIOD
-
-    return bool(patience) and on_first_rank(out_of_it)
+    patience = cfg.TEST.get("PATIENCE", 0)
+    if not patience:
+        return False
+    best = _best_of(Path(cfg.OUTPUT_DIR), cfg.TEST.BEST, next(iter(cfg.DATASETS.TEST), ""))
+    return sum(at <= done for at in best.get("later", ())) >= patience
 
 
 def last_of(cfg: CfgNode) -> int:
@@ -112,12 +120,12 @@ def last_of(cfg: CfgNode) -> int:
     return min(most, _iteration(Path(cfg.OUTPUT_DIR) / "model_final.pth") + 1) if cfg.TEST.get("PATIENCE", 0) else most
 
 
-def _best_of(out: Path, metric: str, data: str) -> float:
-    """The value of the checkpoint that is kept; below every other where there is none by this metric on these data."""
+def _best_of(out: Path, metric: str, data: str) -> dict[str, Any]:
+    """What best.json says of the checkpoint that is kept; empty where there is none by this metric on these data."""
     recorded = read_json(out / "best.json") if (out / "best.json").is_file() and (out / BEST).is_file() else {}
     is_same = (recorded.get("metric"), recorded.get("data")) == (metric, data)
-    value = recorded.get("value") if is_same else None
-    return value if isinstance(value, (int, float)) else -math.inf
+    kinds = {"value": (int, float), "done": int, "later": list}
+    return recorded if is_same and all(isinstance(recorded.get(key), kind) for key, kind in kinds.items()) else {}
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:

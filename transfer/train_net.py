@@ -244,7 +244,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             if args.resume and not args.eval_only:
                 on_first_rank(lambda: check_same_training(cfg, out / "config.yaml"))
             if not args.eval_only:
-                on_first_rank(lambda: _forget_earlier_end(out, cfg.SOLVER.MAX_ITER))
+                on_first_rank(lambda: _forget_earlier_end(cfg))
             weights, summary = _initial_weights(cfg, args)
             options = {"resume": args.resume, "eval_only": args.eval_only, "visualize": args.visualize}
             try:  # popped, so that the engine can free the tensors once the model has them
@@ -276,10 +276,14 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             )
 
 
-def _forget_earlier_end(out: Path, iterations: int) -> None:
+def _forget_earlier_end(cfg: CfgNode) -> None:
     """Removes the results of a training that now goes on: while it runs, it is not complete."""
-    results = out / "results.json"
-    if results.is_file() and read_json(results).get("iteration") != iterations:
+    from transfer import checkpoints
+
+    results = Path(cfg.OUTPUT_DIR) / "results.json"
+    done = read_json(results).get("iteration") if results.is_file() else None
+    is_last = done == cfg.SOLVER.MAX_ITER or (isinstance(done, int) and checkpoints.exhausts_patience(cfg, done))
+    if results.is_file() and not is_last:
         results.unlink()
 
 

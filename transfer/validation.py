@@ -12,6 +12,8 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from pretrain.common.errors import UserError
+
 from .distributed import until_stopped
 from .stream import mix
 
@@ -22,10 +24,22 @@ def config(cfg: CfgNode, world: int) -> CfgNode:
     cfg.defrost()
     cfg.DATASETS.TRAIN = cfg.DATASETS.TEST[:1]
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (cfg.INPUT.MIN_SIZE_TEST,), cfg.INPUT.MAX_SIZE_TEST
-    cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING, cfg.INPUT.RANDOM_FLIP = "choice", "none"
+    cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING, cfg.INPUT.RANDOM_FLIP, cfg.INPUT.CROP.ENABLED = "choice", "none", False
     cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.SAMPLER_TRAIN = world, "TrainingSampler"
     cfg.DATALOADER.ASPECT_RATIO_GROUPING = False
     return cfg
+
+
+def refuse_unusable(cfg: CfgNode, world: int, read: Callable[[CfgNode], Any]) -> None:
+    """Raises UserError, before the first iteration, if losses cannot be measured on the test images.
+
+    Args:
+        read: the training data of a config.
+    """
+    try:
+        read(config(cfg, world))
+    except UserError as error:
+        raise UserError(f"TEST.LOSS cannot be measured: {error}") from error
 
 
 @torch.no_grad()

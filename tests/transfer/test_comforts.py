@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from pretrain.common.run_folder import read_json, write_json
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
 from transfer import checkpoints, early
@@ -23,21 +22,6 @@ KEYS = {
     "SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP",
     "SEED": 1,
 }  # fmt: skip
-
-
-@pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Replaces evaluations by box APs to come, one after the other."""
-
-    def score(engine: str, *values: float | None) -> None:
-        remaining = iter(values)
-
-        def evaluate(cfg: Any, *_: Any) -> dict[str, Any]:
-            return {cfg.DATASETS.TEST[0]: {"bbox": {"AP": next(remaining), "AP50": 0.0}}}
-
-        monkeypatch.setattr(f"transfer.{engine}_engine.train.evaluate", evaluate)
-
-    return score
 
 
 def files(out: Path) -> list[str]:
@@ -99,11 +83,12 @@ def test_a_run_that_fell_back_keeps_what_it_saves(tmp_path: Path, keep: int) -> 
 
 
 def test_a_value_without_its_checkpoint_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "best.json").write_text('{"metric": "bbox/AP", "data": "d", "value": 40.0}')
-    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == -math.inf
+    best = {"metric": "bbox/AP", "data": "d", "value": 40.0, "done": 2, "later": []}
+    write_json(tmp_path / "best.json", best)
+    assert not checkpoints._best_of(tmp_path, "bbox/AP", "d")
     (tmp_path / "model_best.pth").write_text("")
-    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == 40.0
-    assert checkpoints._best_of(tmp_path, "bbox/AP", "other") == -math.inf
+    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == best
+    assert not checkpoints._best_of(tmp_path, "bbox/AP", "other")
 
 
 @pytest.mark.parametrize(

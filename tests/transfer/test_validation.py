@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,10 @@ from pretrain import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
 from tests.pretrain.ranks import run_ranks
-from tests.transfer.test_comforts import scored  # noqa: F401  # a fixture
+from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
 from transfer import validation
+from transfer.config import load_config
 
 KEYS: dict[str, Any] = {"SEED": 1, "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
 
@@ -98,7 +100,12 @@ def test_bfloat16_on_a_cpu(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_patience_ends_a_training(tmp_path: Path, engine: str, scored: Callable[..., None]) -> None:  # noqa: F811
+def test_patience_ends_a_training(
+    tmp_path: Path,
+    engine: str,
+    scored: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The second evaluation is the best, and two that are not better follow."""
     keys = {"SEED": 1, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 2, "SOLVER__MAX_ITER": 20}
     scored(engine, 1.0, 3.0, 2.0, 2.5)
@@ -108,11 +115,65 @@ def test_patience_ends_a_training(tmp_path: Path, engine: str, scored: Callable[
     assert torch.load(out / "model_final.pth")["iteration"] == 7 and read_json(out / "best.json")["done"] == 4
     assert lines(tmp_path)[-1]["iteration"] == 7 and not (out / "evaluating.pth").exists()
     assert "TEST.PATIENCE ends the training after 8 iterations" in (out / "log.txt").read_text()
-    scored(engine, 2.5)  # started again, it evaluates and trains no further
-    assert work(tmp_path, engine, "--resume", **keys)["iteration"] == 8
+    scored(engine, 2.5)  # started again, it evaluates and trains no further; meanwhile it is still complete
+    module, seen = importlib.import_module(f"transfer.{engine}_engine.train"), []
+    found = module.evaluate
+    monkeypatch.setattr(module, "evaluate", lambda *a: seen.append((out / "results.json").exists()) or found(*a))
+    assert work(tmp_path, engine, "--resume", **keys)["iteration"] == 8 and seen == [True]
     assert torch.load(out / "model_final.pth")["iteration"] == 7
     scored(engine, 3.5, 1.0, 0.0)  # more patience: it goes on
     assert work(tmp_path, engine, "--resume", **keys | {"TEST__PATIENCE": 3, "SOLVER__MAX_ITER": 14})["iteration"] == 14
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_repeated_evaluation_that_is_the_best_goes_on(
+    tmp_path: Path,
+    engine: str,
+    scored: Callable[..., None],
+) -> None:
+    """As after another TEST.SCORE_THRESH_TEST: patience was exhausted before it, and is not after it."""
+    keys = {"SEED": 1, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 2}
+    scored(engine, 3.0, 1.0, 1.0)
+    work(tmp_path, engine, **keys, SOLVER__MAX_ITER=6)
+    scored(engine, 4.0, 1.0, 0.5)
+    assert work(tmp_path, engine, "--resume", **keys, SOLVER__MAX_ITER=20)["iteration"] == 10
+    assert torch.load(tmp_path / "out/model_final.pth")["iteration"] == 9
+    best = read_json(tmp_path / "out/best.json")
+    assert (best["done"], best["value"], best["later"]) == (6, 4.0, [8, 10])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_patience_counts_evaluations(tmp_path: Path, engine: str, scored: Callable[..., None]) -> None:
+    """Not iterations: TEST.EVAL_PERIOD may be another when a run goes on."""
+    keys = {"SEED": 1, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 2}
+    scored(engine, 3.0, 1.0)
+    work(tmp_path, engine, **keys, TEST__EVAL_PERIOD=2, SOLVER__MAX_ITER=4)
+    scored(engine, 0.5)
+    assert work(tmp_path, engine, "--resume", **keys, TEST__EVAL_PERIOD=1, SOLVER__MAX_ITER=9)["iteration"] == 5
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_test_set_without_objects_has_no_losses(tmp_path: Path, engine: str) -> None:
+    """It is refused before the first iteration."""
+    tiny_coco.write(tmp_path / "test")
+    file = tmp_path / "test/annotations.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
+    keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "DATASETS__TEST": (f"coco:{file}:{file.parent}",)}
+    with pytest.raises(UserError, match=r"TEST\.LOSS cannot be measured: no image of coco:.* has annotations"):
+        work(tmp_path, engine, **keys, TEST__LOSS=True)
+    assert not (tmp_path / "out/metrics.json").exists()
+
+
+@pytest.mark.detectron2
+def test_test_images_are_neither_cropped_nor_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from detectron2.modeling import GeneralizedRCNN
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(GeneralizedRCNN, "visualize_training", lambda *a: drawn.append(a))
+    work(tmp_path, "detectron2", **KEYS, TEST__LOSS=True, VIS_PERIOD=7, INPUT__CROP__ENABLED=True)
+    assert len(drawn) == 1  # at the training's first iteration
+    cfg = load_config(None, ["INPUT.CROP.ENABLED", "True", "DATASETS.TEST", "('d',)"])
+    assert not validation.config(cfg, 1).INPUT.CROP.ENABLED
 
 
 @pytest.mark.parametrize(

@@ -94,12 +94,17 @@ class TrainingBatches:
         self.seed, self.start, self._workers = seed, 0, workers
         self._size = cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()
         self._mapper = build_mapper(cfg, True)
-        records: Any = get_detection_dataset_dicts(
-            cfg.DATASETS.TRAIN,
-            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
-            min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
-            proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
-        )
+        try:
+            records: Any = get_detection_dataset_dicts(
+                cfg.DATASETS.TRAIN,
+                filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
+                min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
+                proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
+            )
+        except AssertionError as error:
+            if "No valid data found" not in str(error):
+                raise
+            raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on") from error
         self._weights: Sequence[float] = [1.0] * len(records)
         if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
             self._weights = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(

@@ -105,10 +105,10 @@ class CountSkippedSteps(HookBase):
         self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
 
     def after_train(self) -> None:
-        if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
+        if self.trainer.iter < self.trainer.max_iter and not self.trainer.ended_early:  # it failed or was stopped
             return
         if skipped := self._skipped.up_to(self._scaler.get_scale()):
-            log.info(summary(skipped, self.trainer.iter))
+            log.info(summary(skipped, self.trainer.iter + self.trainer.ended_early))
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}

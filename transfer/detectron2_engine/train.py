@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
 from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, default_setup, hooks
-from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
+from detectron2.evaluation import DatasetEvaluator, inference_on_dataset, verify_results
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
@@ -119,8 +119,7 @@ def run(
         trainer.begin(weights, state, pending=path.name == checkpoints.EVALUATING)
         del found, state, weights  # the model and the optimizer hold them now
         try:
-            with contextlib.suppress(OutOfPatience):
-                trainer.train()
+            trainer.train()
         except FloatingPointError as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -169,10 +168,11 @@ class Trainer(DefaultTrainer):
         pending: precise BN and the evaluation before the first iteration were not finished.
         average: of the weights, once they are loaded; None: they are not averaged.
         out_of_patience: the checkpoint that is resumed is the last by TEST.PATIENCE.
+        ended_early: by TEST.PATIENCE.
     """
 
     out_of_patience = False
-
+    ended_early = False
     average: AveragedWeights | None = None
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
@@ -184,6 +184,8 @@ class Trainer(DefaultTrainer):
         model: Any = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
+        if cfg.TEST.get("LOSS", False):
+            validation.refuse_unusable(cfg, comm.get_world_size(), lambda its: TrainingBatches(its, self.seed, 0))
         self._parallel, parts = data_parallel(model, model.device), cfg.SOLVER.get("ACCUMULATE", 1)
         precision = torch.bfloat16 if cfg.SOLVER.get("BF16", False) else None  # which needs no scaler
         step = AMPTrainer if cfg.SOLVER.AMP.ENABLED and not precision else SimpleTrainer
@@ -259,6 +261,14 @@ class Trainer(DefaultTrainer):
             TrainingBatches(self.cfg, self.seed, workers=0), count, log.info,
         )  # fmt: skip
 
+    def train(self) -> None:
+        """DefaultTrainer's, for which TEST.PATIENCE is an end like any other."""
+        try:
+            super().train()
+        except OutOfPatience:
+            if self.cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():
+                verify_results(self.cfg, self._last_eval_results)
+
     def run_step(self) -> None:
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.
         torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
@@ -279,6 +289,7 @@ class Trainer(DefaultTrainer):
     def finish_early(self) -> None:
         """Ends a training whose last evaluation exhausted TEST.PATIENCE."""
         log.info(f"TEST.PATIENCE ends the training after {self.iter + 1} iterations; best.json names the best")
+        self.ended_early = True
         with applied(self.average):
             if comm.is_main_process():
                 self.save("model_final")
@@ -303,12 +314,16 @@ class Trainer(DefaultTrainer):
 
     def _validation_losses(self) -> dict[str, float]:
         world = comm.get_world_size()
-        cfg, network = validation.config(self.cfg, world), self.checkpointer.model
+        cfg, network = validation.config(self.cfg, world), cast(Any, self.checkpointer.model)
         batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
-        with EventStorage():  # the heads note their counts of samples in the innermost one
-            return validation.losses(
-                network, network, batches, len(batches), seed=self.seed, rank=comm.get_rank(), world=world
-            )
+        period, network.vis_period = getattr(network, "vis_period", 0), 0  # pictures are of training
+        try:
+            with EventStorage():  # the heads note their counts of samples in the innermost one
+                return validation.losses(
+                    network, network, batches, len(batches), seed=self.seed, rank=comm.get_rank(), world=world
+                )
+        finally:
+            network.vis_period = period
 
 
 class CocoPredictions(DatasetEvaluator):

@@ -129,7 +129,7 @@ def training_records(cfg: CfgNode) -> tuple[Records, CocoInfo]:
         raise UserError(f"the data sets of DATASETS.TRAIN {cfg.DATASETS.TRAIN} have different categories or keypoints")
     records = loaded[0][0] if len(loaded) == 1 else Records(itertools.chain.from_iterable(r for r, _ in loaded))
     if not records:
-        raise UserError(f"no image of DATASETS.TRAIN {cfg.DATASETS.TRAIN} has annotations to train on")
+        raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
     return records, info
 
 

@@ -87,6 +87,8 @@ def run(
     if eval_only:
         return evaluate(cfg, model, rank, world, visualize)
     evaluating = path is not None and path.name == checkpoints.EVALUATING
+    if cfg.TEST.get("LOSS", False):
+        validation.refuse_unusable(cfg, world, training_records)
     with State(cfg, model, device, rank, world, log) as state:
         if found:
             state.restore(content)
@@ -104,7 +106,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     cfg, solver, model, device, log = state.cfg, state.cfg.SOLVER, state.model, state.device, state.log
     results: dict[str, coco_results.Metrics] = {}
     # An evaluation that was not finished may be better than all before.
-    is_over = start >= solver.MAX_ITER or (not evaluating and checkpoints.is_out_of_patience(cfg, start))
+    done, is_over = start, start >= solver.MAX_ITER or (not evaluating and checkpoints.is_out_of_patience(cfg, start))
     repeats = evaluating or is_over  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
     parallel = Accumulated(
@@ -115,7 +117,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     if repeats:
         log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
         results = _finish(state, start - 1, visualize, saved=not evaluating)
-        if is_over or checkpoints.is_out_of_patience(cfg, start):
+        if start >= solver.MAX_ITER or checkpoints.is_out_of_patience(cfg, start):
             return results
     batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     for iteration in range(start, solver.MAX_ITER):
@@ -158,7 +160,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         if reason:
             raise Stopped(reason)
     if skipped := state.skipped.up_to(state.scaler.get_scale()):
-        log.info(summary(skipped, solver.MAX_ITER))
+        log.info(summary(skipped, done))
     return results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torchvision
@@ -65,7 +65,7 @@ def train(cfg: CfgNode) -> Path:
 
 
 def _loader(cfg: CfgNode) -> DataLoader:
-    data = LightlyDataset(cfg.DATA.TRAIN.removeprefix("folder:"), transform=transform(cfg))
+    data: Any = LightlyDataset(cfg.DATA.TRAIN.removeprefix("folder:"), transform=cast(Any, transform(cfg)))
     batch_size, workers = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_WORKERS
     return DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, num_workers=workers)
 

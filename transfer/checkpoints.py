@@ -102,7 +102,7 @@ def keep_best(
 
 def is_out_of_patience(cfg: CfgNode, done: int) -> bool:
     """`exhausts_patience`, as rank 0 sees it; every rank calls it."""
-    return on_first_rank(lambda: exhausts_patience(cfg, done))
+    return bool(cfg.TEST.get("PATIENCE", 0)) and on_first_rank(lambda: exhausts_patience(cfg, done))
 
 
 def exhausts_patience(cfg: CfgNode, done: int) -> bool:

@@ -12,6 +12,7 @@ The numbers are in a JSON file beside the picture.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,16 +73,26 @@ def draw(ratios: dict[str, dict[str, list[float]]], out: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "gradient_ratios"
     from matplotlib import pyplot as plt
 
+    names = _short_names(list(ratios))
     figure, axes = plt.subplots(1, len(_RATIOS), figsize=(13, 3.6), constrained_layout=True)
     for axis, (name, (_, _, title)) in zip(axes, _RATIOS.items(), strict=True):
         axis.axhline(1, color="gray", linewidth=0.8)
         for run, columns in ratios.items():
-            axis.plot(columns["step"], columns[name], label=run)
+            axis.plot(columns["step"], columns[name], label=names[run])
         axis.set(title=title, xlabel="optimizer step", yscale="log")
-    axes[0].legend(fontsize="small")
+        axis.yaxis.set_major_formatter("{x:.4g}")
+        axis.yaxis.set_minor_formatter("{x:.4g}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(len(names), 4))
     with replacing(out) as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
     plt.close(figure)
+
+
+def _short_names(runs: Sequence[str]) -> dict[str, str]:
+    """Each run's path without what all have in common."""
+    parts = {run: [part for part in Path(run).parts if part != "pretrain"] for run in runs}
+    common = len(os.path.commonprefix([one[:-1] for one in parts.values()]))
+    return {run: "/".join(one[common:]) for run, one in parts.items()}
 
 
 if __name__ == "__main__":

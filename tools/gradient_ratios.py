@@ -12,7 +12,7 @@ The numbers are in a JSON file beside the picture.
 from __future__ import annotations
 
 import argparse
-import os
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,7 +91,8 @@ def draw(ratios: dict[str, dict[str, list[float]]], out: Path) -> None:
 def _short_names(runs: Sequence[str]) -> dict[str, str]:
     """Each run's path without what all have in common."""
     parts = {run: [part for part in Path(run).parts if part != "pretrain"] for run in runs}
-    common = len(os.path.commonprefix([one[:-1] for one in parts.values()]))
+    levels = zip(*(one[:-1] for one in parts.values()), strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     return {run: "/".join(one[common:]) for run, one in parts.items()}
 
 

@@ -13,6 +13,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from pretrain.common.errors import UserError
+from pretrain.common.process_group import on_every_rank
 
 from .distributed import until_stopped
 from .stream import mix
@@ -31,13 +32,13 @@ def config(cfg: CfgNode, world: int) -> CfgNode:
 
 
 def refuse_unusable(cfg: CfgNode, world: int, read: Callable[[CfgNode], Any]) -> None:
-    """Raises UserError, before the first iteration, if losses cannot be measured on the test images.
+    """Raises UserError, before the first iteration, if losses cannot be measured on a rank's test images.
 
     Args:
         read: the training data of a config.
     """
     try:
-        read(config(cfg, world))
+        on_every_rank(lambda: read(config(cfg, world)))
     except UserError as error:
         raise UserError(f"TEST.LOSS cannot be measured: {error}") from error
 

@@ -15,7 +15,7 @@ from .. import distributed, recipes, views
 from ..common import checkpoint, interrupt
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
-from ..common.process_group import AgreedStop, on_first_rank
+from ..common.process_group import AgreedStop, on_every_rank, on_first_rank
 from ..common.run_folder import read_json
 from ..datasets import ImageData
 from ..encoder import pooled_features
@@ -84,7 +84,8 @@ def run_stage(stage: str, cfg: CfgNode, weights: str, open_learner: Open) -> dic
     settings = cfg[stage.upper()]
     with probe_run(cfg, stage) as run:
         backbone, source = load_frozen(weights, cfg, run.device)
-        work = {"backbone": str(source.get("source_sha256") or source), **classifier_settings(cfg, stage)}
+        work = {"backbone": str(source.get("source_sha256") or source)}
+        work |= on_every_rank(lambda: classifier_settings(cfg, stage))  # reads a list of labels
         complete, state = on_first_rank(lambda: _earlier(run, work))
         if complete:
             run.log.info(f"{run.folder} is complete; nothing to do")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
 import numpy as np
 
 from ..common.errors import UserError, shortlist
-from ..common.files import existing_file
+from ..common.files import existing_file, sha256
 from ..datasets import ImageData
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%(?::(\d{1,9}))?")
@@ -44,10 +43,14 @@ def chosen(data: ImageData, wanted: str) -> ImageData:
 
 
 def identity(wanted: str) -> str:
-    """The share; of a file, its name and content, so that it may move but not change."""
+    """The share; of a file, its name and content, so that it may move but not change.
+
+    Raises:
+        UserError: a share that is none, or a file that cannot be read.
+    """
     if not wanted or _is_share(wanted) or not Path(wanted).is_file():
         return wanted
-    return f"{Path(wanted).name} (sha256 {hashlib.sha256(Path(wanted).read_bytes()).hexdigest()[:16]})"
+    return f"{Path(wanted).name} (sha256 {sha256(wanted)[:16]})"
 
 
 def _is_share(wanted: str) -> bool:

@@ -45,7 +45,7 @@ class ProbeRun:
             UserError: bad data, or ranks that see different images.
         """
         data = on_every_rank(lambda: probe_data(self.cfg))
-        refuse_disagreement(protocol(self.cfg, data=data), "what the probe learns from")
+        refuse_disagreement(on_every_rank(lambda: protocol(self.cfg, data=data)), "what the probe learns from")
         return data
 
     def start(self) -> None:

@@ -48,7 +48,10 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 PLACES = {  # the functions that last long, where each engine looks them up
     "torchvision": ("transfer.torchvision_engine.train.update_bn_stats", "transfer.torchvision_engine.train.evaluate"),
-    "detectron2": ("detectron2.engine.hooks.update_bn_stats", "transfer.detectron2_engine.train.inference_on_dataset"),
+    "detectron2": (
+        "detectron2.engine.hooks.update_bn_stats",
+        "transfer.detectron2_engine.evaluation.inference_on_dataset",
+    ),
 }
 
 

@@ -164,6 +164,21 @@ def test_a_test_set_without_objects_has_no_losses(tmp_path: Path, engine: str) -
     assert not (tmp_path / "out/metrics.json").exists()
 
 
+def _rank_without_the_file() -> None:
+    """Rank 1 does not find the test set's annotations."""
+
+    def read(cfg: Any) -> None:
+        if distributed.rank() == 1:
+            raise UserError(f"no annotations of {cfg.DATASETS.TRAIN[0]}")
+
+    with pytest.raises(UserError, match=r"TEST\.LOSS cannot be measured: .*no annotations of d"):
+        validation.refuse_unusable(load_config(None, ["DATASETS.TEST", "('d',)"]), 2, read)
+
+
+def test_a_test_set_that_one_rank_cannot_read_ends_all_ranks() -> None:
+    run_ranks(_rank_without_the_file, 2)
+
+
 @pytest.mark.detectron2
 def test_test_images_are_neither_cropped_nor_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from detectron2.modeling import GeneralizedRCNN

@@ -8,18 +8,15 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from detectron2.config import get_cfg
-from detectron2.data import MetadataCatalog
 from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, default_setup, hooks
-from detectron2.evaluation import DatasetEvaluator, inference_on_dataset, verify_results
-from detectron2.evaluation.coco_evaluation import instances_to_coco_json
+from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
-from detectron2.modeling import GeneralizedRCNNWithTTA, build_model
+from detectron2.modeling import build_model
 from detectron2.utils import comm
 from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from fvcore.common.config import CfgNode
@@ -35,14 +32,14 @@ from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environm
 from .. import HOOKS, checkpoints, frozen_bn, validation
 from ..accumulate import Accumulated
 from ..averaging import AveragedWeights, applied
-from ..coco.data import read, truth
-from ..coco.results import Metrics, flat_sets, score, table
-from ..distributed import check_not_beyond, check_same_start, raise_if_stopped, settle_seed
+from ..coco.results import Metrics, flat_sets
+from ..distributed import check_not_beyond, check_same_start, settle_seed
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
 from . import heads  # noqa: F401  # registers MoCo's
-from .data import TestBatches, TrainingBatches, register
-from .evaluators import build_evaluator, refuse_machines
+from .data import TrainingBatches, register
+from .evaluation import evaluate
+from .evaluators import refuse_machines
 from .hooks import (
     PERIOD,
     Checkpointer,
@@ -324,53 +321,3 @@ class Trainer(DefaultTrainer):
                 )
         finally:
             network.vis_period = period
-
-
-class CocoPredictions(DatasetEvaluator):
-    """Gathers every rank's detections in COCO's result format, under the annotation file's category ids."""
-
-    def __init__(self, category_ids: Mapping[int, int]) -> None:
-        self._category_ids = category_ids
-
-    def reset(self) -> None:
-        self._found: list[dict[str, Any]] = []
-
-    def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        for image, output in zip(inputs, outputs, strict=True):
-            records = instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
-            self._found += [{**record, "category_id": self._category_ids[record["category_id"]]} for record in records]
-
-    def evaluate(self) -> dict[str, Any]:
-        gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]
-        return {"predictions": [record for part in gathered for record in part]}
-
-
-def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
-    """Data set -> its metrics, on rank 0; {} on other ranks."""
-    results: dict[str, Metrics] = {}
-    if cfg.TEST.AUG.ENABLED:
-        model = GeneralizedRCNNWithTTA(cfg, model)
-    for name in cfg.DATASETS.TEST:
-        loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
-        if own := build_evaluator(name):
-            found = inference_on_dataset(model, loader, own)
-            raise_if_stopped()
-            if comm.is_main_process():
-                # Below 0: LVIS's value for a kind of category that the data set does not have.
-                results[name] = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in one.items()}
-                                 for task, one in found.items()}  # fmt: skip
-                log.info(f"{name}\n{table(results[name])}")
-                if pictures:
-                    log.info(f"no pictures of {name}: they are drawn where COCO's metrics are computed")
-            continue
-        labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
-        if not labels:  # they are in the order of the file's ids
-            categories = read(truth(name, cfg.OUTPUT_DIR)[0])["categories"]
-            labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
-        ids = {label: own for own, label in labels.items()}
-        found = inference_on_dataset(model, loader, CocoPredictions(ids))
-        raise_if_stopped()
-        if not comm.is_main_process():
-            continue
-        results[name] = score(cfg, name, found["predictions"], log.info, pictures)
-    return results

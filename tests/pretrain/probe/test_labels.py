@@ -144,3 +144,21 @@ def _with_a_list_per_rank(images, folder) -> None:
 
 def test_ranks_with_other_lists_are_refused(images, tmp_path):
     run_ranks(_with_a_list_per_rank, 2, images, tmp_path)
+
+
+def _with_a_list_that_one_rank_cannot_read(images, folder) -> None:
+    file = folder / "list.txt"
+    if distributed.rank() == 1:
+        labels.sha256 = _unreadable
+    for probe in (knn, linear):
+        with pytest.raises(UserError, match=r"cannot read .*list\.txt"):
+            probe.main(_config(images, folder / probe.__name__, file), "random")
+
+
+def _unreadable(path):
+    raise UserError(f"cannot read {path}")
+
+
+def test_a_list_that_one_rank_cannot_read_ends_all_ranks(images, tmp_path):
+    (tmp_path / "list.txt").write_text("class0/001.png\nclass1/001.png\n")
+    run_ranks(_with_a_list_that_one_rank_cannot_read, 2, images, tmp_path)

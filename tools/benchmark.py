@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _all(file: str) -> None:
-    """Runs what needs no other library and no config, on one thread, and writes all numbers to one file."""
+    """Runs what needs no other library and no config, on one thread, and writes all numbers to one file, the growth's plot beside it."""
     import torch
 
     from pretrain.common.run_folder import read_json, write_json
@@ -58,7 +58,8 @@ def _all(file: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("objectives", "views", "reading", "step", "growth"):
             print(f"\n# {name}", flush=True)
-            main([name, "--json", f"{folder}/{name}.json"])
+            plot = ["--plot", str(Path(file).with_suffix(".svg"))] if name == "growth" else []
+            main([name, "--json", f"{folder}/{name}.json", *plot])
             numbers[name] = read_json(Path(folder) / f"{name}.json")
     write_json(file, numbers)
 
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = commands.add_parser("all", help="objectives, views, reading, step and growth, on one thread, in one file")
     sub.set_defaults(benchmark=("", "all"))
-    sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers")
+    sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers; a plot of the growth beside it")
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
     sub.add_argument("--queries", type=int, default=64, help="N, on one device")
     sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")

@@ -104,6 +104,7 @@ def _measure(key: str, value: int, steps: int) -> tuple[float, float]:
 def _draw(found: dict[str, dict[str, Any]]) -> Any:
     """Time and memory over each quantity, relative to its smallest value."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     styles = charts.looks(list(found))
@@ -115,5 +116,9 @@ def _draw(found: dict[str, dict[str, Any]]) -> Any:
             axes.plot(x / x[0], y / y[0], color=styles[name][0], linestyle=styles[name][1], marker="o", markersize=3,
                       label=f"{name} ({one[f'{what}_exponent']:.2f})")  # fmt: skip
         axes.set(xscale="log", yscale="log", title=f"{title} (exponent)", xlabel="times the smallest value")
-        axes.legend(fontsize=7)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(2))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+        axes.legend(fontsize=7, loc="upper right")
     return figure

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _all(file: str) -> None:
-    """Runs what needs no other library and no config, on one thread; writes one file of numbers, and a plot beside it."""
+    """Runs what needs no other library and no config, on one thread; writes a file of numbers, and a plot beside it."""
     import torch
 
     from pretrain.common.run_folder import read_json, write_json

@@ -122,10 +122,12 @@ def _data_sets(given: Any, path: str) -> dict[str, list[str]]:
     """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
     if not given:
         return {}
-    if isinstance(given, str) or not any(isinstance(words, list) for words in given):
-        return {"data": split_words(given)}
-    if not all(isinstance(words, list) and words for words in given):
+    one = isinstance(given, str) or not any(isinstance(words, list) for words in given)
+    sets = [given] if one else given
+    if not all((one or isinstance(words, list)) and split_words(words) for words in sets):
         raise UserError(f"DATA in {path} is {given!r}; write the words of one data set, or a list of such lists")
+    if one:
+        return {"data": split_words(given)}
     return {
         f"data/{single_word(Path(str(words[-1])).name, f'a data set in {path}')}": split_words(words) for words in given
     }

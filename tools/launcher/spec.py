@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -233,14 +234,14 @@ def content_of(weights: str) -> str:
         UserError: all of several checkpoints are damaged.
     """
     path = Path(weights)
-    if path.is_dir():
+    if os.path.isdir(path):  # pathlib's raise where the name is too long
         found = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
         if len(found) > 1:  # which is the newest good one is in the files; reading them takes torch
             from transfer.convert import find_source
 
             found = [find_source(path, warn=lambda _: None)]
         path = found[0] if found else path
-    if not path.is_file():
+    if not os.path.isfile(path):
         return ""
     stat = path.stat()
     return _sha256(path.absolute(), stat.st_size, stat.st_mtime_ns)

@@ -234,6 +234,8 @@ def _detections(run: Run) -> Iterable[Detection]:
     protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
     if protocol["detector"] not in ("faster", "mask", "keypoint"):
         raise ValueError(f"its detector is {protocol['detector']!r}, not faster, mask or keypoint")
+    if not isinstance(engine["name"], str):
+        raise TypeError(f"its engine is {engine['name']!r}")
     config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
     weights = results.get("weights") or {}
     origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
@@ -273,8 +275,8 @@ def _detections(run: Run) -> Iterable[Detection]:
 
 
 def _number(value: Any, what: str) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise ValueError(f"{what} is {value!r}, not a number")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300):
+        raise ValueError(f"{what} is {value!r:.40}, not a number that can be shown")
     return value
 
 

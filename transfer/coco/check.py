@@ -201,6 +201,8 @@ def _unsafe_mask(mask: Any, box: Sequence[float], width: float, height: float) -
         return "" if covered == height * width else f"RLE counts of {covered} pixels, not {height * width}"
     if not isinstance(mask, list):
         return f"segmentation {_short(mask)} is neither polygons nor RLE"
+    if mask and isinstance(mask[0], list) and len(mask[0]) == 4:  # which makes boxes of the list to pycocotools
+        return "empty polygon (it has 4 numbers, at least 6 needed)"
     return next(filter(None, (_unsafe_polygon(polygon, box, width, height) for polygon in mask)), "")
 
 

@@ -40,8 +40,7 @@ def to_checkpoint(
         UserError: a weight is not finite, which no later step would fix.
     """
     encoder = training.objective.encoder
-    norms = torch._foreach_norm([p.detach() for p in encoder.parameters()])
-    if not torch.stack(norms).isfinite().all():
+    if not _is_finite(training.objective.model):
         raise UserError(
             f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
             "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
@@ -67,7 +66,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         log: takes a line for the log.
 
     Raises:
-        UserError: the checkpoint is incomplete, or of another model.
+        UserError: the checkpoint is incomplete, of another model, or holds weights that are not finite.
     """
     model, encoder = training.objective.model, training.objective.encoder
     device = next(encoder.parameters()).device
@@ -80,13 +79,15 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         torch.set_rng_state(state["random_states"]["torch"])
         if device.type == "cuda" and "cuda" in state["random_states"]:
             torch.cuda.set_rng_state(state["random_states"]["cuda"], device)
-        step = int(state["step"])
+        step, now = int(state["step"]), bn_parts(encoder)
+        earlier = int(state.get("bn_groups", now))
     except KeyError as error:
         raise UserError(f"the checkpoint lacks {error}, so no run can resume from it; {_REMEDY}") from error
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the checkpoint does not fit this config: {reason}; {_REMEDY}") from error
-    earlier, now = state.get("bn_groups", bn_parts(encoder)), bn_parts(encoder)
+    if not _is_finite(model):
+        raise UserError(f"the checkpoint holds weights that are not finite, from which no run can go on; {_REMEDY}")
     if earlier != now:
         log(
             f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "
@@ -125,6 +126,12 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 def digest(model: nn.Module) -> str:
     """16 hexadecimal digits that change with any weight, statistic or negative."""
     return tensor_digest(*model.state_dict().values())
+
+
+def _is_finite(model: nn.Module) -> bool:
+    """Whether all weights, statistics and negatives are."""
+    norms = torch._foreach_norm([value.detach() for value in model.state_dict().values() if value.is_floating_point()])
+    return bool(torch.stack(norms).isfinite().all())
 
 
 def _moco_name(name: str) -> str:

@@ -38,6 +38,7 @@ def test_weights_that_are_not_finite_are_not_saved():
         ),
         ({"random_states": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
         ({"state_dict": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
+        ({"bn_groups": torch.ones(2)}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
     ],
 )
 def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, says):
@@ -47,3 +48,12 @@ def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, says):
     with pytest.raises(UserError, match=says) as caught:
         from_checkpoint(one, state, lambda _: None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["encoder_q.conv1.weight", "encoder_k.bn1.running_var", "queue"])
+def test_a_checkpoint_with_weights_that_are_not_finite_is_not_resumed(name):
+    one, other = training(config("mocov2")), training(config("mocov2"))
+    state = to_checkpoint(one, config("mocov2"), 1, 9, 0)
+    state["state_dict"][f"module.{name}"].view(-1)[0] = float("inf")
+    with pytest.raises(UserError, match=r"holds weights that are not finite.*; choose another OUTPUT_DIR"):
+        from_checkpoint(other, state, lambda _: None)

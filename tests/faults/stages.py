@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +101,24 @@ def content(folder: Path) -> dict[str, Any]:
 def left_over(folder: Path) -> list[str]:
     """Files that no complete run leaves."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if _LEFT.match(path.name)]
+
+
+def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:
+    """New files of /dev/shm that stay and that no process uses; those of tests beside this one come and go."""
+    found, end = set(os.listdir("/dev/shm")) - before, time.monotonic() + seconds
+    while found and time.monotonic() < end:
+        time.sleep(0.1)
+        found &= set(os.listdir("/dev/shm"))
+    return found - _mapped(found)
+
+
+def _mapped(names: set[str]) -> set[str]:
+    """Those of the files in /dev/shm that a process has in its memory."""
+    maps = ""
+    for process in Path("/proc").glob("[0-9]*") if names else ():
+        with contextlib.suppress(OSError):  # it has ended
+            maps += (process / "maps").read_text()
+    return {name for name in names if f"/dev/shm/{name}\n" in maps}
 
 
 def _names(line: dict[str, Any]) -> dict[str, Any]:

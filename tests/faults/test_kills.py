@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import Commands, Fault
-from tests.faults.stages import STAGES, content, left_over
+from tests.faults.stages import STAGES, content, left_in_shared_memory, left_over
 
 _TIMES = {  # signal -> stage -> how often in the ordinary suite, in the slow one
     signal.SIGKILL: {
@@ -65,4 +66,17 @@ def test_an_interrupted_stage_goes_on(
     if kept and name == "detectron2":
         again["run/metrics.json"] = [line for line in again["run/metrics.json"] if line in expected["run/metrics.json"]]
     assert [key for key in expected if again[key] != expected[key]] == [], where
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert not left_in_shared_memory(shared_memory)
+
+
+def test_what_is_left_in_shared_memory_is_what_no_process_uses():
+    before, name = set(os.listdir("/dev/shm")), f"left-{os.getpid()}"
+    file = Path("/dev/shm") / name
+    try:
+        file.write_bytes(bytes(4096))
+        assert name in left_in_shared_memory(before, 0.2)
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
+            assert name not in left_in_shared_memory(before, 0.2)
+    finally:
+        file.unlink()
+    assert name not in left_in_shared_memory(before, 0.2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import Commands, Fault
-from tests.faults.stages import STAGES, content, left_over
+from tests.faults.stages import STAGES, content, left_in_shared_memory, left_over
 from tests.pretrain.runs import overrides
 
 pytestmark = pytest.mark.slow
@@ -95,4 +95,4 @@ def test_a_job_of_two_processes_goes_on(
     kept = {key for key in found.keys() - expected.keys() if number == signal.SIGUSR2 and "/model_" in key}
     assert found.keys() - kept == expected.keys(), where
     assert [key for key in expected if found[key] != expected[key]] == [], where
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert not left_in_shared_memory(shared_memory)

@@ -83,7 +83,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         earlier = int(state.get("bn_groups", now))
     except KeyError as error:
         raise UserError(f"the checkpoint lacks {error}, so no run can resume from it; {_REMEDY}") from error
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the checkpoint does not fit this config: {reason}; {_REMEDY}") from error
     if not _is_finite(model):

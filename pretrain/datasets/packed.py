@@ -39,14 +39,16 @@ def load_packed(folder: Path, split: str) -> ImageData:
             about: dict[str, Any] = json.loads(opened.metadata()["packed"])
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if about["format"] != FORMAT:
-            raise UserError(f"{place} was packed by another version of this program; pack it again")
+            raise UserError(
+                f"{place} was packed by another version of this program; remove the folder and pack it again"
+            )
         names = Files.of_arrays(str(place), arrays["names"], arrays["name_ends"])
         source = Packed(place, about["shards"], arrays["ends"], arrays["checksums"], names)
         return ImageData(source, arrays.get("labels"), about["classes"])
     except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{place / INDEX} cannot be read ({error}); pack it again") from error
+        raise UserError(f"{place / INDEX} cannot be read ({error}); remove the folder and pack it again") from error
 
 
 class Packed:
@@ -98,7 +100,9 @@ class Packed:
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; check the disk or the file server") from error
         if zlib.crc32(data) != int(self._checksums[index]):
-            raise CorruptImage(f"image {self.name(index)} is damaged in {path} (another checksum); pack it again")
+            raise CorruptImage(
+                f"image {self.name(index)} is damaged in {path} (another checksum); remove the folder and pack it again"
+            )
         return data
 
     def read(self, index: int) -> np.ndarray:

@@ -81,6 +81,8 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
             torch.cuda.set_rng_state(state["random_states"]["cuda"], device)
         step, now = int(state["step"]), bn_parts(encoder)
         earlier = int(state.get("bn_groups", now))
+        if step < 0:
+            raise ValueError(f"its step is {step}")
     except KeyError as error:
         raise UserError(f"the checkpoint lacks {error}, so no run can resume from it; {_REMEDY}") from error
     except (AttributeError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:

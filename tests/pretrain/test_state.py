@@ -39,6 +39,7 @@ def test_weights_that_are_not_finite_are_not_saved():
         ({"random_states": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
         ({"state_dict": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
         ({"random_states": torch.ones(2)}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
+        ({"step": -4}, "the checkpoint does not fit this config: its step is -4; choose another OUTPUT_DIR"),
         ({"step": float("inf")}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
         ({"bn_groups": torch.ones(2)}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
     ],

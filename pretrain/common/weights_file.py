@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import io
 import json
 import os
 import pickle
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import plain_pickle
 from .errors import UserError, first_line, one_line
 from .files import empty_or_text, existing_file, sha256
 from .foreign_names import nested
@@ -194,27 +194,5 @@ def _read_safetensors(path: Path, _unsafe: bool) -> Any:
 
 
 def _read_pickle(path: Path, unsafe: bool) -> Any:
-    data = io.BytesIO(path.read_bytes())
-    return (pickle.Unpickler if unsafe else _PlainUnpickler)(data, encoding="latin1").load()
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays, plain types and a program's options (argparse.Namespace) and runs nothing else."""
-
-    _ALLOWED = frozenset(
-        {
-            ("collections", "OrderedDict"),
-            ("_codecs", "encode"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-        }
-        | {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
-        | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("argparse", "Namespace"):
-            return type("Namespace", (), {})  # a class of its own: a pickle can write to the class, too
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"Unsupported class {module}.{name}")
-        return super().find_class(module, name)
+    content = path.read_bytes()
+    return pickle.loads(content, encoding="latin1") if unsafe else plain_pickle.load(content)

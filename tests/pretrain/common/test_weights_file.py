@@ -132,7 +132,7 @@ def test_values_that_no_network_can_use() -> None:
 def test_arrays_that_no_tensor_can_hold_are_named(tmp_path: Path, array: np.ndarray) -> None:
     (tmp_path / "w.pkl").write_bytes(pickle.dumps({"a": array}))
     with pytest.raises(UserError, match=r"w.pkl: a is an array of .*, which no tensor can hold"):
-        read_weights_file(tmp_path / "w.pkl")
+        read_weights_file(tmp_path / "w.pkl", unsafe_pickle=True)
 
 
 def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:

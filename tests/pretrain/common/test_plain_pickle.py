@@ -1,0 +1,94 @@
+"""Pickles of arrays, as NumPy writes them in any protocol, and made ones that would harm the process."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import pickletools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pretrain.common import plain_pickle
+
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+ARRAYS = [
+    np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(6.0).reshape(2, 3).T, np.arange(3, dtype=">i8"),
+    np.zeros((0, 4)), np.array(2.5), np.arange(8)[::2], np.array([True, False]), np.array(["a", "bcd"]),
+    np.array([b"\xff"]), np.ones(2, np.complex64), np.ones(3, np.float16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_arrays_and_scalars_are_what_numpy_reads(protocol: int) -> None:
+    values = {
+        "arrays": ARRAYS,
+        "scalars": [np.float32(0.1), np.int64(-3), np.bool_(True)],
+        "text": ["a", b"\xff", None],
+    }
+    content = pickle.dumps(collections.OrderedDict(values), protocol)
+    found, wanted = plain_pickle.load(content), pickle.loads(content)
+    assert list(found) == list(wanted) and found["text"] == wanted["text"]
+    for a, b in zip(found["arrays"], wanted["arrays"], strict=True):
+        assert a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
+        assert (a.shape, a.strides, a.tolist()) == (b.shape, b.strides, b.tolist())
+    assert found["scalars"] == wanted["scalars"] and [type(x) for x in found["scalars"]] == [float, int, bool]
+
+
+def test_arrays_of_python_2_are_read() -> None:
+    """Their bytes are strings, which NumPy takes as Latin-1, too."""
+    content = pickle.dumps({"w": np.array([-1.5, 2], np.float32)}, 2)
+    encoded = b"c_codecs\nencode\n"
+    assert encoded in content
+    old = (
+        b"\x80\x02}U\x01wcnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89U\x08" + np.array([-1.5, 2], "<f4").tobytes() + b"tbs."
+    )
+    assert plain_pickle.load(old)["w"].tolist() == [-1.5, 2] == pickle.loads(old, encoding="latin1")["w"].tolist()
+
+
+@pytest.mark.parametrize("array", [np.array([None]), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, [("a", "f4")])])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_objects_times_and_records_are_refused(array: Any, protocol: int) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="Unsupported class"):
+        plain_pickle.load(pickle.dumps({"a": array}, protocol))
+
+
+def _made(state: bytes, kind: bytes = b"f4") -> bytes:
+    """An array of type ``kind`` whose state is given as opcodes; %s stands for the type."""
+    typed = b"cnumpy\ndtype\n(X\x02\x00\x00\x00" + kind + b"\x89\x88tR"
+    return (
+        b"\x80\x04cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tC\x01btR"
+        + state.replace(b"%s", typed)
+        + b"b."
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(_made(b"(K\x01(K\x09t%s\x89C\x04aaaat"), id="longer than its bytes"),
+        pytest.param(_made(b"(K\x01(K\x01t%s\x89C\x08aaaaaaaat"), id="shorter than its bytes"),
+        pytest.param(_made(b"(K\x01(J\xff\xff\xff\x7fJ\xff\xff\xff\x7fK\x10t%s\x89C\x00t"), id="size overflows"),
+        pytest.param(_made(b"(K\x01(t%sb\x89C\x04aaaat"), id="a type whose state is a tuple"),
+        pytest.param(_made(b"(K\x01(K\x01t%s\x89C\x08aaaaaaaat", b"O8"), id="addresses"),
+        pytest.param(_made(b"(K\x01(K\x01t%s\x89K\x04t"), id="bytes that are a number"),
+        pytest.param(_made(b"(K\x01(K\x01tX\x02\x00\x00\x00f4\x89C\x04aaaat"), id="a type that is text"),
+        pytest.param(b"\x80\x04cnumpy\nndarray\n(K\x01tR.", id="ndarray itself"),
+        pytest.param(b"\x80\x04c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00idna8tR.", id="another codec"),
+    ],
+)
+def test_arrays_that_are_none_raise(content: bytes) -> None:
+    pickletools.dis(content, out=open("/dev/null", "w"))  # noqa: SIM115
+    with pytest.raises(Exception):  # noqa: B017
+        plain_pickle.load(content)
+
+
+def test_a_file_cannot_change_what_the_next_is_read_with() -> None:
+    """BUILD sets attributes of a function, or of a class's object."""
+    for name in (b"numpy.core.numeric\n_frombuffer", b"numpy\ndtype", b"_codecs\nencode"):
+        content = b"\x80\x04c" + name + b"\n}X\x03\x00\x00\x00badK\x01sb0N."
+        assert plain_pickle.load(content) is None
+    assert not any(hasattr(x, "bad") for made in plain_pickle._ALLOWED.values() if (x := made()) is not None)

@@ -86,7 +86,7 @@ def test_little_memory_is_divided(capfd):
     words = ["VIEWS.IMAGE_SIZE", "96", "PROBE.RESIZE", "0", "DEVICE", "cpu", "MODEL.BN_GROUPS", "4"]
     assert launch.main(["fit", "--config-file", RECIPE, "--memory", "0.5", *words]) == 0
     *trials, last = capfd.readouterr().out.splitlines()
-    assert trials[0] == "64 images per process: does not fit"
+    assert trials[0].startswith("64 images per process: does not fit")  # some libraries end the process instead
     found = re.fullmatch(r"64 images per process in (\d) parts: (0.\d) GiB, \d+ images/s", trials[-1])
     assert found, trials
     parts, peak = found.groups()

@@ -313,7 +313,7 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     assert run(graph, replace(slurm_options, parallel=1)) == 0
     slurm_cluster.wait_state(job_of(graph.report.folder)["id"], "COMPLETED", seconds=300)
     table = (tmp_path / "out/sweep.md").read_text()
-    assert re.search(r"^\| +1 \|", table, re.M) and re.search(r"^\| +4 \|", table, re.M) and "not done" not in table
+    assert re.search(r"^\| 1 +\|", table, re.M) and re.search(r"^\| 4 +\|", table, re.M) and "not done" not in table
     assert (tmp_path / "out/sweep.png").exists()
     capsys.readouterr()
     assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once

@@ -162,6 +162,13 @@ class Source(Protocol):
     def name(self, index: int) -> str: ...
 
 
+def check_ends(ends: np.ndarray, total: int, what: str) -> None:
+    """Raises ValueError unless ``ends`` says where parts end that fill ``total`` bytes: (N,) int64, never falling."""
+    good = ends.dtype == np.int64 and ends.ndim == 1 and (ends[-1] if len(ends) else 0) == total
+    if not good or (np.diff(ends, prepend=0) < 0).any():
+        raise ValueError(f"its {what} are damaged")
+
+
 class Files:
     """Image files. Their names are one array of bytes, which forked workers share: they would copy Python strings."""
 
@@ -174,7 +181,14 @@ class Files:
 
     @classmethod
     def of_arrays(cls, folder: str, text: np.ndarray, ends: np.ndarray) -> Files:
-        """From the attributes of an earlier one: the names as bytes, one after the other, and where each ends."""
+        """From the attributes of an earlier one: the names as bytes, one after the other, and where each ends.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        if not isinstance(folder, str) or text.dtype != np.uint8 or text.ndim != 1:
+            raise ValueError("its names of images are damaged")
+        check_ends(ends, len(text), "names of images")
         files = cls(folder, ())
         files.text, files.ends = text, ends
         return files

@@ -41,7 +41,7 @@ def cached(what: tuple[str, str], place: Path, scan: Callable[[], ImageData]) ->
     if (folder := _folder()) is None:
         return scan()
     file = folder / f"{hashlib.sha256(key.encode(errors='surrogateescape')).hexdigest()[:32]}.safetensors"
-    if data := _read(file, key):
+    if data := read(file, key):
         return data
     began, listed = time.time_ns(), dict[str, int]()
     before = LISTED.set(listed)
@@ -73,8 +73,8 @@ def _write(file: Path, key: str, data: ImageData, files: Files, listed: dict[str
         opened.write(save(arrays, {"listing": json.dumps(about)}))
 
 
-def _read(file: Path, key: str) -> ImageData | None:
-    """None: there is none, it is damaged, or a folder has changed."""
+def read(file: Path, key: str) -> ImageData | None:
+    """The listing in ``file``; None: there is none, it is damaged, or a folder has changed."""
     try:
         with safe_open(file, "numpy") as opened:
             about: dict[str, Any] = json.loads(opened.metadata()["listing"])
@@ -82,6 +82,6 @@ def _read(file: Path, key: str) -> ImageData | None:
                 return None
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         files = Files.of_arrays(about["folder"], arrays["text"], arrays["ends"])
-        return ImageData(files, arrays.get("labels"), about["classes"])
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError):
+        return ImageData.of_file(files, arrays.get("labels"), about["classes"])
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..common.errors import UserError
-from ..common.image_io import CorruptImage, Files, decode, memory_for
+from ..common.image_io import CorruptImage, Files, check_ends, decode, memory_for
 from .image_data import ImageData, MissingSplit
 
 INDEX, EVERY_SPLIT, FORMAT = "index.safetensors", "all", 1
@@ -44,8 +44,8 @@ def load_packed(folder: Path, split: str) -> ImageData:
             )
         names = Files.of_arrays(str(place), arrays["names"], arrays["name_ends"])
         source = Packed(place, about["shards"], arrays["ends"], arrays["checksums"], names)
-        return ImageData(source, arrays.get("labels"), about["classes"])
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
+        return ImageData.of_file(source, arrays.get("labels"), about["classes"])
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{place / INDEX} cannot be read ({error}); remove the folder and pack it again") from error
@@ -66,8 +66,11 @@ class Packed:
 
     def __init__(self, folder: Path, shards: list[int], ends: np.ndarray, checksums: np.ndarray, names: Files) -> None:
         self._folder, self._ends, self._checksums, self._names = folder, ends, checksums, names
-        self._starts = np.concatenate([[0], np.cumsum(shards)])
-        if not (len(ends) == len(checksums) == len(names) and (ends[-1] if len(ends) else 0) == self._starts[-1]):
+        if not all(type(size) is int and 0 <= size < 2**40 for size in shards):
+            raise ValueError("its lengths of files are damaged")
+        self._starts = np.concatenate([[0], np.cumsum(shards, dtype=np.int64)])
+        check_ends(ends, int(self._starts[-1]), "positions of images")
+        if checksums.dtype != np.uint32 or checksums.shape != ends.shape or len(names) != len(ends):
             raise ValueError("its parts do not fit together")
         for number, size in enumerate(shards):
             path = shard_path(folder, number)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -82,8 +82,8 @@ class FeatureFile:
     made_from: dict[str, Any]
     warn: Callable[[str], None]
 
-    def load(self, images: str) -> tuple[int, Tensor, Tensor] | None:
-        """(images done, their positions, features) of the images with digest ``images``; None: there are none."""
+    def load(self, mine: np.ndarray, width: int) -> tuple[int, Tensor, Tensor] | None:
+        """(images done, their positions, features (N, width)) of the images at ``mine``; None: there are none."""
         if not self.path.is_file():
             return None
         try:
@@ -91,16 +91,36 @@ class FeatureFile:
         except UserError as error:
             self.warn(f"{error}; computing the features again")
             return None
-        if (found.get("made_from"), found.get("images")) != (self.made_from, images):
+        if (found.get("made_from"), found.get("images")) != (self.made_from, _digest(mine)):
             return None
-        return found["done"], found["index_N"], found["features_NF"]
+        done, index_N, features_NF = (found.get(name) for name in ("done", "index_N", "features_NF"))
+        if (
+            type(done) is int
+            and _is_plain(index_N, torch.int64, 1)
+            and _is_plain(features_NF, torch.float32, 2)
+            and features_NF.shape == (len(index_N), width)
+            and np.isin(index_N, mine[: max(0, done)]).all()
+        ):
+            return done, index_N, features_NF
+        self.warn(f"{self.path} is damaged; computing the features again")
+        return None
 
-    def save(self, images: str, done: int, index_N: Tensor, features_NF: Tensor) -> None:
-        content = {"made_from": self.made_from, "images": images, "done": done, "index_N": index_N}
+    def save(self, mine: np.ndarray, done: int, index_N: Tensor, features_NF: Tensor) -> None:
+        content = {"made_from": self.made_from, "images": _digest(mine), "done": done, "index_N": index_N}
         try:
             checkpoint.save(self.path, {**content, "features_NF": features_NF.cpu()})
         except UserError as error:
             self.warn(f"{error}; a resumed probe will compute the features again")
+
+
+def _digest(mine: np.ndarray) -> str:
+    return hashlib.sha256(mine.tobytes()).hexdigest()
+
+
+def _is_plain(value: Any, dtype: torch.dtype, dims: int) -> TypeGuard[Tensor]:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        return False
+    return value.dtype == dtype and value.ndim == dims
 
 
 @torch.no_grad()
@@ -124,9 +144,9 @@ def extract(
         Stopped: a rank was asked to stop.
     """
     mine = _my_share(data, most)
-    images = hashlib.sha256(mine.tobytes()).hexdigest()
-    empty = (0, torch.empty(0, dtype=torch.long), torch.empty(0, feature_dim(backbone)))
-    done, index_N, features_NF = (kept.load(images) if kept else None) or empty
+    width = feature_dim(backbone)
+    empty = (0, torch.empty(0, dtype=torch.long), torch.empty(0, width))
+    done, index_N, features_NF = (kept.load(mine, width) if kept else None) or empty
     left, positions, rows = len(mine) - done, [index_N], [features_NF.to(device)]
     batches = loader.eval_batches(
         data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, mine[done:], cfg.DATALOADER.ON_CORRUPT,
@@ -146,7 +166,7 @@ def extract(
             break
     index_N, features_NF = torch.cat(positions), torch.cat(rows)
     if kept and left:
-        kept.save(images, done, index_N, features_NF)
+        kept.save(mine, done, index_N, features_NF)
     if reason:
         distributed.barrier()  # no rank exits while another one writes
         raise Stopped(reason)

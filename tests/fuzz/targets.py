@@ -5,11 +5,13 @@ A reader may refuse a file with a UserError. If it accepts it, what it returns m
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
 import random
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,18 +20,28 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 from pycocotools.coco import COCO
+from safetensors import safe_open
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_safetensors
 
-from pretrain.common import checkpoint, image_io
+from pretrain.common import checkpoint, curves, image_io, metrics
 from pretrain.common.backbone_file import load_backbone
 from pretrain.config import default_config, from_yaml_text, load_config
+from pretrain.datasets import ImageData, listing
+from pretrain.datasets.packed import INDEX, load_packed, shard_path
+from pretrain.probe import labels
+from pretrain.probe.features import FeatureFile
 from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
 from tests.fuzz import mutate
 from tests.pretrain import runs
+from tests.pretrain.images import write_folder
 from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
+from tools.data.pack import splits_of, write_packed
 from tools.launcher import commands, control, pipeline, resolve, stages, status, sweep
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
@@ -80,6 +92,11 @@ def targets(root: Path) -> dict[str, Target]:
         "weights_pth": Target("a.pth", _weights, _torch(_STATES)),
         "weights_pkl": Target("a.pkl", _weights, _pickled),
         "weights_safetensors": Target("a.safetensors", _weights, _safetensors),
+        "packed": Target("train/index.safetensors", _packed(root), _indices("packed", _packed_index(root))),
+        "listing": Target("kept.safetensors", _listing, _indices("listing", _LISTING)),
+        "features": Target("features_val.0.pth", _features, _torch([_FEATURES])),
+        "metrics.json": Target("metrics.json", _metrics, _metrics_lines),
+        "labels": Target("1percent.txt", _labels, lambda rng: mutate.data(rng, _NAMES)),
     }  # fmt: skip
 
 
@@ -265,6 +282,117 @@ def _image(file: Path) -> None:
     found = image_io.decode(file.read_bytes(), "a")
     assert found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3 and found.size
     image_io.open_upright(str(file))
+
+
+def _indices(key: str, content: dict[str, Any]) -> Callable[[random.Random], bytes]:
+    """Arrays in a safetensors file whose metadata hold JSON; half of the files have changed bytes."""
+
+    def saved(given: dict[str, Any]) -> bytes:
+        return save_arrays(given["arrays"], {key: json.dumps(given["about"])})
+
+    def draw(rng: random.Random) -> bytes:
+        if rng.randrange(2) == 0:
+            return mutate.data(rng, [saved(content)])
+        changed = {**content, "arrays": dict(content["arrays"])}
+        if rng.randrange(2) == 0:
+            changed["about"] = mutate.value(rng, content["about"])
+        name = rng.choice([*changed["arrays"]])
+        array = changed["arrays"].pop(name).copy()
+        if (how := rng.randrange(4)) == 0:
+            array = rng.choice((array[:-1], array.astype(np.float64), array[None], array[:0], array.astype(np.int32)))
+        elif how <= 2:
+            limits = np.iinfo(array.dtype)
+            array[rng.randrange(len(array))] = rng.choice((0, 1, 77, limits.max, limits.min))
+        if how <= 2 or rng.randrange(4):
+            changed["arrays"][name] = array
+        return saved(changed)
+
+    return draw
+
+
+def _packed_index(root: Path) -> dict[str, Any]:
+    write_folder(root / "unpacked", ["train/ant/1.png", "train/ant/2.png", "train/bee/3.png"])
+    write_packed(root / "packed", splits_of(root / "unpacked"), 0, 90)
+    with safe_open(root / "packed/train" / INDEX, "numpy") as opened:
+        about = json.loads(opened.metadata()["packed"])
+        return {"about": about, "arrays": {name: opened.get_tensor(name) for name in opened.keys()}}  # noqa: SIM118
+
+
+def _packed(root: Path) -> Callable[[Path], None]:
+    def read(file: Path) -> None:
+        shutil.copy(shard_path(root / "packed/train", 0), file.parent)
+        found = load_packed(file.parents[1], "train")
+        _look_at(found)
+        for index in range(min(len(found), 5)):
+            found.read(index)
+
+    return read
+
+
+def _look_at(data: ImageData) -> None:
+    """What every stage does with a data set."""
+    assert all(isinstance(name, str) for name in data.classes)
+    if data.labels is not None:
+        assert data.labels.shape == (len(data),)
+        assert all(-1 <= label < len(data.classes) for label in data.labels.tolist())
+    for index in range(min(len(data), 5)):
+        data.image_name(index)
+
+
+_LISTING = {
+    "about": {"key": "k", "listed": {}, "folder": "/images", "classes": ["ant", "bee"]},
+    "arrays": {
+        "text": np.frombuffer(b"ant/1.pngbee/2.png", np.uint8), "ends": np.array([9, 18]), "labels": np.array([0, 1]),
+    },
+}  # fmt: skip
+
+
+def _listing(file: Path) -> None:
+    if found := listing.read(file, "k"):
+        _look_at(found)
+
+
+_MINE = np.array([2, 3, 5, 8, 9])
+_FEATURES = {
+    "made_from": {"weights": "a"}, "images": hashlib.sha256(_MINE.tobytes()).hexdigest(), "done": 4,
+    "index_N": torch.tensor([2, 3, 8]),
+    "features_NF": torch.ones(3, 8),
+}  # fmt: skip
+
+
+def _features(file: Path) -> None:
+    if found := FeatureFile(file, {"weights": "a"}, lambda _: None).load(_MINE, 8):
+        done, index_N, features_NF = found
+        assert done >= len(index_N) and features_NF.shape == (len(index_N), 8)
+        assert set(index_N.tolist()) <= set(_MINE.tolist())
+
+
+def _metrics_lines(rng: random.Random) -> bytes:
+    line = {"iteration": 9, "loss": 1.5, "total_loss": 0.5, "images_per_second": 80.0, "eta_seconds": 3.0}
+    text = [json.dumps({**line, "iteration": n}).encode() + b"\n" for n in range(3)]
+    if rng.randrange(2) == 0:
+        return mutate.data(rng, [b"".join(text)])
+    return b"".join(text) + json.dumps(mutate.value(rng, line)).encode() + b"\n"
+
+
+def _metrics(file: Path) -> None:
+    status.progress(file.parent)
+    metrics.drop_metrics(file.parent, 10)
+    metrics.append(file, 10, {"loss": 0.5})
+    found = metrics.read_metrics(file.parent)
+    assert found[-1] == {"iteration": 10, "loss": 0.5} and all(line["iteration"] < 10 for line in found[:-1])
+    for drawn in curves.points(found).values():
+        Axes(Figure(), (0, 0, 1, 1)).plot(*zip(*drawn, strict=True))
+
+
+_NAMES = [b"n01_1.JPEG\nn02_2.JPEG\n", b"ant/n01_1.JPEG\r\nbee/n02_2.JPEG"]
+
+
+def _labels(file: Path) -> None:
+    names = [f"{c}/{n}_{i}.JPEG" for c, n, i in (("ant", "n01", 1), ("ant", "n01", 2), ("bee", "n02", 2))]
+    data = ImageData(image_io.Files("/images", names), np.array([0, 0, 1]), ["ant", "bee"])
+    labels.identity(str(file))
+    assert 0 < len(labels.chosen(data, str(file))) < 3
 
 
 def _checkpoints(root: Path) -> list[Any]:

@@ -28,6 +28,7 @@ from tests.fuzz.targets import Target, targets
 NAMES = (
     "pretraining_config", "detector_config", "overrides", "pipeline", "sweep", "site", "launch.json", "results.json",
     "coco", "image", "checkpoint", "weights_pth", "weights_pkl", "weights_safetensors",
+    "packed", "listing", "features", "metrics.json", "labels",
 )  # fmt: skip
 FOUND = sorted((Path(__file__).parent / "found").glob("*/*"))
 _SECONDS, _BYTES = 20, 2 << 30  # per input

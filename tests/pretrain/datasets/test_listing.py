@@ -44,7 +44,7 @@ def is_kept(images: Path, split: str = "train", name: str = "") -> bool:
         except pytest.fail.Exception:
             return False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "_read", lambda *_: None)
+        patch.setattr(listing, "read", lambda *_: None)
         assert content(found) == content(load(name or f"folder:{images}", split))
     return True
 

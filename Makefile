@@ -37,14 +37,14 @@ help:
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest"
-	@echo "make lock        requirements.lock anew: the newest versions with their hashes; make setup LOCKED=1 installs them"
+	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
 	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files"
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
-	@echo "make demo-quick  the same chain in under 3 minutes, with hardly any training: its numbers mean nothing"
+	@echo "make demo-quick  the same chain in about 2 minutes, with hardly any training: its numbers mean nothing"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
 setup: $(READY)

@@ -183,8 +183,8 @@ def _usable(method: str, declared: Hyperparameter) -> Range | Choice:
         declared.allowed.check(declared.key, declared.default)
     except (AttributeError, TypeError) as error:
         raise UserError(
-            f"method {method!r}: what {declared.key} allows is {declared.allowed!r}; it must be a Range of "
-            "numbers, or a Choice, of pretrain.limits"
+            f"method {method!r}: the allowed values of {declared.key} are {declared.allowed!r}; use a Range of "
+            "numbers or a Choice from pretrain.limits"
         ) from error
     return declared.allowed
 
@@ -278,7 +278,7 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
             "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
             f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"
         )
-    raise UserError(f"{folder} holds a run of another config ({'; '.join(changed)}); {remedy}")
+    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changed)}); {remedy}")
 
 
 def validate(cfg: CfgNode) -> None:

@@ -63,7 +63,7 @@ MISTAKES = {
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
     ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "did you mean 'moco_v",
     ("tools/make_data.py", "digits", "x", "--size", "1"): "--size is 1",
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "another config (SEED 0 ",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "different config (SEED",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SOLVER.EPOCHS", "210", "OUTPUT_DIR", "pretrained"): (
         "(SOLVER.EPOCHS 200 -> 210); the learning rate follows EPOCHS from the first step; to train longer, set "
         "MODEL.WEIGHTS "
@@ -92,12 +92,12 @@ MISTAKES = {
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "add --resume to continue it, or choose ",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not ",
     ("transfer/train_net.py", "--resume", "--config-file", LEAF, "SOLVER.GAMMA", "0.2", "OUTPUT_DIR", "box"): (
-        "holds a training of another config (SOLVER.GAMMA 0.1 -> 0.2)"
+        "holds a training run with a different config (SOLVER.GAMMA 0.1 -> 0.2)"
     ),
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "OUTPUT_DIR", "pretrained/knn"): "the run folder of knn, not of",
-    (LAUNCH, "linear", *LOCAL, "pretrained", "LINEAR.BASE_LR", "1.0"): "another probe (LINEAR.BASE_LR 30.0 -> 1.0)",
+    (LAUNCH, "linear", *LOCAL, "pretrained", "LINEAR.BASE_LR", "1.0"): "a different probe (LINEAR.BASE_LR 30.0 -> 1.0)",
     (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
-    (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "holds a training of another config (SOLVER.BASE_LR ",
+    (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "run with a different config (SOLVER.BASE_LR ",
     (*TRANSFER, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of transfer",
     (*TRANSFER, "--eval-only", "OUTPUT_DIR", "moved"): "is the run folder of transfer, not of evaluation",
 }  # fmt: skip

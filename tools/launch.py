@@ -94,14 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
     sub.add_argument("--json", action="store_true", help="print the findings as JSON")
-    sub = _command(commands, "fit", "finds by trying the largest batch that a recipe can have on this machine's device")
+    sub = _command(commands, "fit", "finds by trial runs the largest batch of a recipe that fits this machine's device")
     _add_recipe(sub)
     sub.add_argument("--processes", type=int, default=1, metavar="N", help="that will share the batch (1)")
-    sub.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="as if the device had no more than this")
+    sub.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="assume the device has only this much")
     key_words.add_keys(sub, _pretraining_keys)
     sub.set_defaults(takes_overrides=True)
     key_words.add_usage(sub)
-    sub = _command(commands, "status", "shows every run in and below a folder, also those that have not started")
+    sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub.add_argument("--follow", "-f", action="store_true", help="show it again until nothing is pending or running")
     sub.add_argument("--json", action="store_true", help="print all that is known as JSON")
@@ -125,9 +125,9 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
-        ("finetune", "trains the whole network as a classifier, as for few labels"),
+        ("finetune", "fine-tunes the whole network as a classifier, for example with few labels"),
         ("knn", "scores frozen features with kNN"),
-        ("embedding", "draws a map (t-SNE) of validation features"),
+        ("embedding", "draws a t-SNE plot of validation features"),
     ):
         sub = _command(commands, name, text)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
@@ -150,7 +150,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_recipe(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--method", default="", help="its default recipe, which is printed: mocov2, jcl, sce, ...")
+    sub.add_argument("--method", default="", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
     sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
 
 

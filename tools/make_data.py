@@ -63,9 +63,7 @@ def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) 
     from tools.data.pack import digest, splits_of, write_packed
 
     if longest_side < 0 or not 1 <= quality <= 100:
-        raise UserError(
-            f"--longest-side is {longest_side} and --quality is {quality}; give at least 0, and from 1 to 100"
-        )
+        raise UserError(f"--longest-side {longest_side} must be at least 0, and --quality {quality} from 1 to 100")
     splits = splits_of(Path(os.path.abspath(source)))
     arguments = {
         "kind": kind, "source": os.path.abspath(source), "longest_side": longest_side, "version": _VERSIONS[kind],
@@ -88,7 +86,7 @@ def _subset(
     if not all(0 < one < 100 for one in percent) or folds < 1 or seed < 0:
         raise UserError(
             f"--percent is {' '.join(f'{one:g}' for one in percent)}, --folds is {folds} and --seed is {seed}; give "
-            "shares between 0 and 100, at least 1, and at least 0"
+            "--percent between 0 and 100, --folds at least 1 and --seed at least 0"
         )
     file = existing_file(annotations, "annotation file", "*.json")
     arguments = {"kind": kind, "annotations": sha256(file), "percent": percent, "folds": folds, "seed": seed,

@@ -186,7 +186,8 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     ]
     if changed:
         raise UserError(
-            f"{kept.parent} holds a training of another config ({'; '.join(changed)}); choose another OUTPUT_DIR"
+            f"{kept.parent} holds a training run with a different config ({'; '.join(changed)}); choose another "
+            "OUTPUT_DIR"
         )
 
 

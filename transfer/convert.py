@@ -105,8 +105,8 @@ def _convert(
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and back:
         raise UserError(
-            f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, where these "
-            "weights compute other features; convert it to Detectron2's names, without --to-torchvision"
+            f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, so these "
+            "weights would compute wrong features in it; convert it to Detectron2's names, without --to-torchvision"
         )
     names = backbone.state_dict
     tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}

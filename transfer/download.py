@@ -29,9 +29,7 @@ def local_file(address: str) -> str:
     """
     kind, _, name = address.partition("://")
     if kind not in ("detectron2", "https", "http"):
-        raise UserError(
-            f"MODEL.WEIGHTS {address} is neither a file nor an address of detectron2://, https:// or http://"
-        )
+        raise UserError(f"MODEL.WEIGHTS {address} is neither a file nor a detectron2://, https:// or http:// URL")
     own = kind == "detectron2"  # the cache has a folder per host for others: paths of two hosts may be the same
     url, folder = (
         (DETECTRON2 + name, None) if own else (address, os.path.join(get_cache_dir(), urlsplit(address).netloc))

@@ -74,7 +74,7 @@ def load_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     ):
         raise UserError(
             f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet takes RGB and "
-            "strides in the 3x3, where these weights compute other features: they serve detectors only"
+            "strides in the 3x3, so these weights would compute wrong features here; use them for detectors only"
         )
     return backbone
 

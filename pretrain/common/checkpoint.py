@@ -79,7 +79,7 @@ def refuse_blind_start(found: Sequence[Path]) -> None:
     With `process_group.on_every_rank`, for a folder that machines do not share, or that one of them lists late.
     """
     if found:
-        raise UserError(f"{found[0]} is there, but rank 0 sees no checkpoint and would start from the beginning")
+        raise UserError(f"this rank sees {found[0]}, but rank 0 sees no checkpoint and would start from scratch")
 
 
 def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:

@@ -95,14 +95,17 @@ class MetricsWriter:
         self._loggers.close()
 
 
+def parse(line: str) -> dict[str, Any] | None:
+    """A line of a metrics file; None: it was cut short by a crash, or is damaged."""
+    try:
+        # Integers that fit no float would end what computes with them.
+        value = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and type(value.get("iteration")) is int else None
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The good lines of a metrics file; one that was cut short by a crash, or damaged, is dropped."""
-    kept: list[dict[str, Any]] = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and type(value.get("iteration")) is int:
-            kept.append(value)
-    return kept
+    """The good lines of a metrics file; others are dropped."""
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return [value for value in map(parse, lines) if value is not None]

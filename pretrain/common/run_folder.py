@@ -89,7 +89,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     value = _parse_json(path)
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged, or another file")
+        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged or the wrong file")
     return value
 
 
@@ -101,7 +101,7 @@ def read_json_records(path: str | Path) -> list[dict[str, Any]]:
     """
     value = _parse_json(path)
     if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
-        raise UserError(f"{path} does not hold a list of JSON objects; it is damaged, or another file")
+        raise UserError(f"{path} does not hold a list of JSON objects; it is damaged or the wrong file")
     return value
 
 
@@ -112,7 +112,7 @@ def _parse_json(path: str | Path) -> Any:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
-        raise UserError(f"{path} is not JSON ({reason}); it is damaged, or another file") from error
+        raise UserError(f"{path} is not JSON ({reason}); it is damaged or the wrong file") from error
 
 
 def begin(output_dir: str | Path, stage: str) -> None:

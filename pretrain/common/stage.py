@@ -73,7 +73,7 @@ def explained(name: str) -> Iterator[None]:
             if killed[1] == "Bus error":
                 remedy = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
             raise UserError(
-                f"a worker process of the data loader was ended from outside ({killed[1] or 'it exited'}); {remedy}, "
+                f"a worker process of the data loader died unexpectedly ({killed[1] or 'it exited'}); {remedy}, "
                 "and run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):

@@ -104,7 +104,7 @@ class Packed:
             raise UserError(f"cannot read {path}: {error.strerror}; check the disk or the file server") from error
         if zlib.crc32(data) != int(self._checksums[index]):
             raise CorruptImage(
-                f"image {self.name(index)} is damaged in {path} (another checksum); remove the folder and pack it again"
+                f"image {self.name(index)} is damaged in {path} (bad checksum); remove the folder and pack it again"
             )
         return data
 

@@ -79,7 +79,7 @@ def _named(data: ImageData, file: str) -> np.ndarray:
         raise UserError(f"cannot read {file}, the list of images in DATA.PROBE_LABELS: {error}") from error
     wanted = {Path(name).parts: name for name in names}
     if not names:
-        raise UserError(f"{file} is empty; it needs an image's name per line")
+        raise UserError(f"{file} is empty; list one image name per line")
     lengths = {len(parts) for parts in wanted}
     places: dict[str, int] = {}
     for position in range(len(data)):
@@ -92,5 +92,5 @@ def _named(data: ImageData, file: str) -> np.ndarray:
         raise UserError(f"{file} names images that the data set does not have ({len(missing)}): {shortlist(missing)}")
     positions = np.unique(np.fromiter(places.values(), np.int64))
     if len(positions) < len(names):
-        raise UserError(f"{file} names an image twice; it needs an image's name per line")
+        raise UserError(f"{file} names an image twice; list each image once")
     return positions

@@ -67,4 +67,4 @@ def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
     keys = dict.fromkeys([*now, *before])
     changed = [f"{key} {before.get(key)!r} -> {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)]
     if changed:
-        raise UserError(f"{folder} holds another probe ({'; '.join(changed)}); choose another OUTPUT_DIR")
+        raise UserError(f"{folder} holds a different probe ({'; '.join(changed)}); choose another OUTPUT_DIR")

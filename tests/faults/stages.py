@@ -109,16 +109,17 @@ def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:
     while found and time.monotonic() < end:
         time.sleep(0.1)
         found &= set(os.listdir("/dev/shm"))
-    return found - _mapped(found)
+    used = _mapped(found)
+    return (found - used) & set(os.listdir("/dev/shm"))
 
 
 def _mapped(names: set[str]) -> set[str]:
-    """Those of the files in /dev/shm that a process has in its memory."""
-    maps = ""
+    """Those of the files in /dev/shm that a process has in its memory, where a semaphore has another name."""
+    inodes = set[str]()
     for process in Path("/proc").glob("[0-9]*") if names else ():
         with contextlib.suppress(OSError):  # it has ended
-            maps += (process / "maps").read_text()
-    return {name for name in names if f"/dev/shm/{name}\n" in maps}
+            inodes |= {line.split()[4] for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line}
+    return {name for name in names if (file := Path("/dev/shm", name)).exists() and str(file.stat().st_ino) in inodes}
 
 
 def _names(line: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import random
 import re
@@ -80,3 +81,6 @@ def test_what_is_left_in_shared_memory_is_what_no_process_uses():
     finally:
         file.unlink()
     assert name not in left_in_shared_memory(before, 0.2)
+    semaphore = multiprocessing.get_context("spawn").Semaphore()  # its process has it under another name
+    assert set(os.listdir("/dev/shm")) - before and not left_in_shared_memory(before, 0.2)
+    del semaphore

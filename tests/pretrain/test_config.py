@@ -153,7 +153,9 @@ def test_a_hyperparameter_that_allows_nonsense_is_one_line(allowed: Any, monkeyp
     monkeypatch.setitem(METHODS, "mine", method)
     _keys.cache_clear()
     try:
-        with pytest.raises(UserError, match=r"method 'mine': what METHOD\.MINE allows is .*; it must be a Range of n"):
+        with pytest.raises(
+            UserError, match=r"method 'mine': the allowed values of METHOD\.MINE are .*; use a Range of n"
+        ):
             load_config()
     finally:
         _keys.cache_clear()

@@ -80,7 +80,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
         return
     if fault == "another disk":
         assert ended[0].startswith("UserError: rank 1 of 2: ") and ended[0] == ended[1]
-        assert "checkpoint_00000004.pth is there, but rank 0 sees no checkpoint" in ended[0]
+        assert "this rank sees " in ended[0] and "checkpoint_00000004.pth, but rank 0 sees no checkpoint" in ended[0]
         assert not (tmp_path / "run/config.yaml").exists()
         return
     if fault == "bad images":

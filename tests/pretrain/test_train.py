@@ -68,7 +68,9 @@ def test_its_picture_has_the_views_of_the_first_epoch(images, whole):
 
 
 def test_another_config_in_the_same_folder_is_refused(images, whole):
-    with pytest.raises(UserError, match=r"another config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR"):
+    with pytest.raises(
+        UserError, match=r"a different config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR"
+    ):
         run(images, whole, "SOLVER.BASE_LR", "0.06")
 
 

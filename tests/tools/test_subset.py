@@ -92,7 +92,7 @@ def test_a_detector_trains_on_a_subset(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["--percent", "1"], "1% of 40 images is none; give a larger share"),
-        (["--percent", "100"], "--percent is 100, --folds is 5 and --seed is 0; give shares between 0 and 100"),
+        (["--percent", "100"], "--percent is 100, --folds is 5 and --seed is 0; give --percent between 0 and 100"),
         (["--folds", "0"], "--folds is 0"),
         (["--list", "list.txt", "--seed", "7"], "--seed has no effect with --list"),
     ],

@@ -68,7 +68,7 @@ def test_a_run_stopped_in_its_evaluation_resumes_to_the_same_bits(
         whole, parts = saved(tmp_path / "whole", name), saved(tmp_path / "parts", name)
         for kind in ("model", "trained"):
             assert all(torch.equal(value, parts[kind][key]) for key, value in whole[kind].items()), (name, kind)
-    with pytest.raises(UserError, match=r"another config \(SOLVER\.EMA 0\.5 -> 0\.6\)"):
+    with pytest.raises(UserError, match=r"a different config \(SOLVER\.EMA 0\.5 -> 0\.6\)"):
         work(tmp_path / "parts", engine, "--resume", **keys | {"SOLVER__EMA": 0.6})
 
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_downloaded_is_one_line_and_leaves_nothing(
     assert weights_file(offer(server, "/short.pth", backbone)).endswith("/short.pth")  # nothing of it was kept
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/a\.pth: \[Errno 111\] Connection refused; try again"):
         weights_file("http://127.0.0.1:1/a.pth")
-    with pytest.raises(UserError, match=r"s3://bucket/a\.pth is neither a file nor an address of detectron2://"):
+    with pytest.raises(UserError, match=r"s3://bucket/a\.pth is neither a file nor a detectron2://"):
         weights_file("s3://bucket/a.pth")
     assert capfd.readouterr().err == ""
 

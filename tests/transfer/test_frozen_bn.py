@@ -101,7 +101,7 @@ def test_a_frozen_resnet_of_random_weights_gets_statistics(tmp_path: Path, engin
     state = torch.load(tmp_path / "out/model_final.pth")["model"]
     assert state[f"{NORM}.running_mean"].abs().max() > 1e-3
     assert (state[f"{NORM}.running_var"] - 1).abs().max() > 1e-3
-    with pytest.raises(UserError, match=r"another config \(SOLVER\.FROZEN_BN_ITER 2 -> 0\)"):
+    with pytest.raises(UserError, match=r"a different config \(SOLVER\.FROZEN_BN_ITER 2 -> 0\)"):
         work(tmp_path, engine, "--resume", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0})
 
 

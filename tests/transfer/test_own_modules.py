@@ -151,7 +151,7 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
     name = register()
     work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
     work(tmp_path, name, **keys)
-    with pytest.raises(UserError, match=r"another config \(SOLVER\.HOOKS \['sum'\] -> \[\]\)"):
+    with pytest.raises(UserError, match=r"a different config \(SOLVER\.HOOKS \['sum'\] -> \[\]\)"):
         work(tmp_path, name, "--resume", **keys | {"SOLVER__HOOKS": ()}, SOLVER__MAX_ITER=4)
     work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
     whole, parts = (torch.load(tmp_path / f / "model_final.pth") for f in ("whole", "out"))
@@ -260,7 +260,7 @@ def test_the_torchvision_engine_refuses_what_is_detectron2s(tmp_path: Path, keys
 def test_a_name_that_was_set_later_is_another_training(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(load_config(None).dump())
     check_same_training(load_config(None), tmp_path / "config.yaml")
-    with pytest.raises(UserError, match=r"another config \(INPUT\.MAPPER '' -> 'mine'\)"):
+    with pytest.raises(UserError, match=r"a different config \(INPUT\.MAPPER '' -> 'mine'\)"):
         check_same_training(load_config(None, ["INPUT.MAPPER", "mine"]), tmp_path / "config.yaml")
 
 

@@ -144,7 +144,9 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     Path(first).unlink()  # a resumed run does not need them, and still records where it began
     with open(out / "metrics.json", "a") as file:  # of iterations that a crash lost
         file.writelines(f'{{"iteration": {number}, "total_loss": 1.0}}\n' for number in (2, 3, 19))
-    with pytest.raises(UserError, match=r"out holds a training of another config \(SOLVER\.GAMMA 0\.1 -> 0\.2\);"):
+    with pytest.raises(
+        UserError, match=r"out holds a training run with a different config \(SOLVER\.GAMMA 0\.1 -> 0\.2\);"
+    ):
         work(tmp_path, engine, "--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3, SOLVER__GAMMA=0.2)
     resumed = work(tmp_path, engine, "--resume", MODEL__WEIGHTS="", SOLVER__MAX_ITER=3)
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3

@@ -126,7 +126,9 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
     """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
     if rank == 1:
         write(out, "model_0000005.pth", 5)
-    with pytest.raises(UserError, match=r"rank 1 of 2: .*model_0000005\.pth is there, but rank 0 sees no checkpoint"):
+    with pytest.raises(
+        UserError, match=r"rank 1 of 2: this rank sees .*model_0000005\.pth, but rank 0 sees no checkpoint"
+    ):
         checkpoints.agreed(out)
     (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:

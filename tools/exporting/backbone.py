@@ -127,7 +127,7 @@ def export(backbone: Backbone, output: Path, target: str) -> dict[str, float]:
         return _export_onnx(backbone, output)
     if backbone.stem == "cifar":
         raise UserError(
-            f"{backbone.path} has the CIFAR stem (3x3, no pooling), which {target}'s ResNet has not; use --format onnx"
+            f"{backbone.path} has the CIFAR stem (3x3, no pooling), which {target}'s ResNet lacks; use --format onnx"
         )
     write, features = {"timm": (_write_timm, _timm), "transformers": (_write_transformers, _transformers)}[target]
     image = sample_image(backbone)

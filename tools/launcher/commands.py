@@ -141,7 +141,7 @@ def resume(args: argparse.Namespace) -> int:
             f"{path} names {spec.entry!r}, which is not a stage of this launcher; start the stage by its command"
         )
     if os.path.realpath(spec.folder) != os.path.realpath(folder):
-        raise UserError(f"{folder} was {spec.folder} when its stage was started; start the stage by its command")
+        raise UserError(f"{folder} was at {spec.folder} when its stage started; rerun the stage's own command")
     return _start(spec, from_record(record, path), args)
 
 
@@ -150,8 +150,8 @@ def _refuse_anothers(record: Path) -> None:
     owner = record.stat().st_uid
     if owner != os.getuid():
         raise UserError(
-            f"{record} belongs to another user (uid {owner}), and what it says would run as you; continue the run by "
-            "its own command instead, in a folder that you may write"
+            f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
+            "its own command instead, in a folder that you can write to"
         )
 
 

@@ -51,10 +51,10 @@ def read_launch(file: Path) -> dict[str, Any]:
     jobs = data.get("jobs")
     kinds = {"id": str, "cluster": str, "name": str, "logs": str, "host": str, "tasks": int}
     if not isinstance(data.get("spec"), dict) or not isinstance(jobs, list) or not jobs:
-        raise UserError(f"{file} names no job; it is damaged, or another file")
+        raise UserError(f"{file} names no job; it is damaged or the wrong file")
     if not all(isinstance(job, dict) and all(isinstance(job.get(key), kinds[key]) for key in kinds) for job in jobs):
         names = ", ".join(sorted(kinds))
-        raise UserError(f"{file} lacks one of {names}, or has another kind of value; it is damaged, or another file")
+        raise UserError(f"{file} lacks one of {names}, or has another kind of value; it is damaged or the wrong file")
     return data
 
 

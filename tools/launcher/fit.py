@@ -65,8 +65,8 @@ def fit(cfg: CfgNode, processes: int, memory: int) -> None:
         print(f"the largest batch on {ranks}: SOLVER.IMS_PER_BATCH {largest * processes}")
         return
     raise UserError(
-        f"SOLVER.IMS_PER_BATCH {batch} on {ranks} does not fit, nor in more parts: MODEL.BN_GROUPS allows {ways[-1]}; "
-        "lower SOLVER.IMS_PER_BATCH or VIEWS.IMAGE_SIZE, or start more processes"
+        f"SOLVER.IMS_PER_BATCH {batch} on {ranks} does not fit, even with SOLVER.ACCUMULATE {ways[-1]}, the most that "
+        "MODEL.BN_GROUPS allows; lower SOLVER.IMS_PER_BATCH or VIEWS.IMAGE_SIZE, or start more processes"
     )
 
 

@@ -69,7 +69,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
             f"BASELINE in {path} is {baseline}, which is no branch; choose {', '.join(map(str, plan['BRANCHES']))}"
         )
     if baseline and not seeds:
-        raise UserError(f"BASELINE in {path} needs SEEDS, over which branches are compared with it")
+        raise UserError(f"BASELINE in {path} needs SEEDS: branches are compared with it seed by seed")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
     facts: dict[str, Any] = {"engine": engine} | ({"branches": branches, "baseline": baseline} if seeds else {})
     return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)

@@ -131,7 +131,7 @@ class StageSpec:
         """
         kinds = {one.name: _KINDS[str(one.type)] for one in fields(cls)}
         if not isinstance(data, dict) or not {"stage", "folder", "entry"} <= data.keys() <= kinds.keys():
-            raise UserError("the record of a stage is damaged, or another version's; start the stage by its command")
+            raise UserError("the stage's record is damaged or from a different version; rerun the stage's own command")
         for key, value in data.items():
             if not isinstance(value, (kinds[key], tuple) if kinds[key] is list else kinds[key]):
                 raise UserError(f"the record of a stage is damaged: {key} is {value!r}; start the stage by its command")

@@ -167,7 +167,7 @@ def pretrain_config(run: str) -> str:
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {path}: {error}; it is damaged, or another file") from error
+            raise UserError(f"cannot read {path}: {error}; it is damaged or the wrong file") from error
     return ""
 
 

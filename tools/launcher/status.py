@@ -14,6 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from pretrain.common import metrics
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 from pretrain.common.run_folder import read_json, stage_of
@@ -143,12 +144,12 @@ def progress(folder: Path) -> str:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 16384))
             lines = file.read().decode(errors="replace").splitlines()
-        values = json.loads(lines[-1])
-    except (OSError, IndexError, ValueError, RecursionError):
+        values = metrics.parse(lines[-1])
+    except (OSError, IndexError):
         return ""
-    if not isinstance(values, dict):
+    if values is None:
         return ""
-    words = [f"step {values['iteration'] + 1}"] if isinstance(values.get("iteration"), int) else []
+    words = [f"step {values['iteration'] + 1}"]
     for name, form in (("loss", "{:.4g}"), ("total_loss", "{:.4g}"), ("images_per_second", "{:.0f} images/s")):
         if isinstance(values.get(name), (int, float)):
             words.append(("" if "images" in name else f"{name} ") + form.format(values[name]))

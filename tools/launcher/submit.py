@@ -177,8 +177,8 @@ def refuse_if_running(folder: Path) -> None:
     if state == "UNKNOWN" and not control.is_finished(folder, job):
         silent = "SLURM does not answer" if job["cluster"] == "slurm" else f"it was started on {job['host']}"
         raise UserError(
-            f"job {job['id']} may still be working on {folder} ({silent}); try again there or later, or, if you know "
-            f"that it has ended: rm {shlex.quote(str(file))}"
+            f"job {job['id']} may still be working on {folder} ({silent}); try again later or on the machine "
+            f"that started it, or, if you know that it has ended: rm {shlex.quote(str(file))}"
         )
 
 

@@ -160,7 +160,7 @@ def _explanation(study: Study) -> str:
     else:
         text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
     if study.baseline:
-        text += f"; in parentheses the difference to {study.baseline} with the same seed, and its interval"
+        text += f"; in parentheses, the difference from {study.baseline} with the same seed, and its interval"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     return text + (". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else ".")
 

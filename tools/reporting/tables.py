@@ -164,7 +164,7 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     if is_compared:
         table = next(verdict.table for verdict in verdicts if verdict.numbers)
-        notes.append(f"Paper: {table}; in parentheses the difference to it. 0.3 AP is ordinary variation.")
+        notes.append(f"Paper: {table}; in parentheses, the difference from it. 0.3 AP is ordinary variation.")
         if runs[0].engine != "detectron2":
             notes.append("The paper's engine is Detectron2, this table's is not.")
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]

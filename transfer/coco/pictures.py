@@ -95,9 +95,9 @@ def read_predictions(
     for record in records:
         points = record.get("keypoints") or []
         if not (isinstance(points, list) and all(map(_is_number, points)) and len(points) % 3 == 0):
-            raise UserError(f"{path}: keypoints that are not [x, y, score, ...]; it is damaged, or another file")
+            raise UserError(f"{path}: keypoints that are not [x, y, score, ...]; it is damaged or the wrong file")
         if not _is_number(record.get("score")):
-            raise UserError(f"{path}: a prediction without a score; it is damaged, or another file")
+            raise UserError(f"{path}: a prediction without a score; it is damaged or the wrong file")
     return records
 
 

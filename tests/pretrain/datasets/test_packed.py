@@ -73,7 +73,7 @@ def test_a_damaged_image_is_named_and_the_others_are_read(packed: Path):
     content[len(content) // 2] ^= 1  # in the second of three
     file.write_bytes(content)
     data = load(f"packed:{packed}", "train")
-    with pytest.raises(CorruptImage, match=r"image .*train/cat/2\.png is damaged in .*images-00000\.bin \(another ch"):
+    with pytest.raises(CorruptImage, match=r"image .*train/cat/2\.png is damaged in .*images-00000\.bin \(bad ch"):
         data.read(1)
     for index in (0, 2, 3):
         data.read(index)
@@ -101,7 +101,7 @@ def test_a_file_cut_off_while_it_is_read_is_one_line(packed: Path):
     data = load(f"packed:{packed}", "train")
     data.read(0)
     (packed / "train/images-00000.bin").write_bytes(b"")
-    with pytest.raises(CorruptImage, match="another checksum"):  # of a mapped file, this would be the process's end
+    with pytest.raises(CorruptImage, match="bad checksum"):  # of a mapped file, this would be the process's end
         data.read(0)
 
 
@@ -170,5 +170,5 @@ def test_large_images_are_scaled_down(tmp_path: Path):
 
 @pytest.mark.parametrize("words", [["--quality", "0"], ["--longest-side", "-1"]])
 def test_values_out_of_range_are_refused(folder: Path, words: list[str]):
-    with pytest.raises(UserError, match="give at least 0, and from 1 to 100"):
+    with pytest.raises(UserError, match=r"--longest-side .* must be at least 0, and --quality .* from 1 to 100"):
         make_data.main(["pack", str(folder), str(folder.parent / "packed"), *words])

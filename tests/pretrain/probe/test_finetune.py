@@ -158,7 +158,7 @@ def test_a_run_that_diverges_is_one_line(images, tmp_path):
 
 @pytest.mark.parametrize("changed", [("DATA.PROBE_LABELS", "50%"), ("LINEAR.ENCODER", "key")])
 def test_another_share_or_encoder_is_another_run(images, complete, changed):
-    with pytest.raises(UserError, match="holds another probe"):
+    with pytest.raises(UserError, match="holds a different probe"):
         finetune.main(_config(images, complete, *changed), "random")
     assert finetune.main(_config(images, complete, "LINEAR.BASE_LR", "1"), "random")["stage"] == "finetune"
 

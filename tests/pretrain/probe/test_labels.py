@@ -96,7 +96,7 @@ def test_probes_learn_from_the_share_alone_and_say_so(images, tmp_path):
     recorded = json.loads((tmp_path / "results.json").read_text())["protocol"]
     assert (recorded["labels"], recorded["train_images"]) == ("25%", 12)
     for other in ("50%", ""):  # also without the key, of which the results of all labels do not speak
-        with pytest.raises(UserError, match=r"holds another probe.*labels"):
+        with pytest.raises(UserError, match=r"holds a different probe.*labels"):
             linear.main(_config(images, tmp_path, other), "random")
 
 
@@ -107,7 +107,7 @@ def test_a_list_may_move_but_not_change(images, tmp_path):
     moved = (tmp_path / "elsewhere").mkdir() or (tmp_path / "list.txt").rename(tmp_path / "elsewhere/list.txt")
     assert linear.main(_config(images, tmp_path / "run", moved), "random") == done
     moved.write_text("\n".join([*names[1:], "class0/005.png"]))
-    with pytest.raises(UserError, match=r"holds another probe.*list.txt \(sha256 "):
+    with pytest.raises(UserError, match=r"holds a different probe.*list.txt \(sha256 "):
         linear.main(_config(images, tmp_path / "run", moved), "random")
 
 

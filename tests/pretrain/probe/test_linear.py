@@ -238,7 +238,7 @@ def test_a_complete_folder_is_left_as_it_is(images, complete):
     ],
 )
 def test_what_changes_the_result_is_another_probe(images, complete, key, value, says):
-    with pytest.raises(UserError, match="holds another probe") as caught:
+    with pytest.raises(UserError, match="holds a different probe") as caught:
         linear.main(_config(images, complete, "LINEAR.AUGMENT", "none", key, value), "random")
     assert says in str(caught.value) and "\n" not in str(caught.value)
 

@@ -73,7 +73,7 @@ def test_a_stage_of_a_moved_folder_is_not_resumed_in_the_old_place():
     spec = stages.convert("a.pth", "b.pth", "x")
     write_record("x", {"spec": spec.to_json(), "options": asdict(Options(cluster="local", gpus=0)), "jobs": []})
     Path("x").rename("y")
-    with pytest.raises(UserError, match=r"y was .*/x when its stage was started"):
+    with pytest.raises(UserError, match=r"y was at .*/x when its stage started"):
         launch.main(["resume", "y"])
     assert not Path("x").exists()
 

@@ -49,8 +49,8 @@ def test_the_fewest_parts_or_the_largest_batch(tried, capsys, words, processes, 
 @pytest.mark.parametrize(
     ("words", "processes", "says"),
     [
-        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "2"], 1, "in more parts: MODEL.BN_GROUPS allows 2"),
-        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "1"], 1, "MODEL.BN_GROUPS allows 1; lower"),
+        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "2"], 1, "even with SOLVER.ACCUMULATE 2, the most that MOD"),
+        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "1"], 1, "even with SOLVER.ACCUMULATE 1, the most that MOD"),
         (["MODEL.BN_GROUPS", "2"], 4, "MODEL.BN_GROUPS is 2, not a multiple of 4 processes"),
         ([], 3, "SOLVER.IMS_PER_BATCH is 64, not a multiple of 3 processes"),
         ([], 0, "not a multiple of 0 processes"),
@@ -74,7 +74,7 @@ def test_no_batch_is_larger_than_the_data(tried, capsys, images):
 def test_only_signals_of_missing_memory_mean_that_it_does_not_fit(number: signal.Signals, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -number, "", ""))
     cfg = load_config(RECIPE, ["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "2"])
-    with pytest.raises(UserError, match="was ended by SIGFPE" if number == signal.SIGFPE else "does not fit, nor in"):
+    with pytest.raises(UserError, match="was ended by SIGFPE" if number == signal.SIGFPE else "does not fit, even in"):
         fit.fit(cfg, 1, 0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "SOLVER.ACCUMULATE 2 is left aside: the fewest parts that fit are searched"

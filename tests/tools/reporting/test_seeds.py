@@ -74,7 +74,7 @@ def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Pa
     shown = table(study)
     text = grid(shown)
     assert f"{sum(AP['jcl']) / 300:.4f} ± " in text and f"{sum(AP['jcl']) / 3e5:.7f} ± " in text
-    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses the")
+    assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
     assert "(n)" not in shown.notes[0]
 
 

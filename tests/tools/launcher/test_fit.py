@@ -49,8 +49,8 @@ def test_the_fewest_parts_or_the_largest_batch(tried, capsys, words, processes, 
 @pytest.mark.parametrize(
     ("words", "processes", "says"),
     [
-        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "2"], 1, "even with SOLVER.ACCUMULATE 2, the most that MOD"),
-        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "1"], 1, "even with SOLVER.ACCUMULATE 1, the most that MOD"),
+        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "2"], 1, "even with SOLVER.ACCUMULATE 2, the most that M"),
+        (["SOLVER.IMS_PER_BATCH", "512", "MODEL.BN_GROUPS", "1"], 1, "even with SOLVER.ACCUMULATE 1, the most that M"),
         (["MODEL.BN_GROUPS", "2"], 4, "MODEL.BN_GROUPS is 2, not a multiple of 4 processes"),
         ([], 3, "SOLVER.IMS_PER_BATCH is 64, not a multiple of 3 processes"),
         ([], 0, "not a multiple of 0 processes"),

@@ -74,7 +74,9 @@ def test_no_batch_is_larger_than_the_data(tried, capsys, images):
 def test_only_signals_of_missing_memory_mean_that_it_does_not_fit(number: signal.Signals, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -number, "", ""))
     cfg = load_config(RECIPE, ["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "2"])
-    with pytest.raises(UserError, match="was ended by SIGFPE" if number == signal.SIGFPE else "does not fit, even in"):
+    with pytest.raises(
+        UserError, match="was ended by SIGFPE" if number == signal.SIGFPE else "does not fit, even with"
+    ):
         fit.fit(cfg, 1, 0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "SOLVER.ACCUMULATE 2 is left aside: the fewest parts that fit are searched"

@@ -22,7 +22,7 @@ from . import datasets, distributed, executor, schedule, view_grid
 from .common import checkpoint, curves, interrupt, process_group
 from .common.errors import UserError
 from .common.metrics import MetricsWriter
-from .common.run_folder import atomic_write, read_json, setup_logging, write_environment, write_json
+from .common.run_folder import atomic_write, read_json, remove, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
 from .config import from_yaml_text, run_folder
@@ -45,13 +45,19 @@ _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What the functions of this file share; ``metrics`` is None on ranks other than 0, which do not write."""
+    """What the functions of this file share.
+
+    Attributes:
+        images: `ImageData.digest` of the training images.
+        metrics: None on ranks other than 0, which do not write.
+    """
 
     cfg: CfgNode
     folder: Path
     device: torch.device
     log: logging.Logger
     loader: Loader
+    images: str
     total_steps: int
     training: Training
     watch: Watch
@@ -144,7 +150,7 @@ def _open(
     )  # fmt: skip
     if distributed.is_main():
         _describe(cfg, data, len(loader), log)
-    all_steps = len(loader) * cfg.SOLVER.EPOCHS
+    images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
     objective = build_objective(cfg, device, len(loader), log.info, read_weights=found is None)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
@@ -153,12 +159,12 @@ def _open(
     if found:
         step = process_group.on_every_rank(lambda: from_checkpoint(training, state, log.info))
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
-        start = (step, len(data), digest(objective.model))
-        process_group.refuse_disagreement(start, "(step, training images, digest of the weights)")
-    if state.get("steps_per_epoch", len(loader)) != len(loader):
+        start = (step, images, digest(objective.model))
+        process_group.refuse_disagreement(start, "(step, digest of the images' names and labels, of the weights)")
+    if (state.get("steps_per_epoch", len(loader)), state.get("images", images)) != (len(loader), images):
         raise UserError(
-            f"{folder} was begun with {state['steps_per_epoch']} steps per epoch, but {cfg.DATA.TRAIN} now gives "
-            f"{len(loader)}: its images have changed; restore the original ones, or choose another OUTPUT_DIR"
+            f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "
+            "changed; restore the original ones, or choose another OUTPUT_DIR"
         )
     metrics: list[MetricsWriter] = []
 
@@ -177,7 +183,7 @@ def _open(
     if found:
         log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
     run = _Run(
-        cfg, folder, device, log, loader, total_steps, training,
+        cfg, folder, device, log, loader, images, total_steps, training,
         Watch(objective.model, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics[0] if metrics else None, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
@@ -211,7 +217,7 @@ def _clear(folder: Path) -> None:
     """Removes what an earlier run without a checkpoint wrote, which would look like the work of this one."""
     for name in ("results.json", "metrics.json", "events.out.tfevents.*"):
         for path in folder.glob(name):
-            path.unlink()
+            remove(path)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
@@ -253,7 +259,8 @@ def _save(run: _Run, done: int) -> None:
 
 
 def _state(run: _Run, done: int) -> dict[str, Any]:
-    return to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped.total)
+    state = to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped.total)
+    return {**state, "images": run.images}
 
 
 def _probe_if_missing(run: _Run, step: int) -> None:
@@ -296,7 +303,7 @@ def _finish(run: _Run) -> dict[str, Any]:
         metrics.close()
         checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
         for path in folder.glob("checkpoint_[0-9]*.pth"):
-            path.unlink()
+            remove(path)
         curves.write(folder)
         write_json(folder / "results.json", results)
         run.log.info(f"done: {folder / checkpoint.FINAL}")

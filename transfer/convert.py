@@ -24,7 +24,7 @@ import yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
 from pretrain.common.lock import claim
-from pretrain.common.run_folder import cannot_write, replacing, stage_of, write_json
+from pretrain.common.run_folder import cannot_write, remove, replacing, stage_of, write_json
 
 if TYPE_CHECKING:  # torch is imported only after the paths are checked
     from torch import Tensor
@@ -121,7 +121,7 @@ def _convert(
                 stream.flush()
                 written = read_weights_file(stream.name)
                 errors = prove(written.tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
-                record.unlink(missing_ok=True)  # it describes the earlier output
+                remove(record)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})

@@ -32,7 +32,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import extensions, interrupt, key_words, loggers
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run_folder import read_json, stage_of, write_json
+from pretrain.common.run_folder import read_json, remove, stage_of, write_json
 from transfer.config import check_same_training, load_config, scale_to_world
 from transfer.config_ranges import check_parts, check_ranges, check_training
 
@@ -284,7 +284,7 @@ def _forget_earlier_end(cfg: CfgNode) -> None:
     done = read_json(results).get("iteration") if results.is_file() else None
     is_last = done == cfg.SOLVER.MAX_ITER or (isinstance(done, int) and checkpoints.exhausts_patience(cfg, done))
     if results.is_file() and not is_last:
-        results.unlink()
+        remove(results)
 
 
 def _weights_to_evaluate(cfg: CfgNode, args: argparse.Namespace) -> str:

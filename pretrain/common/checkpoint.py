@@ -16,7 +16,7 @@ import torch
 
 from .errors import UserError
 from .files import existing_file
-from .run_folder import cannot_write, replacing
+from .run_folder import cannot_write, remove, replacing
 from .weights_file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
@@ -110,4 +110,4 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
     numbered = sorted(Path(output_dir).glob("checkpoint_[0-9]*.pth"), reverse=True)
     kept = [path for path in numbered if path.name <= saved.name][:keep]
     for path in set(numbered) - set(kept):
-        path.unlink(missing_ok=True)
+        remove(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .loggers import RECORD, Loggers
-from .run_folder import atomic_write, cannot_write, json_text
+from .run_folder import atomic_write, cannot_write, json_text, remove
 
 
 def drop_metrics(
@@ -23,7 +23,7 @@ def drop_metrics(
         again: True for earlier lines that it writes again as well.
     """
     if start_iteration == 0:
-        (Path(output_dir) / RECORD).unlink(missing_ok=True)
+        remove(Path(output_dir) / RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         kept = [line for line in _lines(path) if line["iteration"] < start_iteration and not again(line)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import pickletools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 _TYPES = re.compile(r"[biufcSU]\d{1,9}")  # without objects ("O8"), records ("V8"), and times
+_MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 _CORES = ("core", "_core")  # of NumPy 1 and 2
 
 
@@ -27,6 +29,10 @@ def load(content: bytes) -> Any:
             NumPy's arrays of numbers or text, ``OrderedDict`` and ``argparse.Namespace``.
         Exception: of any other type: ``content`` is damaged.
     """
+    for operation, argument, _ in pickletools.genops(content):
+        # Python makes room for every index below the largest, eight bytes each.
+        if operation.name in _MEMO and argument > len(content):
+            raise pickle.UnpicklingError(f"it counts {argument} objects in {len(content)} bytes")
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 
 

@@ -263,6 +263,18 @@ def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> User
     return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
 
 
+def remove(path: str | Path) -> None:
+    """Removes a file of a run, which may be gone already.
+
+    Raises:
+        UserError: the disk failed, or the folder cannot be written.
+    """
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error, resume=True) from error
+
+
 def refuse_unwritable(path: str | Path) -> None:
     """Checks that a file can be made at ``path``, with the folders above it; for a file that is written much later.
 

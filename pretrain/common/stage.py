@@ -17,6 +17,7 @@ from .lock import claim
 from .process_group import on_first_rank
 from .run_folder import begin
 
+_SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (\w[\w ]*)|exited)")
 
 
@@ -71,10 +72,14 @@ def explained(name: str) -> Iterator[None]:
         if killed := _WORKER_ENDED.search(str(error)):
             remedy = "if memory ran out, lower DATALOADER.NUM_WORKERS"
             if killed[1] == "Bus error":
-                remedy = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
+                remedy = _SHARED_MEMORY
             raise UserError(
                 f"a worker process of the data loader died unexpectedly ({killed[1] or 'it exited'}); {remedy}, "
                 "and run again to resume"
+            ) from error
+        if "unable to allocate shared memory" in str(error):
+            raise UserError(
+                f"the data loader's workers found no room for a batch: {_SHARED_MEMORY}, and run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             section = name.upper() if name in ("linear", "finetune") else "SOLVER"

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -32,6 +32,7 @@ class ShieldedDataLoader(DataLoader):
     Args:
         dataset: may have a method ``name(item) -> str``, used to say which items a stuck worker was given.
         batch_sampler: batches of items, perhaps without end.
+        kwargs: of torch's DataLoader, with a ``collate_fn``.
 
     Raises:
         UserError: by its iterator, when a worker has not delivered a batch for GIVE_UP_AFTER_S.
@@ -42,7 +43,8 @@ class ShieldedDataLoader(DataLoader):
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         batch_sampler = self._pending = _Pending(batch_sampler)
         if num_workers:
-            defaults["multiprocessing_context"] = START_METHOD
+            defaults |= {"multiprocessing_context": START_METHOD}
+            kwargs["collate_fn"] = _Shared(kwargs["collate_fn"])
         super().__init__(
             dataset,
             batch_sampler=batch_sampler,  # type: ignore[arg-type]  # any iterable of batches will do
@@ -74,6 +76,28 @@ class ShieldedDataLoader(DataLoader):
             raise
         finally:
             watch.end.set()
+
+
+class _Shared:
+    """Collates in a worker, and moves the tensors to shared memory there: where that is too small, the worker raises.
+
+    torch would move them in a thread of the queue, which prints the error, and the batch never comes.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Any) -> Any:
+        batch = self._collate(items)
+        _share(batch)
+        return batch
+
+
+def _share(batch: Any) -> None:
+    if isinstance(batch, torch.Tensor):
+        batch.share_memory_()
+    for part in batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ():
+        _share(part)
 
 
 class _Pending:

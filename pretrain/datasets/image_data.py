@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +61,15 @@ class ImageData:
     def image_name(self, index: int) -> str:
         """The file of the image, or its position in a file of many images."""
         return self.source.name(index)
+
+    def digest(self) -> str:
+        """Changes with any image's name or label, but not with the folder of the data set, nor with pixels."""
+        found = hashlib.sha256(repr(self.classes).encode(errors="surrogateescape"))
+        for index in range(len(self)):
+            found.update(os.path.basename(self.image_name(index)).encode(errors="surrogateescape") + b"\0")
+        if self.labels is not None:
+            found.update(self.labels.tobytes())
+        return found.hexdigest()[:16]
 
     def labeled(self) -> ImageData:
         """Only the images that have a label; ``self`` if all have one."""

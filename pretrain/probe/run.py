@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 
 from .. import distributed
 from ..common.process_group import on_every_rank, refuse_disagreement
-from ..common.run_folder import atomic_write, setup_logging, write_environment, write_json
+from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .data import ProbeData, probe_data
 from .features import FeatureFile
@@ -52,7 +52,7 @@ class ProbeRun:
         """Removes an earlier result and records config and environment; call it once the input has been checked."""
         if distributed.is_main():
             for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
-                (self.folder / name).unlink(missing_ok=True)
+                remove(self.folder / name)
             atomic_write(self.folder / "config.yaml", self.cfg.dump())
             write_environment(self.folder)
 
@@ -72,7 +72,7 @@ class ProbeRun:
         results = {"stage": self.name, **results}
         distributed.barrier()
         for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
-            kept.unlink(missing_ok=True)
+            remove(kept)
         if distributed.is_main():
             if table:
                 atomic_write(self.folder / f"{self.name}.csv", table)

@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 
 from pretrain.common import image_io
 from pretrain.common.errors import UserError
-from tests.pretrain.runs import assert_same_end, run
+from pretrain.common.workers import REPORT_AFTER_S
+from tests.pretrain.runs import assert_same_end, overrides, run
 
 READ = image_io.read_file
 
@@ -72,6 +75,18 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(
             run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     assert_same_end(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting a small /dev/shm needs root")
+def test_shared_memory_that_is_too_small_is_one_line_at_once(images: Path, tmp_path: Path):
+    small = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
+    words = overrides(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", "VIEWS.IMAGE_SIZE", "128")
+    command = [*small, sys.executable, "-m", "pretrain", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_AFTER_S)
+    if "permission denied" in done.stderr:
+        pytest.skip(done.stderr)
+    assert "Traceback" not in done.stderr and done.returncode == 2
+    assert "error: the data loader's workers found no room for a batch: /dev/shm is too small (docker" in done.stderr
 
 
 @pytest.mark.parametrize(

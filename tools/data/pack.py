@@ -20,7 +20,7 @@ from tqdm import tqdm
 from pretrain import datasets
 from pretrain.common.errors import UserError
 from pretrain.common.image_io import Files, decode, read_file
-from pretrain.common.run_folder import atomic_write, replacing
+from pretrain.common.run_folder import atomic_write, remove, replacing
 from pretrain.datasets import ImageData, MissingSplit, folders
 from pretrain.datasets.packed import EVERY_SPLIT, FORMAT, INDEX, load_packed, shard_path
 
@@ -62,7 +62,7 @@ def write_packed(folder: Path, splits: Mapping[str, ImageData], longest_side: in
         UserError: an image that cannot be read or, where it is scaled, decoded; the disk is full.
     """
     for path in folder.rglob(".*.tmp*"):  # left by a killed run
-        path.unlink()
+        remove(path)
     for split, data in splits.items():
         if not (folder / split / INDEX).is_file():
             _pack_split(data, folder / split, longest_side, quality, split)
@@ -70,7 +70,7 @@ def write_packed(folder: Path, splits: Mapping[str, ImageData], longest_side: in
         for index in tqdm(range(len(data)), desc=f"verifying {split}", unit="image", disable=None):
             packed.encoded(index)  # pyright: ignore[reportAttributeAccessIssue]
         for part in (folder / split).glob("images-*.safetensors"):
-            part.unlink()
+            remove(part)
 
 
 def _pack_split(data: ImageData, folder: Path, longest_side: int, quality: int, split: str) -> None:

@@ -19,7 +19,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.loggers import Loggers
 from pretrain.common.metrics import append, writing_in
 from pretrain.common.process_group import AgreedStop
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.run_folder import atomic_write, remove
 from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
@@ -213,7 +213,7 @@ class Evaluation(hooks.EvalHook):
 
     def _forget_checkpoint(self) -> None:
         if comm.is_main_process():
-            (Path(self.trainer.cfg.OUTPUT_DIR) / checkpoints.EVALUATING).unlink(missing_ok=True)
+            remove(Path(self.trainer.cfg.OUTPUT_DIR) / checkpoints.EVALUATING)
 
 
 def _evaluation_is_due(trainer: Any) -> bool:

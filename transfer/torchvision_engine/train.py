@@ -16,7 +16,7 @@ from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from pretrain.common.process_group import AgreedStop, data_parallel
-from pretrain.common.run_folder import atomic_write, setup_logging, write_environment
+from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints, frozen_bn, validation
@@ -189,7 +189,7 @@ def _finish(
             if final:
                 state.save("model_final.pth", iteration)
                 if state.rank == 0:
-                    pending.unlink(missing_ok=True)  # the final checkpoint says the same: only the evaluation is due
+                    remove(pending)  # the final checkpoint says the same: only the evaluation is due
         results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
         checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
         losses = _validation_losses(state) if cfg.TEST.get("LOSS", False) else {}
@@ -201,7 +201,7 @@ def _finish(
     summary = state.summary(iteration) if final or is_last or done % LOG_PERIOD == 0 else {}
     state.write(iteration, coco_results.flat_sets(results) | losses | summary)
     if state.rank == 0:
-        pending.unlink(missing_ok=True)
+        remove(pending)
     return results
 
 

@@ -92,3 +92,10 @@ def test_a_file_cannot_change_what_the_next_is_read_with() -> None:
         content = b"\x80\x04c" + name + b"\n}X\x03\x00\x00\x00badK\x01sb0N."
         assert plain_pickle.load(content) is None
     assert not any(hasattr(x, "bad") for made in plain_pickle._ALLOWED.values() if (x := made()) is not None)
+
+
+@pytest.mark.parametrize("put", [b"r\x00\x00\x00\x11", b"p285212672\n"])
+def test_a_few_bytes_do_not_take_gigabytes(put: bytes) -> None:
+    """Python's memo has room for every index below the largest."""
+    with pytest.raises(pickle.UnpicklingError, match="counts 285212672 objects in "):
+        plain_pickle.load(b"\x80\x02}" + put + b".")

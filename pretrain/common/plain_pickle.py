@@ -31,7 +31,7 @@ def load(content: bytes) -> Any:
     """
     for operation, argument, _ in pickletools.genops(content):
         # Python makes room for every index below the largest, eight bytes each.
-        if operation.name in _MEMO and argument > len(content):
+        if operation.name in _MEMO and int(argument or 0) > len(content):
             raise pickle.UnpicklingError(f"it counts {argument} objects in {len(content)} bytes")
     return _Unpickler(io.BytesIO(content), encoding="latin1").load()
 

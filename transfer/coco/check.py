@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,8 @@ def _category_problem(category: Mapping[str, Any]) -> str:
     bones = category.get("skeleton")
     if bones is not None and not (isinstance(bones, list) and all(map(_is_bone, bones))):
         return f"skeleton {_short(bones)} is not a list of pairs of keypoints, counted from 1"
+    if any(unicodedata.category(c) == "Cc" for c in "".join([category["name"], *(points or ())])):
+        return "control characters in a name, which a terminal would obey"
     return ""
 
 

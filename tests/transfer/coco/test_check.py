@@ -117,6 +117,10 @@ BAD = {
         "keypoints 5 is not a list of names",
     ),
     "category's name": (lambda c: c["categories"].append({"id": 9, "name": 5}), "category 9: no name"),
+    "category's name, obeyed": (
+        lambda c: c["categories"].append({"id": 9, "name": "a\x1b]0;owned\x07"}),
+        "category 9: control characters in a name, which a terminal would obey",
+    ),
     "no id": (lambda c: c["annotations"][0].pop("id"), "annotation None of image 1: no id"),
     "segmentation": (object_with(segmentation=5), "segmentation 5 is neither polygons nor RLE"),
     "keypoints are a number": (object_with(keypoints=5), "keypoints 5 is not a list of numbers"),

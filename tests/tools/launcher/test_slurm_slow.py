@@ -108,6 +108,7 @@ def test_a_run_longer_than_its_time_limit_comes_back(
     assert ended[0] == ("requeued", reason) and ended[-1] == ("done", "") and len(ended) > 1
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_deaf else counted) == list(range(240))
+    assert len(counted) - 240 < len(ended)  # each start goes on: it repeats at most the step that was cut off
 
 
 def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
@@ -131,7 +132,7 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_lost: bool
 ):
     (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
-    wait_for(lambda: is_counting(tmp_path, job.job_id))
+    wait_for(lambda: is_counting(tmp_path, job.job_id) and len(steps(tmp_path)) > 2)
     shown = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True)
     node = shown.stdout.strip()
     assert node in NODES
@@ -146,6 +147,7 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
             slurm_cluster.start_node(node)
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_lost else counted) == list(range(60))
+    assert len(counted) <= 61  # the second attempt went on: it repeats at most the step that was cut off
     assert len(attempts(tmp_path, job.job_id)) == 2
     assert read_json(tmp_path / "results.json")["metrics"] == {"count": 60}
 

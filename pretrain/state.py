@@ -70,7 +70,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
     """
     model, encoder = training.objective.model, training.objective.encoder
     device = next(encoder.parameters()).device
-    try:
+    with checkpoint.restoring("the checkpoint", training.optimizer, _REMEDY):
         names = {_moco_name(name): name for name in model.state_dict()}
         weights = state["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
@@ -83,11 +83,6 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         earlier = int(state.get("bn_groups", now))
         if step < 0:
             raise ValueError(f"its step is {step}")
-    except KeyError as error:
-        raise UserError(f"the checkpoint lacks {error}, so no run can resume from it; {_REMEDY}") from error
-    except (AttributeError, IndexError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the checkpoint does not fit this config: {reason}; {_REMEDY}") from error
     if not _is_finite(model):
         raise UserError(f"the checkpoint holds weights that are not finite, from which no run can go on; {_REMEDY}")
     if earlier != now:

@@ -55,6 +55,8 @@ class AveragedWeights:
     def restore(self, trained: Mapping[str, Tensor]) -> None:
         """Takes the model's weights, which are those of a checkpoint, as the averages, and goes on from ``trained``."""
         for other, (name, parameter) in zip(self._others, self._parameters.items(), strict=True):
+            if trained[name].shape != parameter.shape:
+                raise ValueError(f"the trained {name} has another shape than the average")
             other.copy_(parameter)
             parameter.copy_(trained[name])
 

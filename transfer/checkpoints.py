@@ -18,7 +18,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
-from pretrain.common.run_folder import read_json, write_json
+from pretrain.common.run_folder import read_json, remove, write_json
 
 from .early import EVALUATING
 
@@ -53,7 +53,7 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
     is_periodic = saved in periodic
     kept = [path for path in periodic if path.name <= saved.name or not is_periodic][:keep]
     for path in set(periodic) - set(kept) if keep else ():
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
 def keep_best(
@@ -188,6 +188,28 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     return on_every_rank(lambda: found or (path, checkpoint.read(path)))
 
 
+def refuse_damaged(path: Path, state: Mapping[str, Any], seed: Any) -> None:
+    """Raises UserError unless weights, iteration and ``seed`` (None: it has none) of a checkpoint are in order."""
+    model, iteration = state.get("model"), state.get("iteration")
+    good = {
+        "model": isinstance(model, Mapping)
+        and all(map(_is_plain_tensor, model.values()))
+        and all(map(_is_text, model)),
+        "iteration": type(iteration) is int and iteration >= -1,
+        "seed": seed is None or (type(seed) is int and 0 <= seed < 2**63),
+    }
+    if wrong := [name for name, is_good in good.items() if not is_good]:
+        raise UserError(f"{path} is damaged ({', '.join(wrong)}); remove it, and the run resumes from the one before")
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _iteration(path: Path) -> int:
     """The last completed iteration, read without the tensors; -1 where none is stored."""
     try:
@@ -201,7 +223,7 @@ def _iteration(path: Path) -> int:
 def _not_finite(model: Any) -> str:
     """The name of the first tensor that is not finite, or an empty string."""
     tensors = model if isinstance(model, Mapping) else {}
-    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()}
+    real = {n: t for n, t in tensors.items() if _is_plain_tensor(t) and t.is_floating_point() and t.numel()}
     if not real:
         return ""
     finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist()

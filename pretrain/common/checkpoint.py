@@ -7,14 +7,15 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .errors import UserError
+from .errors import UserError, first_line
 from .files import existing_file
 from .run_folder import cannot_write, remove, replacing
 from .weights_file import Damaged, read
@@ -71,6 +72,37 @@ def first_readable(
             f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
         )
     return None
+
+
+@contextlib.contextmanager
+def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
+    """Surrounds what restores a run and its optimizer from a checkpoint that may be damaged, or another run's.
+
+    Raises:
+        UserError: in the place of what such a checkpoint raises there, or what its optimizer would raise in a step.
+    """
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    states = {parameter: state.keys() for parameter, state in optimizer.state.items()}
+    try:
+        yield
+        if any(optimizer.state[parameter].keys() != names for parameter, names in states.items()):
+            raise ValueError("its optimizer lacks the state of a parameter")
+        for group, own in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
+            rate = group["lr"]
+            if not isinstance(rate, (int, float)) or not 0 <= rate < 1e10:
+                raise ValueError(f"the learning rate of its optimizer is {rate!r}")
+            group.update({**own, "lr": rate})
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                fits = isinstance(value, torch.Tensor) and (value.ndim == 0 or value.shape == parameter.shape)
+                if not (fits and value.layout == torch.strided):
+                    raise ValueError(f"{name} of its optimizer does not fit a parameter of {tuple(parameter.shape)}")
+    except UserError:
+        raise
+    except KeyError as error:
+        raise UserError(f"{what} lacks {error}, so no run can resume from it; {remedy}") from error
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
 def refuse_blind_start(found: Sequence[Path]) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .run_folder import cannot_write, make_folder
+from .run_folder import cannot_write, make_folder, remove
 
 _TOUCH_PERIOD_S = 10.0
 _DEAD_AFTER_S = 90.0  # without a touch; long enough for an owner on a stalled file server
@@ -121,10 +121,11 @@ class _Owner:
                     try:
                         path.unlink(missing_ok=True)
                     except OSError as error:  # another user's, in a folder that lets only the owner remove a file
-                        mine.unlink(missing_ok=True)
+                        with contextlib.suppress(OSError):
+                            mine.unlink(missing_ok=True)
                         raise cannot_write(path, error) from error
                 return mine
-            mine.unlink(missing_ok=True)  # another process came in between
+            remove(mine)  # another process came in between
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
 
     def _refuse_if_alive(self, path: Path) -> None:

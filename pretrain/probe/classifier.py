@@ -97,9 +97,11 @@ def run_stage(stage: str, cfg: CfgNode, weights: str, open_learner: Open) -> dic
                 f"{distributed.world_size()} process(es)"
             )
         sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
-        if state and state["sizes"] != sizes:
-            changed = "; ".join(f"{key} {state['sizes'].get(key)} -> {now}" for key, now in sizes.items()
-                                if now != state["sizes"].get(key))  # fmt: skip
+        earlier = state.get("sizes") if state else sizes
+        if earlier != sizes:
+            earlier = earlier if isinstance(earlier, dict) else {}
+            changed = "; ".join(f"{key} {earlier.get(key)} -> {now}" for key, now in sizes.items()
+                                if now != earlier.get(key))  # fmt: skip
             raise UserError(
                 f"the labeled images have changed since {run.folder} was begun ({changed}); restore the original ones, "
                 "or choose another OUTPUT_DIR"
@@ -122,6 +124,20 @@ def run_stage(stage: str, cfg: CfgNode, weights: str, open_learner: Open) -> dic
         })  # fmt: skip
 
 
+def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor, total_steps: int) -> tuple[int, Tensor]:
+    """Loads a checkpoint's ``state`` into ``heads``; returns its step and losses, in the form of ``losses_H``.
+
+    Raises:
+        UserError: it is damaged, or another probe's.
+    """
+    with checkpoint.restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
+        heads.load(state)
+        step, found_H = int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
+        if not 0 <= step <= total_steps or found_H.layout != losses_H.layout:
+            raise ValueError(f"it is of step {step} of {total_steps}")
+    return step, found_H
+
+
 def _train(
     run: ProbeRun, settings: CfgNode, learner: Learner, about: dict[str, Any], state: dict[str, Any] | None
 ) -> Scores:
@@ -135,8 +151,7 @@ def _train(
     total_steps = settings.EPOCHS * steps_per_epoch
     losses = torch.zeros(len(heads.rates), device=run.device)  # sums over the current epoch
     if state:
-        heads.load(state)
-        step, losses = state["step"], state["losses"].to(run.device)
+        step, losses = restored(heads, state, losses, total_steps)
         run.log.info(f"resumed at step {step} of {total_steps}")
         if distributed.is_main():  # it may have been killed before it removed the one before
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))

@@ -112,7 +112,7 @@ class Heads(nn.Module):
     def load(self, state: dict[str, Any]) -> None:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.diverged = list(state["diverged"])
+        self.diverged = [rate for rate in self.rates if rate in state["diverged"]]
         self._scaler.load_state_dict(state.get("scaler", {}))  # that of an earlier version's probe is missing
 
 

@@ -36,11 +36,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit status (negative: a signal; None: it hung), counted calls, and what it printed."""
+    """How a command ended: exit status (negative: a signal; None: it hung), counted calls, and what it printed.
+
+    Attributes:
+        children: of a command that a fault has stopped (SIGSTOP), after which it was killed: its processes.
+    """
 
     status: int | None
     calls: int
     text: str
+    children: tuple[int, ...] = ()
 
 
 class Commands:
@@ -74,13 +79,19 @@ class Commands:
         assert self._server.stdin and self._server.stdout
         print(json.dumps(job), file=self._server.stdin, flush=True)
         answer = json.loads(self._server.stdout.readline())
-        return Ended(answer["status"], answer["calls"], output.read_text(errors="replace"))
+        return Ended(answer["status"], answer["calls"], output.read_text(errors="replace"), tuple(answer["children"]))
 
-    def as_job(self, *argv: str | Path, under: Path, fault: Fault | None = None, timeout: float = 240.0) -> Ended:
-        """Runs ``python tools/launch.py ARGV``; rank 0 of the local job that it starts meets the ``fault``, once."""
+    def as_job(
+        self, *argv: str | Path, under: Path, fault: Fault | None = None, rank: int = 0, timeout: float = 240.0
+    ) -> Ended:
+        """Runs ``python tools/launch.py ARGV``; one ``rank`` of the local job that it starts meets the ``fault``, once.
+
+        A fault of reading is met anywhere, one of writing ``under`` the folder.
+        """
         env = {**os.environ, "LD_PRELOAD": str(self.library), "OMP_NUM_THREADS": "1"}
         if fault:
-            rule = [under, fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value]
+            where = [rank, "/" if fault.call == "read" else under]
+            rule = [*where, fault.call, fault.part, fault.nth, _ACTIONS[fault.action], fault.value]
             (self._folder / "rule.txt").write_text("".join(f"{word}\n" for word in rule))
             env["FAULTS"] = str(self._folder / "rule.txt")
         words = [sys.executable, str(_HERE.parents[1] / "tools/launch.py"), *map(str, argv)]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from pretrain.common import checkpoint
 from pretrain.common.weights_file import read
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
+from transfer import checkpoints
 
 _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|host|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
-_NOT_COMPARED = re.compile(r"^(log\.txt|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
+_NOT_COMPARED = re.compile(r"^(log\.txt(\.rank\d+)?|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,29 @@ def content(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not Path(name).name.startswith("events.out")}
 
 
+def newest(folder: Path) -> tuple[int, str]:
+    """Steps in a stage's newest good checkpoint (0: none), and what a start that goes on from there says."""
+    run = folder / "run"
+    if (run / "results.json").exists():  # complete
+        return sys.maxsize, ""
+    if found := checkpoint.newest(run):
+        name = f"from {found[0].name} " if "steps_per_epoch" in found[1] else ""
+        return found[1]["step"], f"resumed {name}at step {found[1]['step']} of "
+    if found := checkpoints.newest(run, evaluating=True):
+        return found[1]["iteration"] + 1, f"resuming from {found[0]}\n"
+    return 0, ""
+
+
 def left_over(folder: Path) -> list[str]:
     """Files that no complete run leaves."""
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if _LEFT.match(path.name)]
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that has ended and that nobody has waited for, too."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    return False
 
 
 def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:

@@ -45,18 +45,19 @@ void faults_set(const char *root, const char *op, const char *part, long n, int 
     pthread_mutex_unlock(&lock);
 }
 
-/* In rank 0 of a local job: the rule in the file that FAULTS names (under, call, part, nth, action and value, a line each).
+/* In one rank of a local job: the rule in the file that FAULTS names (rank, under, call, part, nth, action, value, a line each).
  * The file is removed, so that the next attempt of the job, or another command, meets no fault. */
 __attribute__((constructor)) static void faults_from_file(void) {
     const char *name = getenv("FAULTS"), *rank = getenv("SUBMITIT_LOCAL_GLOBALID");
-    if (!name || !rank || strcmp(rank, "0") || !strstr(program_invocation_name, "python")) return;
+    if (!name || !rank || !strstr(program_invocation_name, "python")) return;
     FILE *file = fopen(name, "r");
     if (!file) return;
-    char line[6][PATH_MAX] = {{0}};
-    for (int i = 0; i < 6 && fgets(line[i], PATH_MAX, file); i++) line[i][strcspn(line[i], "\n")] = 0;
+    char line[7][PATH_MAX] = {{0}};
+    for (int i = 0; i < 7 && fgets(line[i], PATH_MAX, file); i++) line[i][strcspn(line[i], "\n")] = 0;
     fclose(file);
+    if (strcmp(rank, line[0])) return;
     syscall(SYS_unlink, name);
-    faults_set(line[0], line[1], line[2], atol(line[3]), atoi(line[4]), atol(line[5]), "");
+    faults_set(line[1], line[2], line[3], atol(line[4]), atoi(line[5]), atol(line[6]), "");
 }
 
 /* How many calls have counted since faults_set(). */

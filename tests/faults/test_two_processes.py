@@ -1,7 +1,9 @@
-"""A job of two processes, killed or told to come back at calls all over its run, ends with the same bits."""
+"""A job of two processes, one of which is killed or told to come back anywhere in its run, ends with the same bits."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import random
 import shutil
@@ -13,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import Commands, Fault
-from tests.faults.stages import STAGES, content, left_in_shared_memory, left_over
+from tests.faults.stages import STAGES, content, is_running, left_in_shared_memory, left_over, newest
 from tests.pretrain.runs import overrides
 
-pytestmark = pytest.mark.slow
 _JOB = ["--cluster", "local", "--gpus", "0", "--tasks", "2"]
-_TIMES = {"pretrain": {signal.SIGKILL: 5, signal.SIGUSR2: 4}, "transfer": {signal.SIGKILL: 3, signal.SIGUSR2: 3}}
+_TIMES = {"pretrain": {signal.SIGKILL: 5, signal.SIGUSR2: 4}, "transfer": {signal.SIGKILL: 3, signal.SIGUSR2: 3},
+          "linear": {signal.SIGKILL: 3, signal.SIGUSR2: 2}}  # fmt: skip
 
 
 def _pretrain(work: Path, data: Path) -> list[str]:
@@ -32,7 +34,14 @@ def _transfer(work: Path, data: Path) -> list[str]:
     return ["transfer", "--config-file", file, "--engine", "torchvision", *_JOB, *keys]
 
 
-_ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {"pretrain": _pretrain, "transfer": _transfer}
+def _linear(work: Path, data: Path) -> list[str]:
+    name, run, _, _, *config = STAGES["linear"].arguments(work, data)
+    return [name, run, *_JOB, *config]
+
+
+_ARGUMENTS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "pretrain": _pretrain, "transfer": _transfer, "linear": _linear,
+}  # fmt: skip
 
 
 def _left(folder: Path) -> dict[str, Any]:
@@ -62,6 +71,7 @@ def undisturbed(commands: Commands, data: Path, tmp_path_factory: pytest.TempPat
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number", "part"),
     [
@@ -76,22 +86,55 @@ def test_a_job_of_two_processes_goes_on(
 ) -> None:
     """SIGUSR2 is SLURM's request before a time limit or a preemption; the job starts again by itself."""
     calls, expected = undisturbed(name)
-    shared_memory = set(os.listdir("/dev/shm"))
     at = int(calls * (part + random.Random(f"{name} {number} {part}").random()) / _TIMES[name][number]) + 1
-    words = _ARGUMENTS[name](tmp_path, data)
-    fault = Fault("signal", at, value=number)
+    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, Fault("signal", at, value=number), 0, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR2])
+@pytest.mark.parametrize("name", ["pretrain", "linear"])
+def test_the_fault_of_a_rank_that_does_not_write(
+    commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals
+) -> None:
+    """At an image somewhere in the middle."""
+    _, expected = undisturbed(name)
+    fault = Fault("signal", 80, "read", "/train/class", number)
+    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, fault, 1, expected)
+
+
+def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Commands, data: Path, tmp_path: Path):
+    """Only rank 0 writes the checkpoint; the records of both say why they ended."""
+    words, name = _pretrain(tmp_path, data), "checkpoint_00000004.pth"
+    fault = Fault("fail from", 1, "write", name, errno.ENOSPC)
     ended = commands.as_job(*words, under=tmp_path, fault=fault)
-    where = f"{number.name} at call {at} of {calls}: {ended.text}"
+    said = f"cannot write {tmp_path}/run/{name}: No space left on device"
+    assert ended.status == 2 and "Traceback" not in ended.text, ended.text
+    (line,) = (line for line in ended.text.splitlines() if line.startswith("error: "))
+    assert line.startswith(f"error: {said}"), ended.text
+    records = [json.loads(path.read_text()) for path in (tmp_path / "run/launch/ranks").glob("*.json")]
+    assert {record["rank"] for record in records if record["reason"].startswith(said)} == {0, 1}, records
+    assert not [pid for record in records if is_running(pid := record["pid"])]
+
+
+def goes_on(
+    commands: Commands, words: list[str], work: Path, fault: Fault, rank: int, expected: dict[str, Any]
+) -> None:
+    """The fault of one rank costs nothing: the job, or after a kill the next one, ends as expected."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    ended = commands.as_job(*words, under=work, fault=fault, rank=rank)
+    where, number = f"{fault}: {ended.text}", fault.value
     assert "Traceback" not in ended.text, where
     if number == signal.SIGKILL:
         assert ended.status not in (0, None) and "killed by SIGKILL" in ended.text, where
-        again = commands.as_job(*words, under=tmp_path)
+        _, says = newest(work)
+        again = commands.as_job(*words, under=work)
         where = f"{where}, then: {again.text}"
-        assert again.status == 0, where
+        assert again.status == 0 and (says or not rank) and says in again.text, where
     else:
         assert ended.status == 0, where
-    assert not left_over(tmp_path), where
-    found = _left(tmp_path)
+        assert not rank or "resumed " in (work / "run/log.txt").read_text(), where
+    assert not left_over(work), where
+    found = _left(work)
     kept = {key for key in found.keys() - expected.keys() if number == signal.SIGUSR2 and "/model_" in key}
     assert found.keys() - kept == expected.keys(), where
     assert [key for key in expected if found[key] != expected[key]] == [], where

@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import pickle
 import random
 import shlex
 import shutil
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,11 +32,14 @@ from safetensors.torch import save as save_safetensors
 
 from pretrain.common import checkpoint, curves, image_io, metrics
 from pretrain.common.backbone_file import load_backbone
+from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.config import default_config, from_yaml_text, load_config
 from pretrain.datasets import ImageData, listing
 from pretrain.datasets.packed import INDEX, load_packed, shard_path
 from pretrain.probe import labels
+from pretrain.probe.classifier import restored
 from pretrain.probe.features import FeatureFile
+from pretrain.probe.heads import Heads
 from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
 from tests.fuzz import mutate
 from tests.pretrain import runs
@@ -46,10 +51,16 @@ from tools.launcher import commands, control, pipeline, resolve, stages, status,
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.report import gather
+from transfer.averaging import AveragedWeights
 from transfer.coco import check, data
+from transfer.config import default_config as detector_defaults
 from transfer.config import load_config as load_detector_config
 from transfer.convert import read_source
 from transfer.torchvision_engine.data import load_coco
+from transfer.torchvision_engine.solver import build_optimizer
+from transfer.torchvision_engine.state import State
+from transfer.torchvision_engine.state import find_checkpoint as find_detector
+from transfer.weights import Weights, load_weights
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _TENSORS = (
@@ -89,6 +100,8 @@ def targets(root: Path) -> dict[str, Target]:
         "coco": Target("annotations.json", _coco(root / "coco"), _json(_coco_contents(root / "coco"))),
         "image": Target("a.img", _image, lambda rng: mutate.data(rng, _IMAGES)),
         "checkpoint": Target("checkpoint_00000004.pth", _checkpoint(root), _torch(_checkpoints(root))),
+        "checkpoint_probe": Target("checkpoint_00000004.pth", _probe, _torch([_probe_state()])),
+        "checkpoint_torchvision": Target("model_0000004.pth", _detector, _torch([_detector_state()])),
         "weights_pth": Target("a.pth", _weights, _torch(_STATES)),
         "weights_pkl": Target("a.pkl", _weights, _pickled),
         "weights_safetensors": Target("a.safetensors", _weights, _safetensors),
@@ -421,3 +434,66 @@ def _checkpoint(root: Path) -> Callable[[Path], None]:
         assert step >= 0 and all(torch.isfinite(p).all() for p in training.objective.model.parameters())
 
     return read
+
+
+def _probe_heads() -> Heads:
+    settings = default_config().LINEAR
+    settings.LRS = [1.0, 10.0]
+    return Heads(4, 3, settings)
+
+
+def _probe_state() -> dict[str, Any]:
+    heads = _probe_heads()
+    for parameter in heads.parameters():  # a step here would leave torch's threads to the process that is forked
+        heads.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return {**heads.state(), "step": 4, "losses": torch.ones(2)}
+
+
+def _probe(file: Path) -> None:
+    heads = _probe_heads()
+    step, losses = restored(heads, checkpoint.read(file), torch.zeros(2), 9)
+    assert 0 <= step <= 9 and losses.shape == (2,)
+    heads.set_rates(0)
+    heads.step(torch.ones(2, 4), torch.tensor([0, 2]))
+
+
+class _Training(State):
+    """The state of a training without data, of a model with one layer."""
+
+    def __init__(self) -> None:
+        self.cfg = detector_defaults()
+        model = torch.nn.Linear(4, 3)
+        self.model, self.device, self.world, self.log = (
+            cast(Any, model),
+            torch.device("cpu"),
+            1,
+            logging.getLogger("fuzz"),
+        )
+        self.optimizer, self.rate = build_optimizer(self.cfg.SOLVER, model), lambda _: 0.1
+        self.scaler, self.average = torch.amp.GradScaler("cpu", enabled=False), AveragedWeights(model, 0.5)
+        self.skipped, self.window, self.writer = SkippedSteps("x"), deque(maxlen=20), None
+
+
+def _detector_state() -> dict[str, Any]:
+    training = _Training()
+    weights, steps = training.model.state_dict(), [{"total_loss": 1.0, "time": 0.5, "data_time": 0.1}] * 2
+    return {
+        "model": weights, "trained": weights, "optimizer": training.optimizer.state_dict(), "scaler": {},
+        "iteration": 4, "seed": 1, "window": steps, "skipped_steps": 0, "engine": "torchvision", "config": "",
+    }  # fmt: skip
+
+
+def _detector(file: Path) -> None:
+    training = _Training()
+    training.cfg.OUTPUT_DIR = str(file.parent)
+    found = find_detector(training.cfg, training.log)
+    assert found
+    path, content = found
+    start = content["iteration"] + 1
+    load_weights(training.model.state_dict, Weights(str(path), "", content.pop("model"), {}), require_heads=True)
+    training.restore(content)
+    assert start >= 0
+    training.window.append({"total_loss": 1.0, "time": 0.5, "data_time": 0.1})
+    training.summary(start)
+    training.model(torch.ones(2, 4)).sum().backward()
+    training.optimizer.step()

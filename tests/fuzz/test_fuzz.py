@@ -27,7 +27,8 @@ from tests.fuzz.targets import Target, targets
 
 NAMES = (
     "pretraining_config", "detector_config", "overrides", "pipeline", "sweep", "site", "launch.json", "results.json",
-    "coco", "image", "checkpoint", "weights_pth", "weights_pkl", "weights_safetensors",
+    "coco", "image", "checkpoint", "checkpoint_probe", "checkpoint_torchvision", "weights_pth",
+    "weights_pkl", "weights_safetensors",
     "packed", "listing", "features", "metrics.json", "labels",
 )  # fmt: skip
 FOUND = sorted((Path(__file__).parent / "found").glob("*/*"))

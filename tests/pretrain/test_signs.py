@@ -1,11 +1,14 @@
 """Warnings about a run whose loss is finite, from the numbers of its log lines."""
 
+import shutil
+
 import pytest
 import torch
 from PIL import Image
 
+from pretrain.methods import METHODS
 from pretrain.signs import CAUSES, Signs
-from tests.pretrain.runs import run
+from tests.pretrain.runs import lines, run
 
 OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
 
@@ -43,3 +46,12 @@ def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_fin
         Image.new("RGB", (40, 40)).save(images / f"{index}.png")
     run(images, tmp_path / "run", "SOLVER.EPOCHS", "3", "METHOD.NAME", method, *OF_JCL_ALONE)
     assert (tmp_path / "run/log.txt").read_text().count(CAUSES["feature_spread"]) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_black_image_among_others_leaves_the_loss_finite(images, tmp_path, method):
+    shutil.copytree(images, tmp_path / "images")
+    Image.new("RGB", (20, 20)).save(tmp_path / "images/train/class0/000.png")
+    words = [*OF_JCL_ALONE, *(["METHOD.NUM_KEYS", "2"] if METHODS[method].many_keys else [])]
+    run(tmp_path / "images", tmp_path / "run", "SOLVER.EPOCHS", "1", "METHOD.NAME", method, *words)
+    assert [type(line["loss"]) for line in lines(tmp_path / "run", "loss")] == [float] * 6

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -74,18 +75,26 @@ def test_another_config_in_the_same_folder_is_refused(images, whole):
         run(images, whole, "SOLVER.BASE_LR", "0.06")
 
 
-def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path):
-    for name in ("run/checkpoint_final.pth", "data/train/class0/a.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "run/checkpoint_final.pth").write_bytes((whole / checkpoint.FINAL).read_bytes())
-    for i in range(16):
-        (tmp_path / f"data/train/class0/{i}.png").write_bytes((images / "train/class0/000.png").read_bytes())
-    root = tmp_path / "data"
-    state = checkpoint.read(tmp_path / "run/checkpoint_final.pth")
-    state["config"] = state["config"].replace(str(images), str(root))
-    checkpoint.save(tmp_path / "run/checkpoint_final.pth", state)
-    with pytest.raises(UserError, match=r"6 steps per epoch, but folder:.* now gives 2: its images have changed"):
-        run(root, tmp_path / "run")
+@pytest.mark.parametrize("change", ["", "renamed", "another class", "fewer"])
+def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, change):
+    data, name = tmp_path / "moved", "train/class0/000.png"
+    shutil.copytree(images, data)
+    if change == "renamed":
+        (data / name).rename(data / "train/class0/0000.png")
+    elif change == "another class":
+        (data / name).rename(data / "train/class1/000a.png")
+        (data / "train/class1/001.png").rename(data / "train/class0/001a.png")
+    elif change == "fewer":
+        (data / name).unlink()
+    state = checkpoint.read(whole / checkpoint.FINAL)
+    state["config"] = state["config"].replace(str(images), str(data))
+    shutil.copytree(whole, tmp_path / "run")
+    checkpoint.save(tmp_path / "run" / checkpoint.FINAL, state)
+    if not change:  # the folder of the images may be moved
+        run(data, tmp_path / "run")
+        return
+    with pytest.raises(UserError, match=r"the images of folder:.*moved are not those with which .*run was started"):
+        run(data, tmp_path / "run")
 
 
 @pytest.mark.parametrize("workers", ["2", pytest.param("0", marks=pytest.mark.slow)])
@@ -98,6 +107,7 @@ def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None and 0 < found[1]["step"] < STEPS_PER_EPOCH
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
+    assert f"resumed from {found[0].name} at step {found[1]['step']} of 12" in (tmp_path / "run/log.txt").read_text()
     assert_same_end(whole, tmp_path / "run")
 
 
@@ -110,7 +120,10 @@ def test_a_kill_at_any_moment_resumes_to_the_same_bits(images, whole, tmp_path):
             time.sleep(0.005)
         process.kill()
         process.join()
+    found = checkpoint.newest(output)
+    assert found and found[1]["step"] >= 4
     run(images, output)
+    assert f"resumed from {found[0].name} at step {found[1]['step']} of 12" in (output / "log.txt").read_text()
     assert_same_end(whole, output)
 
 
@@ -128,6 +141,7 @@ def test_a_kill_around_knn_neither_loses_nor_repeats_its_line(images, whole, tmp
         with pytest.raises(KeyboardInterrupt):
             run(images, tmp_path / "run", *every)
     run(images, tmp_path / "run", *every)
+    assert "resumed from checkpoint_" in (tmp_path / "run/log.txt").read_text()
     one, two = ([(n["iteration"], n["knn_top1"]) for n in lines(f, "knn_top1")] for f in (whole, tmp_path / "run"))
     assert one == two and [iteration for iteration, _ in one] == [5, 11]
 

@@ -114,7 +114,7 @@ class CountSkippedSteps(HookBase):
         return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self._skipped.total = state["skipped_steps"]
+        self._skipped.total = int(state["skipped_steps"])
 
 
 class PreciseBatchNorm(hooks.PreciseBN):

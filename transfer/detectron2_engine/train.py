@@ -22,9 +22,10 @@ from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules
 
+from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.metrics import drop_metrics
+from pretrain.common.metrics import drop_metrics, writing_in
 from pretrain.common.process_group import data_parallel
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
@@ -84,6 +85,7 @@ def run(
     if state:
         if not isinstance(state.get("trainer"), dict):
             raise UserError(f"{path} holds no state of Detectron2's trainer; resume with the engine that wrote it")
+        checkpoints.refuse_damaged(path, state, state["trainer"].get("seed"))
         check_not_beyond(cfg, state["iteration"] + 1)
         weights = Weights(str(path), "", from_c4(state["model"]), {})
     else:
@@ -94,7 +96,8 @@ def run(
     if comm.get_world_size() > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
     logging.getLogger("detectron2.engine.train_loop").addFilter(_is_unplanned)
-    default_setup(own, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
+    with writing_in(out):
+        default_setup(own, argparse.Namespace(config_file="", resume=resume, eval_only=eval_only))
     lose_lines_on_a_full_disk("detectron2", "fvcore")
     if comm.is_main_process():
         write_environment(out)
@@ -235,9 +238,10 @@ class Trainer(DefaultTrainer):
         if decay := self.cfg.SOLVER.get("EMA", 0.0):
             self.average = self.checkpointer.average = AveragedWeights(model, decay)
         if state:
-            if self.average:
-                self.average.restore(state["trained"])
-            self.load_state_dict(state["trainer"])
+            with checkpoint.restoring("the checkpoint", self._trainer.optimizer, "choose another OUTPUT_DIR"):
+                if self.average:
+                    self.average.restore(state["trained"])
+                self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
             # An evaluation that was not finished may be better than all before.
             self.out_of_patience = not pending and checkpoints.is_out_of_patience(self.cfg, self.start_iter)

@@ -18,6 +18,7 @@ from fvcore.common.config import CfgNode
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
@@ -90,7 +91,7 @@ class State(contextlib.ExitStack):
 
         All ranks take part: a step waits for the rank whose data arrive last.
         """
-        line = {key: statistics.median(step[key] for step in self.window) for key in self.window[-1]}
+        line = {key: statistics.median(step[key] for step in self.window if key in step) for key in self.window[-1]}
         waited = [step["data_time"] for step in self.window]
         if self.world > 1:
             longest = torch.tensor(waited, device=self.device)
@@ -136,12 +137,16 @@ class State(contextlib.ExitStack):
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
-        if self.average:
-            self.average.restore(content["trained"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.scaler.load_state_dict(content["scaler"])
-        self.window.extend(content["window"])
-        self.skipped.total = content.get("skipped_steps", 0)
+        with checkpoint.restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
+            if self.average:
+                self.average.restore(content["trained"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.scaler.load_state_dict(content["scaler"])
+            for step in content["window"]:
+                self.window.append({str(name): float(value) for name, value in step.items()})
+                if step["time"] <= 0 or step["data_time"] < 0 or step.keys() != content["window"][0].keys():
+                    raise ValueError("its times are damaged")
+            self.skipped.total = int(content.get("skipped_steps", 0))
         content.clear()  # it would stay in memory to the end
 
 
@@ -160,6 +165,7 @@ def find_checkpoint(cfg: CfgNode, log: Logger) -> tuple[Path, dict[str, Any]] | 
             raise UserError(
                 f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"
             )
+        checkpoints.refuse_damaged(path, content, content["seed"])
         check_not_beyond(cfg, content["iteration"] + 1)
         log.info(f"resuming from {path}")
     return found

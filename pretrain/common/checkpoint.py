@@ -8,6 +8,7 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``random_states``, ``met
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
             raise ValueError("its optimizer lacks the state of a parameter")
         for group, own in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
             rate = group["lr"]
-            if not isinstance(rate, (int, float)) or not 0 <= rate < 1e10:
+            if not isinstance(rate, (int, float)) or not 0 <= float(rate) < math.inf:
                 raise ValueError(f"the learning rate of its optimizer is {rate!r}")
             group.update({**own, "lr": rate})
         for parameter, state in optimizer.state.items():

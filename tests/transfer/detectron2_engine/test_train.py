@@ -151,7 +151,7 @@ def test_ranks_that_start_with_different_weights_are_refused(monkeypatch: pytest
         average=None,
         checkpointer=SimpleNamespace(model=model),
         load_state_dict=lambda _: None,
-        _trainer=SimpleNamespace(data_loader=SimpleNamespace()),
+        _trainer=SimpleNamespace(data_loader=SimpleNamespace(), optimizer=torch.optim.SGD(model.parameters(), 0.1)),
     )
 
     def load(state: Any, *_: Any, **__: Any) -> None:

@@ -158,6 +158,28 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_checkpoint_with_changed_values_is_one_line(tmp_path: Path, engine: str) -> None:
+    work(tmp_path, engine, SOLVER__EMA=0.5)
+    path = tmp_path / "out/model_final.pth"
+    good = torch.load(path)
+    changes: list[dict[str, Any]] = [{"iteration": "x"}, {"iteration": -5}, {"model": [1]}, {"trained": {}}]
+    if engine == "torchvision":
+        changes += [{"seed": "x"}, {"optimizer": None}, {"window": 3}, {"scaler": 3, "window": [{}]}]
+    else:
+        trainer = good["trainer"]
+        options = {**trainer["_trainer"], "optimizer": {"state": {}, "param_groups": []}}
+        changes += [{"trainer": {**trainer, "seed": "x"}}, {"trainer": {**trainer, "_trainer": options}},
+                    {"trainer": {**trainer, "_trainer": None}}, {"trainer": {**trainer, "hooks": 3}}]  # fmt: skip
+    for change in changes:
+        torch.save({**good, **change}, path)
+        with pytest.raises(UserError, match=r"^.*\bcheckpoint|is damaged .*; remove it") as raised:
+            work(tmp_path, engine, "--resume", SOLVER__EMA=0.5, SOLVER__MAX_ITER=3)
+        assert "\n" not in str(raised.value)
+    torch.save(good, path)
+    assert work(tmp_path, engine, "--resume", SOLVER__EMA=0.5, SOLVER__MAX_ITER=3)["iteration"] == 3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_precise_bn_takes_no_more_batches_than_a_short_training(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

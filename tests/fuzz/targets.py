@@ -13,7 +13,7 @@ import pickle
 import random
 import shlex
 import shutil
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -425,8 +425,12 @@ def _checkpoint_config(root: Path) -> Any:
 def _checkpoint(root: Path) -> Callable[[Path], None]:
     cfg = _checkpoint_config(root)
     training = runs.training(cfg)
+    optimizer = training.optimizer
+    options, clean = optimizer.param_groups, optimizer.state
 
     def read(file: Path) -> None:
+        optimizer.param_groups = [dict(group) for group in options]  # the file before may have changed them
+        optimizer.state = defaultdict(dict, {parameter: dict(state) for parameter, state in clean.items()})
         checkpoint.read(file)
         found = find_checkpoint(cfg, file.parent, lambda _: None)
         assert found is not None

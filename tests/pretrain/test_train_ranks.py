@@ -66,7 +66,9 @@ def _life_of_a_run(images: Path, output: Path) -> None:
 
         patch.setattr(checkpoint, "read", other)
         text = _refused(images, mine, *words)
-        assert text.startswith("(step, training images, digest of the weights) differs between ranks: (")
+        assert text.startswith(
+            "(step, digest of the images' names and labels, of the weights) differs between ranks: ("
+        )
         assert len(set(gather_objects(text))) == 1
 
     results = run(images, mine, *words)

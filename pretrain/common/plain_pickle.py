@@ -66,9 +66,19 @@ class _Array(np.ndarray[Any, Any]):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         *_, shape, kind, fortran, data = state  # a version comes first, except in files of old
         data = _bytes(data)
-        checked = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C")
+        checked = np.frombuffer(data, _dtype(kind)).reshape(shape, order="F" if fortran else "C")
         restored: Any = (1, checked.shape, checked.dtype, bool(fortran), data)
         super().__setstate__(restored)
+
+    def __setitem__(self, *_: Any) -> None:
+        """A pickle may assign anything, also what names memory by its address (``__array_interface__``)."""
+        raise pickle.UnpicklingError("it assigns to an item of an array")
+
+
+def _dtype(kind: Any) -> np.dtype[Any]:
+    if type(kind) is not _Type:
+        raise pickle.UnpicklingError("Unsupported class in place of numpy.dtype")
+    return kind.dtype
 
 
 def _bytes(data: str | bytes | bytearray) -> bytes:
@@ -82,7 +92,7 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
 
 
 def _scalar(kind: _Type, data: str | bytes) -> Any:
-    (value,) = np.frombuffer(_bytes(data), kind.dtype)
+    (value,) = np.frombuffer(_bytes(data), _dtype(kind))
     return value.item()
 
 

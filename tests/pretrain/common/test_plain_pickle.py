@@ -99,3 +99,21 @@ def test_a_few_bytes_do_not_take_gigabytes(put: bytes) -> None:
     """Python's memo has room for every index below the largest."""
     with pytest.raises(pickle.UnpicklingError, match="counts 285212672 objects in "):
         plain_pickle.load(b"\x80\x02}" + put + b".")
+
+
+def test_memory_is_not_read_through_an_array() -> None:
+    """An item is assigned an object that names an address, which NumPy would read."""
+    array = pickle.dumps(np.zeros(2, np.float32), 2).removeprefix(b"\x80\x02").removesuffix(b".")
+    value = pickle.dumps(
+        {"__array_interface__": {"data": (0x1000, True), "shape": (2,), "typestr": "<f4", "version": 3}}, 0
+    )
+    named = b"cargparse\nNamespace\n)\x81" + value.removesuffix(b".") + b"b"
+    with pytest.raises(pickle.UnpicklingError, match="it assigns to an item of an array"):
+        plain_pickle.load(b"\x80\x02" + array + b"K\x00K\x01\x86c__builtin__\nbytes\n0" + named + b"s.")
+
+
+def test_a_type_of_an_array_is_not_made_up() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"in place of numpy\.dtype"):
+        plain_pickle.load(
+            b"\x80\x02cnumpy.core.multiarray\nscalar\ncargparse\nNamespace\n)\x81U\x04\x00\x00\x00\x00\x86R."
+        )

@@ -183,7 +183,7 @@ def test_a_moved_pipeline_stays_complete():
      "entry": "", "args": "abc"}, {"stage": "knn", "folder": "x", "entry": "", "code": "x"}],
 )  # fmt: skip
 def test_a_damaged_record_of_a_stage_is_one_line(data: Any):
-    with pytest.raises(UserError, match="record (of a stage )?is damaged") as raised:
+    with pytest.raises(UserError, match=r"record (of a stage )?is damaged") as raised:
         StageSpec.from_json(data)
     assert "\n" not in str(raised.value)
 

@@ -43,7 +43,7 @@ class ShieldedDataLoader(DataLoader):
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         batch_sampler = self._pending = _Pending(batch_sampler)
         if num_workers:
-            defaults |= {"multiprocessing_context": START_METHOD}
+            defaults["multiprocessing_context"] = START_METHOD
             kwargs["collate_fn"] = _Shared(kwargs["collate_fn"])
         super().__init__(
             dataset,

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fvcore.common.config import CfgNode
 
-from .common import extensions
+from .common import extensions, plain_yaml
 from .common.config_io import flatten, get, kind, merge_file, merge_overrides
 from .common.errors import UserError
 from .common.key_words import Key
@@ -236,8 +235,8 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
     """
     cfg = default_config()
     try:
-        cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
-    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, yaml.YAMLError) as error:
+        cfg.merge_from_other_cfg(CfgNode(plain_yaml.load(text)))
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
         remedy = "use the version that wrote it"
         if "Non-existent config key" in reason:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
+from pretrain.common import plain_yaml
 from pretrain.common.config_io import flatten, merge_file, merge_overrides
 from pretrain.common.errors import UserError, one_line
 
@@ -170,11 +171,11 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     if not kept.is_file():
         return
     try:
-        earlier = dict(flatten(yaml.safe_load(_one_name(kept.read_text()))))
+        earlier = dict(flatten(plain_yaml.load(_one_name(kept.read_text()))))
         # A cleaned copy of a data set lies in the run folder, which may have been moved.
         then, now = (f"coco:{Path(folder) / 'datasets'}/" for folder in (earlier["OUTPUT_DIR"], cfg.OUTPUT_DIR))
         earlier["DATASETS.TRAIN"] = [name.replace(then, now) for name in earlier["DATASETS.TRAIN"]]
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise UserError(
             f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
         ) from error

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
+from pretrain.common import plain_yaml
 from pretrain.common.backbone_file import infer_arch
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, shortlist
@@ -102,8 +102,8 @@ def detector_provenance(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     config: Any = {}
     # Pretraining's config.yaml has no such keys, and the file may be another program's.
-    with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError, OSError):
-        config = yaml.safe_load(beside.read_text(encoding="utf-8"))
+    with contextlib.suppress(LookupError, TypeError, ValueError, OSError):
+        config = plain_yaml.load_file(beside)
         model = config["MODEL"]
         found = {
             "INPUT.FORMAT": config["INPUT"]["FORMAT"],

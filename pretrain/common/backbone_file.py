@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
-from . import checkpoint
+from . import checkpoint, plain_yaml
 from .errors import UserError, shortlist
 from .foreign_names import renamed
 from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
@@ -205,8 +204,8 @@ def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[s
     if isinstance(config, str):
         found["config"] = config
         # It may be another project's config, or no config at all; then it is kept as it is.
-        with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, RecursionError):
-            method = yaml.safe_load(config)["METHOD"]["NAME"]
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            method = plain_yaml.load(config)["METHOD"]["NAME"]
     if isinstance(method, str):
         found["method"] = method
     for key in ("epoch", "step") if "fine_tuned_on" not in earlier else ():  # those of a fine-tuning are its own

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import hashlib
 import json
 import os
 import pickle
-import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import plain_pickle
+from . import plain_pickle, torch_file
 from .errors import UserError, first_line, one_line
 from .files import empty_or_text, existing_file, sha256
 from .foreign_names import nested
 from .run_folder import read_json
 
+_LONGEST_PROVENANCE = 2**20
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
 _KINDS = {".pkl": "pickle", ".safetensors": "safetensors file"}
 
@@ -71,7 +69,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
-    """The content of a torch file (zip or old tar format), a `.pkl` or a `.safetensors` file, on the CPU.
+    """The content of a torch file (zip, or of torch before 1.6), a `.pkl` or a `.safetensors` file, on the CPU.
 
     Raises:
         Damaged: not a whole file of its format (the message says what it is).
@@ -83,10 +81,10 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     try:
         content = reader(path, unsafe_pickle)
     except Exception as error:  # a damaged pickle raises anything
-        if isinstance(error, pickle.UnpicklingError) and re.search(r"\bGLOBAL|Unsupported class", str(error)):
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported class" in str(error):
             raise UserError(
-                f"{path} holds more than tensors, arrays and plain types; if you trust its source, convert it first: "
-                f"python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
+                f"{path} holds more than dense tensors, arrays and plain types; if you trust its source, convert it "
+                f"first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
                 "pretraining and probes)"
             ) from error
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: damage led to an impossible offset
@@ -140,8 +138,9 @@ def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
                 raise UserError(f"{path}: {name} is an array of {value.dtype}, which no tensor can hold") from error
         if not isinstance(value, Tensor):
             raise UserError(f"{path}: {name} is a {type(value).__name__}, not a tensor; the file holds no weights")
-        if value.layout != torch.strided or value.is_meta:
-            kind = "without values (meta)" if value.is_meta else f"of layout {value.layout}"
+        if value.layout != torch.strided or value.is_meta or value.is_quantized:
+            kind = f"of {value.dtype}" if value.is_quantized else f"of layout {value.layout}"
+            kind = "without values (meta)" if value.is_meta else kind
             raise UserError(f"{path}: {name} is a tensor {kind}; save it again as a dense tensor, with its values")
         tensors[str(name)] = value
     return tensors
@@ -166,7 +165,7 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
     try:
         found: Any = content.get("provenance") or (beside if kept else {})
         found = json.loads(found) if isinstance(found, str) else found  # safetensors' metadata are text
-        json.dumps(found)  # it goes into results.json
+        _check_length(found)  # it goes into results.json
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: its provenance is damaged ({one_line(error)}); {again}") from error
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
@@ -174,15 +173,19 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
     return {key: value for key, value in found.items() if key != "tensors"}  # digests, in files of earlier versions
 
 
+def _check_length(provenance: Any) -> None:
+    """Its parts may be shared, so that a few bytes stand for gigabytes of text; `iterencode` writes it in parts."""
+    length = 0
+    for part in json.JSONEncoder().iterencode(provenance):
+        length += len(part)
+        if length > _LONGEST_PROVENANCE:
+            raise ValueError(f"longer than {_LONGEST_PROVENANCE:,} characters")
+
+
 def _read_torch(path: Path, unsafe: bool) -> Any:
-    if what := empty_or_text(path):  # first, because torch would read some text as a pickle that names a class
+    if what := empty_or_text(path):
         raise ValueError(what)
-    if zipfile.is_zipfile(path):  # torch does not verify the checksums that it wrote
-        with zipfile.ZipFile(path) as archive:
-            if bad := archive.testzip():
-                raise ValueError(f"checksum of {bad} is wrong")
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=not unsafe)
+    return torch.load(path, map_location="cpu", weights_only=False) if unsafe else torch_file.load(path)
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import yaml
 from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
+from pretrain.common import plain_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import stage_of
@@ -98,8 +98,8 @@ def read(source: Path) -> Backbone:
     resnet.load_state_dict(file.state_dict)
     mean, std = ([round(value / 255, 6) for value in known[f"MODEL.PIXEL_{name}"]] for name in ("MEAN", "STD"))
     size = _USUAL_SIZE
-    with contextlib.suppress(yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        size = evaluation_size(CfgNode(yaml.safe_load(known["config"])))
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        size = evaluation_size(CfgNode(plain_yaml.load(known["config"])))
     return Backbone(path, resnet.eval().requires_grad_(False), file.arch, file.stem, mean, std, *size, known)
 
 

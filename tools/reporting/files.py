@@ -13,8 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pretrain.common import plain_yaml
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import json_text, read_json
@@ -112,26 +111,9 @@ def short_names(folders: Sequence[Path]) -> dict[Path, str]:
     return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
-def parse_yaml(text: str) -> dict[str, Any]:
-    """The sections of a config from its text.
-
-    Raises:
-        ValueError: it is not YAML, or not ``KEY: value`` lines.
-    """
-    try:
-        loaded: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"is not YAML ({' '.join(str(error).split())[:100]})") from error
-    if not isinstance(loaded, dict):
-        raise ValueError(f"holds a {type(loaded).__name__}, not KEY: value lines")
-    return loaded
-
-
 def _config(path: Path, unread: list[str]) -> dict[str, Any]:
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+        return plain_yaml.load_file(path)
     except (OSError, ValueError) as error:
         unread.append(f"{path}: {error}; the protocol of this run is unknown")
         return {}

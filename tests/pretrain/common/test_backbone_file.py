@@ -85,8 +85,7 @@ DAMAGE = {
     "integers": (lambda s: s.update({"bn1.bias": torch.zeros(64, dtype=torch.int32)}), "bn1.bias is torch.int32"),
     "float8": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to(torch.float8_e4m3fn)}), "bn1.bias is torch.float8_e4"),
     "complex": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to(torch.complex64)}), "bn1.bias is torch.complex64"),
-    "sparse": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to_sparse()}), "bn1.bias is a tensor of layout .*sparse"),
-    "meta": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to("meta")}), r"a tensor without values \(meta\)"),
+    "sparse": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to_sparse()}), "holds more than dense tensors"),
     "block": (lambda s: [s.pop(k) for k in list(s) if k.startswith("layer4.1")], r"\(2, 2, 2, 1\) basic"),
     "prefix": (lambda s: [s.update({"net." + k: s.pop(k)}) for k in list(s)], "holds no ResNet"),
     "text": (lambda s: s.update({"bn1.bias": "text"}), "bn1.bias is a str"),
@@ -95,7 +94,6 @@ DAMAGE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_named(tmp_path: Path, r18: dict[str, Any], kind: str) -> None:
     damage, message = DAMAGE[kind]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
+from pretrain.common import torch_file
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
@@ -115,9 +116,27 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
     assert list(read_weights_file(path, unsafe_pickle=True).tensors) == ["a"]
 
 
-def test_the_old_tar_format_is_read(tmp_path: Path) -> None:
+def test_the_format_before_torch_1_6_is_read(tmp_path: Path) -> None:
     torch.save(WEIGHTS, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
     assert torch.equal(read(tmp_path / "old.pth.tar")["bn1.bias"], WEIGHTS["bn1.bias"])
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.eye(2).to_sparse(), "a is a tensor of layout torch.sparse_coo; save it again as a dense tensor"),
+        (torch.ones(2, device="meta"), r"a is a tensor without values \(meta\)"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "a is a tensor of torch.qint8"),
+    ],
+)
+def test_tensors_without_dense_values_are_named(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:
+    torch.save({"a": tensor}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="holds more than dense tensors"):
+        read_weights_file(tmp_path / "w.pth")
+    with pytest.raises(UserError, match=message):
+        read_weights_file(tmp_path / "w.pth", unsafe_pickle=True)
 
 
 def test_values_that_no_network_can_use() -> None:
@@ -149,6 +168,13 @@ def nested() -> list[Any]:
     return value
 
 
+def shared() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(100):
+        value = {"a": value, "b": value}
+    return value
+
+
 @pytest.mark.parametrize(
     "provenance, message",
     [
@@ -157,6 +183,7 @@ def nested() -> list[Any]:
         ({"epoch": torch.zeros(1)}, "its provenance is damaged"),
         ([1], "its provenance is a list, not an object with names"),
         ({1: 2}, "its provenance is a dict, not an object with names"),
+        (shared(), r"its provenance is damaged \(longer than 1,048,576 characters\)"),
     ],
 )
 def test_damaged_provenance_is_one_line(tmp_path: Path, provenance: Any, message: str) -> None:
@@ -167,7 +194,7 @@ def test_damaged_provenance_is_one_line(tmp_path: Path, provenance: Any, message
 
 def test_provenance_nested_too_deeply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w.pth").write_bytes(b"\0")
-    monkeypatch.setattr(torch, "load", lambda *_args, **_keys: {"model": {}, "provenance": nested()})
+    monkeypatch.setattr(torch_file, "load", lambda _path: {"model": {}, "provenance": nested()})
     with pytest.raises(UserError, match="its provenance is damaged"):
         read_weights_file(tmp_path / "w.pth")
 
@@ -219,14 +246,13 @@ def test_a_failing_disk_or_memory_is_not_damage(
     path = tmp_path / f"w{suffix}"
     path.write_bytes(pickle.dumps({"a": 1}))
     monkeypatch.setattr("safetensors.safe_open", fail)
-    monkeypatch.setattr("torch.load", fail)
+    monkeypatch.setattr(torch_file, "load", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(UserError, match=message) as caught:
         read(path)
     assert not isinstance(caught.value, Damaged)
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
 def test_a_file_with_any_bytes_wrong_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
     rng = random.Random(suffix)

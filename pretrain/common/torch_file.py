@@ -22,6 +22,7 @@ from torch import Tensor
 from . import plain_pickle
 
 _MAGIC, _VERSION = bytes.fromhex("6cfc9c46f9206aa85019"), 1001  # of the format before torch 1.6
+_MOST_REPEATED = 2**28  # bytes of expanded tensors beyond those that the file has
 _STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -122,6 +123,7 @@ class _Unpickler(plain_pickle.Unpickler):
         super().__init__(file, size, "utf-8")
         self._storage, self._with_tensors = storage, with_tensors
         self._storages: dict[str, Tensor] = {}
+        self._repeated = 0
         self._allowed |= {
             ("collections", "Counter"): _counter,
             ("__builtin__", "set"): _set,
@@ -160,8 +162,9 @@ class _Unpickler(plain_pickle.Unpickler):
     def _tensor(self, storage: Tensor | None, offset: int, size: Any, stride: Any, *_: Any) -> Tensor | None:
         if storage is None:
             return None
-        if math.prod(size) > storage.numel():
-            raise ValueError("a tensor is larger than its values; save it again with .clone()")
+        self._repeated += max(0, math.prod(size) - storage.numel()) * storage.itemsize
+        if self._repeated > _MOST_REPEATED:
+            raise ValueError("its tensors repeat their values; save them again with .clone()")
         return storage.as_strided(size, stride, storage.storage_offset() + offset)
 
     def _tensor_of_type(

@@ -115,7 +115,10 @@ def _answer(target: Target, content: bytes, folder: Path) -> str:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             target.read(file)
     except UserError as error:
-        return "" if str(error) else "an error without a text"
+        text = str(error)
+        if "not enough memory" in text:
+            return "more than 2 GiB"
+        return "" if text and "\n" not in text else f"not one line: {text!r}"
     except MemoryError:
         return "more than 2 GiB"
     except BaseException as error:

@@ -137,7 +137,7 @@ def a_dictionary(value: bytes) -> bytes:
 FOUR = torch.arange(4.0).numpy().tobytes()
 MADE = {
     "a deep key": (b"\x80\x02}" + b"N" + b"\x85" * 1_000_000 + b"Ns.", "as a key"),
-    "more than it has": (a_dictionary(a_tensor(size=b"J\x00\x00\x00\x7f", stride=b"K\x00")), "larger than its values"),
+    "more than it has": (a_dictionary(a_tensor(size=b"J\x00\x00\x00\x7f", stride=b"K\x00")), "repeat their values"),
     "beyond its end": (a_dictionary(a_tensor(offset=b"K\x01")), "out of bounds"),
     "before its start": (a_dictionary(a_tensor(offset=b"J\xff\xff\xff\xff")), "."),
     "a length that differs": (a_dictionary(a_tensor(length=2**28)), "data/0 has 16 bytes, not 268435456 x 4"),

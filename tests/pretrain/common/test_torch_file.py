@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ def a_checkpoint() -> dict[str, Any]:
         "parameter": torch.nn.Parameter(grid),
         "args": argparse.Namespace(lr=0.03, names=["a"]),
         "plain": [1, 2.5, "text", b"\xff", None, True, (1, "a"), 2**70, {1, 2}, collections.OrderedDict(a=1)],
+        "of NumPy": [np.float64(3.5), np.int64(3)],
         "of torch": [torch.float16, torch.Size([1, 2]), torch.device("cuda:1")],
         "states": torch.get_rng_state(),
         (1, "b"): 3,

@@ -94,10 +94,13 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
                 raise ValueError(f"the learning rate of its optimizer is {rate!r}")
             group.update({**own, "lr": rate})
         for parameter, state in optimizer.state.items():
-            for name, value in state.items():
-                fits = isinstance(value, torch.Tensor) and (value.ndim == 0 or value.shape == parameter.shape)
-                if not (fits and value.layout == torch.strided):
+            for name, value in state.items():  # fused steps trust shape, type and strides, and write beyond the end
+                shape, dtype = ((), torch.float32) if name == "step" else (parameter.shape, parameter.dtype)
+                fits = isinstance(value, torch.Tensor) and value.layout == torch.strided and value.shape == shape
+                if not fits or value.dtype != dtype:
                     raise ValueError(f"{name} of its optimizer does not fit a parameter of {tuple(parameter.shape)}")
+                if name != "step" and value.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter).copy_(value)
     except UserError:
         raise
     except KeyError as error:

@@ -133,3 +133,41 @@ def test_resolve_says_what_is_missing(tmp_path):
         checkpoint.resolve(tmp_path)
     with pytest.raises(UserError, match="no run folder or checkpoint"):
         checkpoint.resolve(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.tensor(0.0), torch.zeros(3), torch.zeros(4, 3), torch.zeros(3, 4).to_sparse(), [0.0], None],
+    ids=["one number", "a row", "transposed", "sparse", "a list", "nothing"],
+)
+def test_what_a_fused_step_would_read_beyond_is_refused(value):
+    """It trusts that a buffer is as large as its parameter."""
+    optimizer = torch.optim.SGD([torch.ones(3, 4, requires_grad=True)], 0.1, momentum=0.9, fused=True)
+    state = optimizer.state_dict()
+    state["state"] = {0: {"momentum_buffer": value}}
+    refused = pytest.raises(UserError, match="momentum_buffer of its optimizer does not fit a parameter")
+    with refused, checkpoint.restoring("the checkpoint", optimizer, "remove it"):
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("buffer", [torch.ones(1).expand(3, 4), torch.arange(12.0).reshape(4, 3).T])
+def test_a_buffer_lies_in_memory_as_its_parameter_does(buffer):
+    """A fused step goes through both as they lie there."""
+    parameter = torch.ones(3, 4, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], 0.1, momentum=0.9, fused=True)
+    state = optimizer.state_dict()
+    state["state"] = {0: {"momentum_buffer": buffer}}
+    with checkpoint.restoring("the checkpoint", optimizer, "remove it"):
+        optimizer.load_state_dict(state)
+    found = optimizer.state[parameter]["momentum_buffer"]
+    assert found.stride() == parameter.stride() and torch.equal(found, buffer)
+
+
+def test_a_count_of_another_type_is_refused():
+    optimizer = torch.optim.AdamW([torch.ones(3, requires_grad=True)], 0.1, fused=True)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["fused"] = False  # then torch leaves the count as it is
+    state["state"] = {0: {"step": torch.tensor(1), "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}}
+    refused = pytest.raises(UserError, match="step of its optimizer does not fit")
+    with refused, checkpoint.restoring("the checkpoint", optimizer, "remove it"):
+        optimizer.load_state_dict(state)

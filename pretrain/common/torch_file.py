@@ -162,6 +162,8 @@ class _Unpickler(plain_pickle.Unpickler):
     def _tensor(self, storage: Tensor | None, offset: int, size: Any, stride: Any, *_: Any) -> Tensor | None:
         if storage is None:
             return None
+        if any(type(length) is not int or length < 0 for length in size) or math.prod(map(_at_least_1, size)) >= 2**60:
+            raise ValueError("a tensor has an impossible shape")
         self._repeated += max(0, math.prod(size) - storage.numel()) * storage.itemsize
         if self._repeated > _MOST_REPEATED:
             raise ValueError("its tensors repeat their values; save them again with .clone()")
@@ -171,6 +173,10 @@ class _Unpickler(plain_pickle.Unpickler):
         self, storage: Tensor | None, offset: int, size: Any, stride: Any, _grad: bool, _hooks: Any, dtype: Any, *_: Any
     ) -> Tensor | None:
         return self._tensor(None if storage is None else storage.view(dtype), offset, size, stride)
+
+
+def _at_least_1(length: int) -> int:
+    return max(length, 1)
 
 
 def _counter(counts: Any) -> collections.Counter[Any]:

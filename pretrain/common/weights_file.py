@@ -24,6 +24,8 @@ from .run_folder import read_json
 
 _LONGEST_PROVENANCE = 2**20
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _KINDS = {".pkl": "pickle", ".safetensors": "safetensors file"}
 
 
@@ -114,15 +116,15 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
     Raises:
         UserError: integers, fewer than 16 bits, values that are not finite in float32, or a variance below 0.
     """
-    if not name.endswith(COUNTER):
-        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
-        tensor = tensor.to(torch.float32)
+    is_counter = name.endswith(COUNTER)
+    if tensor.dtype not in (*_FLOATS, *(_INTEGERS if is_counter else ())):
+        raise UserError(f"{path}: {name} is {tensor.dtype}, not floating point of 16 bits or more")
+    tensor = tensor if is_counter else tensor.to(torch.float32)
     if bad := int((~torch.isfinite(tensor)).sum()):
         raise UserError(f"{path}: {name} has {bad} values that are not finite")
     if name.endswith("running_var") and (tensor < 0).any():
         raise UserError(f"{path}: {name} has a variance below 0")
-    return tensor.to(torch.long) if name.endswith(COUNTER) else tensor
+    return tensor.to(torch.long) if is_counter else tensor
 
 
 def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:

@@ -123,11 +123,13 @@ def write_zip(path: Path, content: bytes, kind: int = zipfile.ZIP_STORED, **part
             archive.writestr(f"archive/{name.replace('__', '/')}", part)
 
 
-def a_tensor(length: int = 4, size: bytes = b"K\x04", stride: bytes = b"K\x01", offset: bytes = b"K\x00") -> bytes:
-    """The opcodes of a tensor with one axis, whose values have the key 0."""
+def a_tensor(
+    length: int = 4, size: bytes = b"K\x04\x85", stride: bytes = b"K\x01\x85", offset: bytes = b"K\x00"
+) -> bytes:
+    """The opcodes of a tensor whose values have the key 0."""
     return (
         b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
-        b"X\x03\x00\x00\x00cpuJ" + length.to_bytes(4, "little") + b"tQ" + offset + size + b"\x85" + stride + b"\x85\x89"
+        b"X\x03\x00\x00\x00cpuJ" + length.to_bytes(4, "little") + b"tQ" + offset + size + stride + b"\x89"
         b"ccollections\nOrderedDict\n)RtR"
     )
 
@@ -139,10 +141,19 @@ def a_dictionary(value: bytes) -> bytes:
 FOUR = torch.arange(4.0).numpy().tobytes()
 MADE = {
     "a deep key": (b"\x80\x02}" + b"N" + b"\x85" * 1_000_000 + b"Ns.", "as a key"),
-    "more than it has": (a_dictionary(a_tensor(size=b"J\x00\x00\x00\x7f", stride=b"K\x00")), "repeat their values"),
+    "more than it has": (
+        a_dictionary(a_tensor(size=b"J\x00\x00\x00\x7f\x85", stride=b"K\x00\x85")),
+        "repeat their values",
+    ),
     "beyond its end": (a_dictionary(a_tensor(offset=b"K\x01")), "out of bounds"),
     "before its start": (a_dictionary(a_tensor(offset=b"J\xff\xff\xff\xff")), "."),
     "a length that differs": (a_dictionary(a_tensor(length=2**28)), "data/0 has 16 bytes, not 268435456 x 4"),
+    "a negative length": (a_dictionary(a_tensor(size=b"K\x00J\xff\xff\xff\xff\x86")), "impossible shape"),
+    "a length that overflows": (
+        a_dictionary(a_tensor(size=b"K\x00\x8a\x08" + b"\xff" * 7 + b"\x7f\x86")),
+        "impossible shape",
+    ),
+    "a length that is none": (a_dictionary(a_tensor(size=b"\x88\x85")), "impossible shape"),
     "no storage": (a_dictionary(b"N\x85Q"), "."),
     "another library": (a_dictionary(b"ctorch\nload\n"), "Unsupported class torch.load"),
     "uninitialized": (a_dictionary(b"ctorch\nFloatTensor\nM\x00\x10\x85R"), "Unsupported class torch.FloatTensor"),

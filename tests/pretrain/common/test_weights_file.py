@@ -145,6 +145,10 @@ def test_values_that_no_network_can_use() -> None:
     for tensor, name in ((torch.tensor([1e300]).double(), "a"), (torch.tensor([-1.0]), "bn1.running_var")):
         with pytest.raises(UserError, match=f"w: {name} has "):
             check_values(tensor, name, "w")
+    for dtype in (torch.float8_e4m3fn, torch.complex64, torch.float4_e2m1fn_x2, torch.bool):
+        for name in ("a", "bn1.num_batches_tracked"):
+            with pytest.raises(UserError, match=f"w: {name} is {dtype}, not"):
+                check_values(torch.zeros(8, dtype=torch.uint8).view(dtype), name, "w")
 
 
 @pytest.mark.parametrize("array", [np.array([None]), np.array(["a"]), np.array(["2020-01-01"], "M8[D]")])

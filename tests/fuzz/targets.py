@@ -14,6 +14,7 @@ import pickle
 import random
 import shlex
 import shutil
+import zipfile
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -150,11 +151,27 @@ def _torch(values: list[Any]) -> Callable[[random.Random], bytes]:
     files = [_saved(value) for value in values]
 
     def draw(rng: random.Random) -> bytes:
-        if rng.randrange(2) == 0:
+        how = rng.randrange(4)
+        if how == 0:
             return mutate.data(rng, files)
+        if how == 1:
+            return _changed_inside(rng, rng.choice(files))
         return _saved(mutate.value(rng, rng.choice(values), _TENSORS))
 
     return draw
+
+
+def _changed_inside(rng: random.Random, file: bytes) -> bytes:
+    """With changed bytes in its pickle, or in a tensor, and checksums that are right."""
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as archive, zipfile.ZipFile(changed, "w") as made:
+        names = archive.namelist()
+        pickled = [name for name in names if name.endswith("/data.pkl")]
+        which = rng.choice(names if rng.randrange(8) == 0 else pickled)
+        for name in names:
+            content = archive.read(name)
+            made.writestr(name, mutate.data(rng, [content]) if name == which else content)
+    return changed.getvalue()
 
 
 def _saved(value: Any) -> bytes:

@@ -93,7 +93,7 @@ class Unpickler(_Python):
         return array
 
     def load_build(self) -> None:
-        *_, made, state = self.stack
+        made, state = self.stack[-2:]
         if type(made) is _Array:
             self._take(len(state[-1]))
         elif type(made) in (argparse.Namespace, collections.OrderedDict):

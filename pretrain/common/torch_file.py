@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import io
 import math
+import pickle
+import re
 import struct
 import sys
 import zipfile
@@ -30,6 +32,8 @@ _STORAGES = {
     "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128, "UntypedStorage": torch.uint8,
 }  # fmt: skip
 
+_DTYPES = re.compile(r"u?int(8|16|32|64)|float(16|32|64|8_e\w+)|bfloat16|complex(64|128)|bool")  # none without values
+_TENSOR_TYPES = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer"))
 _Storage = Callable[[str, torch.dtype, int], Tensor]
 
 
@@ -134,13 +138,16 @@ class _Unpickler(plain_pickle.Unpickler):
             ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
             ("torch._utils", "_rebuild_tensor_v3"): self._tensor_of_type,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+            ("torch._utils", "_rebuild_parameter_with_state"): lambda tensor, *_: tensor,
+            ("torch._tensor", "_rebuild_from_type_v2"): lambda rebuild, _type, arguments, _state: rebuild(*arguments),
         }
+        self._allowed |= dict.fromkeys(_TENSOR_TYPES)
         self._allowed |= {("torch", name): dtype for name, dtype in _STORAGES.items()}
         self._allowed |= {("torch.storage", "UntypedStorage"): torch.uint8}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
-            return dtype
+        if module == "torch" and _DTYPES.fullmatch(name) and hasattr(torch, name):
+            return getattr(torch, name)
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Tensor | None:
@@ -152,6 +159,8 @@ class _Unpickler(plain_pickle.Unpickler):
         if key not in self._storages:
             self._storages[key] = self._storage(key, dtype, length)
         found = self._storages[key]
+        if not length:  # torch may write several types for one that is empty
+            return torch.empty(0, dtype=dtype)
         if found.dtype != dtype:
             raise ValueError(f"it names the values of {key} as {found.dtype} and {dtype}")
         if view and view[0] is not None:  # part of a storage, in the format before torch 1.6
@@ -159,9 +168,11 @@ class _Unpickler(plain_pickle.Unpickler):
             return found[offset : offset + length]
         return found
 
-    def _tensor(self, storage: Tensor | None, offset: int, size: Any, stride: Any, *_: Any) -> Tensor | None:
+    def _tensor(self, storage: Tensor | None, offset: int, size: Any, stride: Any, *rest: Any) -> Tensor | None:
         if storage is None:
             return None
+        if len(rest) > 2 and rest[2]:  # after requires_grad and hooks: it is to be conjugated or negated
+            raise pickle.UnpicklingError("Unsupported class of lazily conjugated tensors")
         if any(type(length) is not int or length < 0 for length in size) or math.prod(map(_at_least_1, size)) >= 2**60:
             raise ValueError("a tensor has an impossible shape")
         self._repeated += max(0, math.prod(size) - storage.numel()) * storage.itemsize
@@ -170,9 +181,12 @@ class _Unpickler(plain_pickle.Unpickler):
         return storage.as_strided(size, stride, storage.storage_offset() + offset)
 
     def _tensor_of_type(
-        self, storage: Tensor | None, offset: int, size: Any, stride: Any, _grad: bool, _hooks: Any, dtype: Any, *_: Any
-    ) -> Tensor | None:
-        return self._tensor(None if storage is None else storage.view(dtype), offset, size, stride)
+        self, storage: Tensor | None, offset: int, size: Any, stride: Any, grad: bool, hooks: Any, dtype: Any,
+        metadata: Any = None,
+    ) -> Tensor | None:  # fmt: skip
+        return self._tensor(
+            None if storage is None else storage.view(dtype), offset, size, stride, grad, hooks, metadata
+        )
 
 
 def _at_least_1(length: int) -> int:

@@ -27,6 +27,11 @@ DTYPES = [
 NEW_DTYPES = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn]  # not in the format before torch 1.6
 
 
+def with_attribute(tensor: Tensor) -> Tensor:
+    tensor.note = "torch keeps it, and the reader leaves it out"  # type: ignore[attr-defined]
+    return tensor
+
+
 def a_checkpoint() -> dict[str, Any]:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -45,6 +50,7 @@ def a_checkpoint() -> dict[str, Any]:
         "plain": [1, 2.5, "text", b"\xff", None, True, (1, "a"), 2**70, {1, 2}, collections.OrderedDict(a=1)],
         "of NumPy": [np.float64(3.5), np.int64(3)],
         "of torch": [torch.float16, torch.Size([1, 2]), torch.device("cuda:1")],
+        "attributes": with_attribute(torch.ones(2)),
         "states": torch.get_rng_state(),
         (1, "b"): 3,
     }
@@ -154,6 +160,14 @@ MADE = {
         "impossible shape",
     ),
     "a length that is none": (a_dictionary(a_tensor(size=b"\x88\x85")), "impossible shape"),
+    "a quantized type": (
+        a_dictionary(a_tensor().replace(b"FloatStorage", b"qint32")),
+        "Unsupported class torch.qint32",
+    ),
+    "to be conjugated": (
+        a_dictionary(a_tensor()[:-2] + b"}X\x04\x00\x00\x00conj\x88stR"),
+        "Unsupported class of lazily conjugated",
+    ),
     "no storage": (a_dictionary(b"N\x85Q"), "."),
     "another library": (a_dictionary(b"ctorch\nload\n"), "Unsupported class torch.load"),
     "uninitialized": (a_dictionary(b"ctorch\nFloatTensor\nM\x00\x10\x85R"), "Unsupported class torch.FloatTensor"),

@@ -144,7 +144,8 @@ class State(contextlib.ExitStack):
             self.scaler.load_state_dict(content["scaler"])
             for step in content["window"]:
                 self.window.append({str(name): float(value) for name, value in step.items()})
-                if step["time"] <= 0 or step["data_time"] < 0 or step.keys() != content["window"][0].keys():
+                fits = 0 < step["time"] < 1e6 and 0 <= step["data_time"] < 1e6  # seconds; the ETA must not overflow
+                if not fits or step.keys() != content["window"][0].keys():
                     raise ValueError("its times are damaged")
             self.skipped.total = int(content.get("skipped_steps", 0))
         content.clear()  # it would stay in memory to the end

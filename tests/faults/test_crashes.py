@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from pretrain.common import checkpoint
@@ -54,12 +55,13 @@ def test_results(commands: Commands, tmp_path: Path) -> None:
     assert seen == {0, 1, 2, 3}
 
 
-def test_a_data_set_is_whole_or_not_there(commands: Commands, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "folder"), [("data", "digits"), ("pack", "packed")])
+def test_a_data_set_is_whole_or_not_there(commands: Commands, data: Path, tmp_path: Path, name: str, folder: str):
     work = tmp_path / "work"
-    calls = recorded(commands, tmp_path, STAGES["data"].module, *STAGES["data"].arguments(work, data))
-    whole, seen = content(work / "digits"), set()
+    calls = recorded(commands, tmp_path, STAGES[name].module, *STAGES[name].arguments(work, data))
+    whole, seen = content(work / folder), set()
     for number, kind in crashes(calls, work, tmp_path / "crashed"):
-        made = tmp_path / "crashed/digits"
+        made = tmp_path / "crashed" / folder
         if made.exists():
             assert content(made) == whole, f"after call {number} of {len(calls)}, {kind}"
         seen.add(made.exists())

@@ -9,9 +9,11 @@ DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an ex
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -51,20 +53,33 @@ def load() -> None:
     Raises:
         UserError: a module cannot be imported; the first line of the reason is given.
     """
-    for point in importlib.metadata.entry_points(group=GROUP):
-        _import(point.value.partition(":")[0])
+    for name in _names():
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the user's code raises
+            reason = " ".join(str(error).split())
+            raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {reason}") from error
+
+
+def sources() -> list[Path]:
+    """The Python files of every extension (of a package, all of them); none of one that this machine does not have."""
+    found: list[Path] = []
+    for name in _names():
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name.partition(".")[0])
+            for folder in (spec and spec.submodule_search_locations) or []:
+                found += sorted(Path(folder).rglob("*.py"))
+            if spec and not spec.submodule_search_locations and str(spec.origin).endswith(".py"):
+                found.append(Path(str(spec.origin)))
+    return found
+
+
+def _names() -> list[str]:
+    """Every extension as a module's name, which can be imported once this returns."""
+    names = [point.value.partition(":")[0] for point in importlib.metadata.entry_points(group=GROUP)]
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        if name.endswith(".py"):
-            folder = str(Path(name).parent)
-            if folder not in sys.path:  # worker processes get this path, too
-                sys.path.append(folder)
-            name = Path(name).stem
-        _import(name)
-
-
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except Exception as error:  # whatever the user's code raises
-        reason = " ".join(str(error).split())
-        raise UserError(f"cannot import the extension {name}: {type(error).__name__}: {reason}") from error
+        folder = str(Path(name).parent)
+        if name.endswith(".py") and folder not in sys.path:  # worker processes get this path, too
+            sys.path.append(folder)
+        names.append(Path(name).stem if name.endswith(".py") else name)
+    return names

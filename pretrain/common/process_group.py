@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import interrupt
+from . import extensions, interrupt
 from .copies import AsyncHostCopy
 from .errors import UserError
 
@@ -54,14 +54,15 @@ def join(cuda: bool) -> torch.device:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
-        refuse_disagreement((torch.__version__, code_digest()), "(torch's version, digest of this project's code)")
+        refuse_disagreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
 
 
 def code_digest() -> str:
-    """8 hexadecimal digits of the source of both stages: a machine may have an older copy."""
+    """8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
     root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py")):
+    own = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
+    for path in (*own, *extensions.sources()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
 

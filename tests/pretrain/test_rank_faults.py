@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common import checkpoint, image_io, interrupt, process_group
+from pretrain.common import checkpoint, extensions, image_io, interrupt, process_group
 from pretrain.watch import Watch
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
@@ -23,6 +23,7 @@ FAULTS = {
     "raising": lambda: torch.zeros(2) @ torch.zeros(3),
     "slow": lambda: time.sleep(0.3),  # ten times what a step takes
     "other code": lambda: None,
+    "other extension": lambda: None,
     "other torch": lambda: None,
     "another disk": lambda: None,
     "bad images": lambda: None,
@@ -38,6 +39,11 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     process_group.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
         process_group.code_digest = lambda: "00000000"
+    if fault == "other extension":
+        mine = output / f"machine{rank}" / "mine.py"
+        mine.parent.mkdir()
+        mine.write_text(f"MARGIN = 0.{rank}\n")
+        os.environ[extensions.VARIABLE] = str(mine)
     if fault == "other torch" and rank == 1:
         torch.__version__ = "2.0.0"
     if fault == "another disk" and rank == 0:
@@ -78,9 +84,9 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
     if fault == "slow":
         assert ended == {0: "complete", 1: "complete"}
         return
-    if fault in ("other code", "other torch"):
+    if fault in ("other code", "other extension", "other torch"):
         assert set(ended) == {0, 1} and len(set(ended.values())) == 1
-        assert ended[0].startswith("UserError: (torch's version, digest of this project's code) differs between ranks")
+        assert ended[0].startswith("UserError: (torch's version, digest of the code) differs between ranks")
         return
     if fault == "another disk":
         assert ended[0].startswith("UserError: rank 1 of 2: ") and ended[0] == ended[1]

@@ -117,6 +117,17 @@ def test_a_module_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
         extensions.load.__wrapped__()
 
 
+def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    files = ["alone.py", "whole/__init__.py", "whole/methods/margin.py", "elsewhere/mine.py"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    named = ["alone", "whole.methods.margin", str(tmp_path / "elsewhere/mine.py"), "no_such_module"]
+    monkeypatch.setenv(extensions.VARIABLE, os.pathsep.join(named))
+    assert extensions.sources() == [tmp_path / name for name in files]
+
+
 def test_the_keys_of_a_module_are_listed():
     shown = launch("--import", str(TEMPLATES[1]), "--help-keys", "METHOD.MARGIN")
     assert shown.returncode == 0 and shown.stdout.startswith("METHOD.MARGIN 0.0  (at least 0)")

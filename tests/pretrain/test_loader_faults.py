@@ -16,7 +16,7 @@ import pytest
 from pretrain.common import image_io
 from pretrain.common.errors import UserError
 from pretrain.common.workers import REPORT_AFTER_S
-from tests.pretrain.runs import assert_same_end, overrides, run
+from tests.pretrain.runs import assert_same_end, lines, overrides, run
 
 READ = image_io.read_file
 
@@ -103,18 +103,9 @@ def test_an_image_that_goes_bad_during_the_run_is_named(
     data = tmp_path / "images"
     shutil.copytree(images, data)
     bad = data / "train/class1/011.png"
-    reads, content = tmp_path / "reads", bad.read_bytes()
-
-    def read(path: str, *more: bool) -> bytes:
-        with open(reads, "ab") as file:
-            file.write(b".")
-        if reads.stat().st_size == 50:  # in the second epoch
-            bad.unlink()
-            _replace(bad, fault, content)
-        return READ(path, *more)
-
+    content = bad.read_bytes()
     with monkeypatch.context() as changed:
-        changed.setattr(image_io, "read_file", read)
+        _during_the_second_epoch(changed, tmp_path / "reads", lambda: _replace(bad, fault, content))
         with pytest.raises(UserError, match=r"cannot (read|decode) image .*class1/011\.png") as raised:
             run(data, tmp_path / "run", "DATALOADER.NUM_WORKERS", workers)
     assert "\n" not in str(raised.value)
@@ -124,7 +115,35 @@ def test_an_image_that_goes_bad_during_the_run_is_named(
     assert_same_end(tmp_path / "run", undisturbed)
 
 
+def test_an_image_replaced_by_another_is_trained_on(
+    images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = tmp_path / "images"
+    shutil.copytree(images, data)
+    with monkeypatch.context() as changed:
+        other = (data / "train/class0/000.png").read_bytes()
+        replace = (data / "train/class1/011.png").write_bytes
+        _during_the_second_epoch(changed, tmp_path / "reads", lambda: replace(other))
+        run(data, tmp_path / "run")
+    found, expected = ([line["loss"] for line in lines(folder, "loss")] for folder in (tmp_path / "run", undisturbed))
+    assert found[:3] == expected[:3] and len(found) == len(expected) and found != expected
+
+
+def _during_the_second_epoch(changed: pytest.MonkeyPatch, reads: Path, change: Callable[[], object]) -> None:
+    """Calls ``change`` before the 50th image is read; ``reads`` is a file that counts for all workers."""
+
+    def read(path: str, *more: bool) -> bytes:
+        with open(reads, "ab") as file:
+            file.write(b".")
+        if reads.stat().st_size == 50:
+            change()
+        return READ(path, *more)
+
+    changed.setattr(image_io, "read_file", read)
+
+
 def _replace(bad: Path, fault: str, content: bytes) -> None:
+    bad.unlink()
     if fault == "truncated":
         bad.write_bytes(content[: len(content) // 2])
     elif fault == "folder":

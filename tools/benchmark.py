@@ -65,16 +65,20 @@ def _all(file: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="benchmark.py", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="benchmark.py", description=(__doc__ or "").partition("\n")[0]
+    )
     commands = parser.add_subparsers(required=True, metavar="WHAT")
 
     def command(name: str, module: str, rounds: int, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(benchmark=(module, name))
         sub.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds; medians are printed ({rounds})")
         return sub
 
-    sub = commands.add_parser("all", help="objectives, views, reading, step and growth, on one thread, in one file")
+    sub = commands.add_parser(
+        "all", allow_abbrev=False, help="objectives, views, reading, step and growth, on one thread, in one file"
+    )
     sub.set_defaults(benchmark=("", "all"))
     sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers; a plot of the growth beside it")
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
@@ -85,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--anchors", type=int, default=1024, help="A, for the objectives without a queue (1024)")
     sub.add_argument("--device", default="", help="default: cuda if available")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-    sub = commands.add_parser("memory", help="peak memory of the losses of many keys, over M' and N")
+    sub = commands.add_parser(
+        "memory", allow_abbrev=False, help="peak memory of the losses of many keys, over M' and N"
+    )
     sub.set_defaults(benchmark=("objectives", "memory"))
     sub.add_argument("--keys", type=int, nargs="+", default=[1, 2, 5, 9], metavar="M", help="M' (1 2 5 9)")
     sub.add_argument("--queries", type=int, nargs="+", default=[64, 256], metavar="N", help="N, on one device (64 256)")

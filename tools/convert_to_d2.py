@@ -17,7 +17,9 @@ from pretrain.common.files import check_name, existing_file
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("output", metavar="OUTPUT", help="its suffix is the format: .pth, .pkl or .safetensors")
     parser.add_argument("--encoder", choices=("query", "key"), default="query", help="which encoder of a momentum pair")

@@ -22,7 +22,9 @@ _NEEDS = {"timm": (), "transformers": ("transformers",), "onnx": ("onnxscript", 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("output", metavar="OUTPUT", help="a new folder; for onnx, a new file that ends in .onnx")
     parser.add_argument("--format", choices=list(_NEEDS), required=True, help="what will read it")

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         UserError: a run that did not log the gradients, or a file that cannot be written.
     """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of METHOD.NAME tcl")
     parser.add_argument("--out", default="gradient_ratios.svg", metavar="FILE", help="SVG; the JSON lies beside it")
     args = parser.parse_args(argv)

@@ -76,7 +76,9 @@ def build(source: str, compiled: bool) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", default="", metavar="FOLDER", help="a local checkout of Detectron2")
     parser.add_argument("--compiled", action="store_true", help="also build the C++ extension")
     parser.add_argument("--cached-only", action="store_true", help="install the cached wheel, if any; never build one")

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
-    args.overrides, args.words = overrides, words
+    args.overrides = overrides
     from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
@@ -69,7 +69,7 @@ def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     program = "p2t" if Path(sys.argv[0]).name == "p2t" else "launch.py"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=raw, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_stages(commands)
     for name, text, folder in (
@@ -155,7 +155,7 @@ def _add_recipe(sub: argparse.ArgumentParser) -> None:
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
-    sub = commands.add_parser(name, help=text, description=text)
+    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.set_defaults(parser=sub, takes_overrides=False)
     return sub
 
@@ -186,7 +186,6 @@ def _fine_tuning_keys() -> list[key_words.Key]:
 def _add_modes(sub: argparse.ArgumentParser) -> None:
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
-    sub.add_argument("--detach", action="store_true", help="on this machine: do not wait (SLURM never waits)")
 
 
 def entry_point() -> None:

@@ -164,9 +164,13 @@ def _manifest_in(folder: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_subparsers(dest="kind", required=True)
-    digits = kinds.add_parser("digits", help="scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
+    digits = kinds.add_parser(
+        "digits", allow_abbrev=False, help="scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco"
+    )
     digits.add_argument("output", help="folder to make")
     digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
     digits.add_argument("--val-images", type=int, default=400)
@@ -179,14 +183,18 @@ def _parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,  # absent from the manifest of plain digits
         help="parts of other digits, a bar and more noise in the image folder",
     )
-    people = kinds.add_parser("people", help="drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
+    people = kinds.add_parser(
+        "people", allow_abbrev=False, help="drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco"
+    )
     people.add_argument("output", help="folder to make")
     people.add_argument("--images", type=int, default=400, help="training scenes")
     people.add_argument("--val-images", type=int, default=100)
     people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
     for command in (digits, people):
         command.add_argument("--seed", type=int, default=0)
-    pack = kinds.add_parser("pack", help="an image folder as a few large files, for DATA.TRAIN packed:OUTPUT")
+    pack = kinds.add_parser(
+        "pack", allow_abbrev=False, help="an image folder as a few large files, for DATA.TRAIN packed:OUTPUT"
+    )
     pack.add_argument("source", help="a folder as in DATA.TRAIN folder:SOURCE")
     pack.add_argument("output", help="folder to make")
     pack.add_argument(
@@ -194,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
         help="scale larger images down to it, as JPEGs; 0, the default: keep every file as it is",
     )  # fmt: skip
     pack.add_argument("--quality", type=int, default=95, help="of these JPEGs")
-    subset = kinds.add_parser("subset", help="shares of the images of a COCO annotation file, several draws of each")
+    subset = kinds.add_parser(
+        "subset", allow_abbrev=False, help="shares of the images of a COCO annotation file, several draws of each"
+    )
     subset.add_argument("annotations", help="file in COCO's format")
     subset.add_argument("output", help="folder to make")
     subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")

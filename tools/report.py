@@ -34,7 +34,9 @@ from tools.reporting.tables import detection_tables, probe_tables, rows_of  # no
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
     parser.add_argument(
         "--output", default=[], action="append", metavar="FILE",

@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         UserError: unknown recipe, unreadable data, a count below 1.
     """
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, folder:/path or packed:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from pretrain.common import loggers
 from pretrain.common.errors import UserError, printable
-from pretrain.common.run_folder import make_folder, read_json
+from pretrain.common.run_folder import read_json
 from pretrain.config import load_config
 
 from . import checks, control, stages
@@ -168,7 +167,7 @@ def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
         print(f"{spec.folder} is already complete; move it away to run it again")
         return 0
     _check(spec, options)
-    return _detach(args, spec.folder) if args.detach and options.cluster == "local" else run_stage(spec, options)
+    return run_stage(spec, options)
 
 
 def _check(spec: StageSpec, options: Options, *, download: bool = True) -> str:
@@ -190,19 +189,7 @@ def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> in
         preview(graph, options)
         return 0
     checks.refuse_missing_engine([node.spec for node in graph.nodes])
-    return _detach(args, graph.output) if args.detach and options.cluster == "local" else run(graph, options)
-
-
-def _detach(args: argparse.Namespace, folder: str) -> int:
-    """Runs this command again in a session of its own, so that the terminal may close."""
-    words = [word for word in args.words if word != "--detach"]
-    log = Path(folder) / "launch" / "detached.log"
-    make_folder(log.parent)
-    with open(log, "ab") as out:
-        command = [sys.executable, str(Path(__file__).parents[1] / "launch.py"), *words]
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    print(f"started in the background; its output: {log}\nto see its status: python tools/launch.py status {folder}")
-    return 0
+    return run(graph, options)
 
 
 def _existing(weights: str, more: str = "") -> str:

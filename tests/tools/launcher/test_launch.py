@@ -87,9 +87,8 @@ def test_wrong_weights_leave_no_folder(tmp_path: Path, cluster: str, command: st
     (tmp_path / "empty.pth").touch()
     before = sorted(tmp_path.rglob("*"))
     words = ["out.pth"] if command == "convert" else []
-    for more in ([], ["--detach"]):
-        with pytest.raises(UserError, match=message):
-            launch.main([command, weights, *words, "--cluster", cluster, "--gpus", "0", *more])
+    with pytest.raises(UserError, match=message):
+        launch.main([command, weights, *words, "--cluster", cluster, "--gpus", "0"])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -217,3 +216,9 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
     assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, disk, data, weights"
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
+
+
+@pytest.mark.parametrize("word", ["--dry-ru", "--gpu", "--detac"])
+def test_options_are_not_abbreviated(word: str):
+    with pytest.raises(UserError, match=word):
+        launch.main(["pretrain", "--method", "jcl", word])

@@ -119,7 +119,9 @@ class LocalGraph:
         running = _Running(node, head, time.monotonic(), gpus)
         try:
             node.spec.mark("begun")
-            (job,) = submit([node.spec], self._options.fitting(node.spec), is_warm=len(self._missing) > 1, gpus=gpus)
+            shares = self._options.gpus is not None or (self._options.parallel or 1) > 1
+            visible = gpus if shares else None
+            (job,) = submit([node.spec], self._options, is_warm=len(self._missing) > 1, gpus=visible)
         except UserError as error:
             self._free_gpus = gpus + self._free_gpus
             self._fail(node, head, error)

@@ -7,10 +7,11 @@ its fields.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
-import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -155,18 +156,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs a local job may use, as CUDA_VISIBLE_DEVICES wants them; found without importing torch."""
+    """Names of the GPUs a local job may use, as CUDA_VISIBLE_DEVICES wants them; found without importing torch here."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() and name.strip() != "-1"]
-    if shutil.which("nvidia-smi") is None:
-        return []
+    if listed is None:
+        return [str(index) for index in range(_device_count())]
+    return [name.strip() for name in listed.split(",") if name.strip() and name.strip() != "-1"]
+
+
+@functools.cache
+def _device_count() -> int:
+    """Asked of torch in a process of its own: nvidia-smi may be missing or fail where torch works."""
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        raise UserError("nvidia-smi does not answer within 60 s; name the GPUs in CUDA_VISIBLE_DEVICES") from None
-    count = sum(line.startswith("GPU ") for line in found.stdout.splitlines()) if found.returncode == 0 else 0
-    return [str(index) for index in range(count)]
+        return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        raise UserError(f"torch cannot count the GPUs ({reason}); name them in CUDA_VISIBLE_DEVICES") from None
 
 
 def parse_minutes(text: str) -> int:

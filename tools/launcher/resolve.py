@@ -150,7 +150,7 @@ def _check(options: Options) -> None:
             f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
             "the job would be asked to stop as soon as it starts"
         )
-    if options.cluster == "local" and options.gpus is not None and options.gpus > len(visible_gpus()):
+    if options.cluster == "local" and options.gpus and options.gpus > len(visible_gpus()):
         raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible; ask for at most as many")
     if options.cluster == "slurm":
         _check_partition(options)

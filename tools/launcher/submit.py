@@ -56,7 +56,7 @@ def submit(
         dependency: as sbatch takes it, ``afterok:12:13``.
         code: the copy of the code that SLURM jobs import (`snapshot`); None: one of their own, beside their logs.
         is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
-        gpus: names of the GPUs of a local job; None: the first of all visible ones.
+        gpus: names of the GPUs of a local job; None: the first visible ones if --gpus asked for a number, else all.
 
     Raises:
         UserError: the scheduler refuses or is not installed; a run folder is in use, or cannot be written.
@@ -65,7 +65,10 @@ def submit(
 
     from .job import StageJob
 
-    options, is_slurm = options.fitting(specs[0]), options.cluster == "slurm"
+    is_slurm, asked_gpus = options.cluster == "slurm", options.gpus
+    options = options.fitting(specs[0])
+    if not is_slurm and gpus is None and asked_gpus is not None:
+        gpus = visible_gpus()[: options.gpus_per_node]
     for spec in specs:
         _refuse_for_sbatch(spec, options)
         refuse_if_running(Path(spec.folder))
@@ -229,8 +232,7 @@ def _slurm_executor(log_folder: Path, options: Options, parameters: dict[str, An
 def _local_executor(log_folder: Path, options: Options, is_warm: bool, gpus: Sequence[str] | None) -> Any:
     from .controller import LocalExecutor
 
-    devices = ",".join(visible_gpus()[: options.gpus_per_node] if gpus is None else gpus)
-    variables = {"CUDA_VISIBLE_DEVICES": devices}
+    variables = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
     if options.threads:
         variables["OMP_NUM_THREADS"] = str(options.threads)
     executor = LocalExecutor(log_folder, options.max_timeouts, variables, is_warm)

@@ -211,3 +211,9 @@ def test_a_job_is_requeued_at_its_time_limit(tmp_path: Path):
     states = [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])]
     assert states[0] == "requeued" and states[-1] == "done"
     assert steps(tmp_path) == list(range(60))
+
+
+def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert run_stage(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
+    assert read_json(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None

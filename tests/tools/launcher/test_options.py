@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import programs
-from tools.launcher import options, resolve, stages
+from tools.launcher import options, resolve, slurm, stages
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 
@@ -119,12 +119,29 @@ def test_programs_that_do_not_answer_are_not_waited_for(monkeypatch: pytest.Monk
     ) -> None:  # a call without a limit is a TypeError
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(options.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(slurm.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(options.subprocess, "run", silent)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert resolve.resolve({"cluster": "slurm", "partition": "gpu"}).partition == "gpu"
-    with pytest.raises(UserError, match="nvidia-smi does not answer"):
+    options._device_count.cache_clear()
+    with pytest.raises(UserError, match=r"torch cannot count the GPUs .*name them in CUDA_VISIBLE_DEVICES"):
         options.visible_gpus()
+
+
+def test_torch_counts_the_gpus_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The machine's nvidia-smi fails, as after a GPU fell off the bus; torch still sees two."""
+    (tmp_path / "torch.py").write_text(
+        "import pathlib\npathlib.Path('asked').open('a').write('x')\n"
+        "class cuda: device_count = staticmethod(lambda: 2)\n"
+    )
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 15\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options._device_count.cache_clear()
+    assert [options.visible_gpus(), Options(cluster="local").gpus_per_node] == [["0", "1"], 2]
+    assert Path("asked").read_text() == "x"
+    options._device_count.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ class Options:
         stages: for stages by name (`STAGES`), options that differ from those of other stages; from the site file only.
     """
 
-    cluster: str = _option("auto", "auto: SLURM where sbatch answers", choices=CLUSTERS)
+    cluster: str = _option(
+        "auto", "auto: SLURM where sbatch answers, but this machine inside an allocation", choices=CLUSTERS
+    )
     nodes: int = _number(1, 1, sbatch=True)
     gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
@@ -150,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster-file",
         default="",
         metavar="FILE",
-        help="the site's defaults, and options of single stages ('stages: {convert: {partition: cpu}}'); "
+        help="the site's defaults for SLURM jobs, and options per stage ('stages: {convert: {partition: cpu}}'); "
         "~/.config/pretrain-to-transfer/cluster.yaml",
     )
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def from_arguments(args: argparse.Namespace) -> Options:
 
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
-    """Options from ``given`` values (None: not given) over a site file.
+    """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only.
 
     Raises:
         UserError: unknown key in the file, a value that cannot work.
@@ -42,16 +42,18 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
         site = _read_site(path)
     elif cluster_file:
         raise UserError(f"no cluster file at {path}")
-    values = {**site, **{key: value for key, value in given.items() if value is not None}}
+    cluster = given.get("cluster") or site.get("cluster", "auto")
+    if cluster == "auto":  # inside an allocation, its GPUs are at hand
+        cluster = "slurm" if "SLURM_JOB_ID" not in os.environ and slurm.is_here() else "local"
+    if cluster != "slurm":
+        site = {}
+    values = {**site, **{key: value for key, value in given.items() if value is not None}, "cluster": cluster}
     values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
     options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
-    if options.cluster == "auto":
-        options = replace(options, cluster="slurm" if slurm.is_here() else "local")
     if options.cluster != "slurm":
         for name in ("setup", "sbatch"):
             if given.get(name):
                 raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
-        options = replace(options, setup=(), sbatch={})  # the site's
     for one in (options, *(options.of_stage(stage) for stage in options.stages)):
         _check(one)
     return options

@@ -161,8 +161,8 @@ def test_times_that_are_none(text: str):
 def test_command_line_wins_over_the_sites_file(tmp_path: Path):
     site = tmp_path / "cluster.yaml"
     site.write_text("partition: gpu\naccount: 42\ncpus-per-task: 8\nsetup: module load cuda\n")
-    found = resolve.resolve({"cluster": "local", "cpus_per_task": 3}, str(site))
-    assert (found.partition, found.account, found.cpus_per_task, found.setup) == ("gpu", "42", 3, ())
+    found = resolve.resolve({"cluster": "slurm", "cpus_per_task": 3}, str(site))
+    assert (found.partition, found.account, found.cpus_per_task) == ("gpu", "42", 3)
     site.write_text("partitoin: gpu\n")
     with pytest.raises(UserError, match=r"unknown key partitoin.*did you mean 'partition'"):
         resolve.resolve({"cluster": "local"}, str(site))
@@ -222,3 +222,15 @@ def test_a_partition_that_cannot_take_the_job_is_refused_before_sbatch(tmp_path,
 def test_a_scheduler_that_fails_or_talks_nonsense_refuses_no_partition(tmp_path, monkeypatch, sinfo):
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", sinfo=sinfo)
     assert resolve.resolve({"cluster": "slurm", "partition": "any"}).partition == "any"
+
+
+def test_a_site_file_is_for_slurm_jobs(tmp_path: Path):
+    text = "nodes: 2\ngpus: 64\ntime: 4:00:00\nsetup: module load cuda\nsbatch: {reservation: day1}\n"
+    assert from_site(tmp_path, text, cluster="local") == Options(cluster="local")
+
+
+@pytest.mark.parametrize(("job", "cluster"), [("", "slurm"), ("7", "local")])
+def test_auto_uses_the_allocation_that_it_is_in(monkeypatch: pytest.MonkeyPatch, job: str, cluster: str):
+    monkeypatch.setattr(slurm, "is_here", lambda: True)
+    monkeypatch.setenv("SLURM_JOB_ID", job) if job else monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert resolve.resolve({}).cluster == cluster

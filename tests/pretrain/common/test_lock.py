@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -185,16 +186,32 @@ def test_an_owner_that_this_user_may_not_read_is_alive(tmp_path: Path, monkeypat
         lock._Owner(tmp_path, "pretraining", "")
 
 
-def test_who_lost_the_folder_while_suspended_ends(tmp_path: Path) -> None:
-    code = f"from pretrain.common import lock\nlock._TOUCH_PERIOD_S = 0.05\n{_HOLD}"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=-1, stderr=-1, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    (tmp_path / ".owner.1.json").unlink()
-    (tmp_path / ".owner.2.json").write_text("{}")
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 1 and out == ""
-    assert f"another process has taken over {tmp_path}" in error
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EIO])
+def test_a_failing_read_does_not_make_a_live_owner_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    read_text = Path.read_text
+
+    def fails(self: Path, *args: Any, **options: Any) -> str:
+        if self.suffix == ".json":
+            raise OSError(code, os.strerror(code))
+        return read_text(self, *args, **options)
+
+    monkeypatch.setattr(lock, "_TOUCH_PERIOD_S", 0.02)
+    monkeypatch.setattr(lock, "_NAMELESS_AFTER_S", 0.0)
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("the lock ended a live run"))
+    process = _holder(tmp_path)
+    try:
+        with lock.claim(tmp_path / "other", "pretraining"), monkeypatch.context() as patch:
+            patch.setattr(Path, "read_text", fails)
+            time.sleep(0.2)  # several touches
+            patch.setattr(lock, "_TOUCH_PERIOD_S", 10.0)
+            os.utime(tmp_path / ".owner.1.json", (time.time() - 5, time.time() - 5))
+            with pytest.raises(UserError, match="is in use: a run"):
+                lock.claim(tmp_path, "pretraining").__enter__()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_one_file_of_a_folder(tmp_path: Path) -> None:

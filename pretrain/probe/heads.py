@@ -97,12 +97,13 @@ class Heads(nn.Module):
         """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``."""
         scores: dict[str, dict[str, float]] = {}
         for head, rate in zip(self.heads, self.rates, strict=True):
+            name = str(rate).removesuffix(".0")  # exact: the rate is read back from it
             if rate in self.diverged:
-                scores[f"{rate:g}"] = {"top1": 0.0, "top5": 0.0, "diverged": True}
+                scores[name] = {"top1": 0.0, "top5": 0.0, "diverged": True}
                 continue
             top1, top5 = _accuracy(head, val)
             unseen = {"held_out_top1": _accuracy(head, held_out)[0]} if held_out else {}
-            scores[f"{rate:g}"] = {"top1": top1, "top5": top5, **unseen}
+            scores[name] = {"top1": top1, "top5": top5, **unseen}
         return scores
 
     def state(self) -> dict[str, Any]:

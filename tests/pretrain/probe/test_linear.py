@@ -44,6 +44,12 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
     assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
 
 
+def test_a_rate_of_many_digits_is_reported_as_it_is(images, tmp_path):
+    result = linear.main(_config(images, tmp_path, "LINEAR.AUGMENT", "none", "LINEAR.BASE_LR", "0.12345678"), "random")
+    assert list(result["per_learning_rate"]) == ["0.12345678"]
+    assert result["metrics"]["learning_rate"] == 0.12345678
+
+
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
     learned, real = set(), linear.Heads.step
     train = probe_data(_config(images, tmp_path / "run")).train

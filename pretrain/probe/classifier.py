@@ -211,11 +211,12 @@ class Augmented:
 
 
 def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
-    if distributed.is_main():
+    def write() -> None:
         path = checkpoint.path_of_step(folder, step)
         checkpoint.save(path, state)
         checkpoint.prune(folder, 1, path)
-    distributed.barrier()
+
+    on_first_rank(write)  # a full disk ends every rank
 
 
 def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -15,7 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from .. import distributed
-from ..common.process_group import on_every_rank, refuse_disagreement
+from ..common.process_group import on_every_rank, on_first_rank, refuse_disagreement
 from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .data import ProbeData, probe_data
@@ -50,11 +50,14 @@ class ProbeRun:
 
     def start(self) -> None:
         """Removes an earlier result and records config and environment; call it once the input has been checked."""
-        if distributed.is_main():
+
+        def write() -> None:
             for name in ("results.json", f"{self.name}.csv", f"{self.name}.png"):
                 remove(self.folder / name)
             atomic_write(self.folder / "config.yaml", self.cfg.dump())
             write_environment(self.folder)
+
+        on_first_rank(write)
 
     def feature_files(self, source: dict[str, Any]) -> Callable[[str], FeatureFile]:
         """Names a split's `FeatureFile` of this rank; ``source`` is what `load_frozen` says of the backbone."""
@@ -73,13 +76,15 @@ class ProbeRun:
         distributed.barrier()
         for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
             remove(kept)
-        if distributed.is_main():
+
+        def write() -> None:
             if table:
                 atomic_write(self.folder / f"{self.name}.csv", table)
             if draw:
                 atomic_write(self.folder / f"{self.name}.png", _png(draw))
             write_json(self.folder / "results.json", results)
-        distributed.barrier()
+
+        on_first_rank(write)
         return results
 
 

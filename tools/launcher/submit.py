@@ -83,7 +83,7 @@ def submit(
     may_run = False
     try:
         if is_slurm:
-            parameters = slurm_parameters(specs[0], options, code or snapshot(log_folder), dependency)
+            parameters = slurm_parameters(specs, options, code or snapshot(log_folder), dependency)
             executor, environment = _slurm_executor(log_folder, options, parameters), _slurm_environment(parameters)
         else:
             executor, environment = _local_executor(log_folder, options, is_warm, gpus), _local_environment()
@@ -92,10 +92,10 @@ def submit(
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, subprocess.CalledProcessError) as error:
         may_run = False
-        raise Refused(f"sbatch refused {job_name(specs[0])}: {one_line(error)}") from error
+        raise Refused(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
     except FailedSubmissionError as error:
         raise UserError(
-            f"sbatch did not name the job of {job_name(specs[0])}: {one_line(error)}; see squeue --me"
+            f"sbatch did not name the job of {job_name(specs)}: {one_line(error)}; see squeue --me"
         ) from error
     except OSError as error:
         raise cannot_write(log_folder, error) from error
@@ -103,7 +103,7 @@ def submit(
         if not may_run:
             _remove_made(made)
     for spec, job in zip(specs, submitted, strict=True):
-        _record(spec, specs[0], options, job.job_id, log_folder, dependency)
+        _record(spec, job_name(specs), options, job.job_id, log_folder, dependency)
     return submitted
 
 
@@ -120,7 +120,7 @@ def preview(spec: StageSpec, options: Options, dependency: str = "", code: Path 
     if options.cluster == "slurm":
         from submitit.slurm.slurm import _make_sbatch_string
 
-        parameters = slurm_parameters(spec, options, code or log_folder / "code", dependency)
+        parameters = slurm_parameters([spec], options, code or log_folder / "code", dependency)
         return _make_sbatch_string(command=command, folder=log_folder, **parameters)
     devices = ",".join(visible_gpus()[: options.gpus_per_node]) or "none"
     limit = f"{options.minutes} minutes" if options.minutes else "none"
@@ -130,7 +130,7 @@ def preview(spec: StageSpec, options: Options, dependency: str = "", code: Path 
     )
 
 
-def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: str) -> dict[str, Any]:
+def slurm_parameters(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> dict[str, Any]:
     """sbatch's parameters, by submitit's names."""
     # One rank's death ends the step. In SLURM 22.05 and later, srun does not take sbatch's --cpus-per-task.
     srun_args = ["--kill-on-bad-exit=1"]
@@ -139,7 +139,7 @@ def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: 
     return {
         **options.sbatch_parameters,
         **({"dependency": dependency} if dependency else {}),
-        "job_name": job_name(spec),
+        "job_name": job_name(specs),
         "srun_args": srun_args,
         # A child of a failed parent would wait forever.
         "additional_parameters": {
@@ -156,9 +156,12 @@ def slurm_parameters(spec: StageSpec, options: Options, code: Path, dependency: 
     }  # fmt: skip
 
 
-def job_name(spec: StageSpec) -> str:
-    """Names the job to people, and tells `cancel` that a job id still belongs to this run."""
-    return f"{spec.stage}-{Path(spec.folder).name}"
+def job_name(specs: Sequence[StageSpec]) -> str:
+    """Names the job to people (``demo:jcl/pretrain``), and tells `cancel` that a job id still belongs to this run."""
+    folder, root = specs[0].folder, specs[0].root
+    if not root:
+        return f"{specs[0].stage}-{Path(folder).name}"
+    return f"{Path(root).name}:{os.path.relpath(folder, root) if len(specs) == 1 else specs[0].stage}"
 
 
 def refuse_if_running(folder: Path) -> None:
@@ -288,13 +291,11 @@ def _clean_environment() -> Iterator[None]:
         os.environ.update(saved)
 
 
-def _record(
-    spec: StageSpec, first: StageSpec, options: Options, job_id: str, log_folder: Path, dependency: str
-) -> None:
-    """Adds the job to launch.json; an array has the name of its ``first`` stage."""
+def _record(spec: StageSpec, name: str, options: Options, job_id: str, log_folder: Path, dependency: str) -> None:
+    """Adds the job to launch.json; the jobs of an array share its ``name``."""
     path = Path(spec.folder) / "launch" / "launch.json"
     job = {
-        "id": job_id, "cluster": options.cluster, "name": job_name(first), "logs": str(log_folder),
+        "id": job_id, "cluster": options.cluster, "name": name, "logs": str(log_folder),
         "host": socket.gethostname(), "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node,
         "dependency": dependency, "code": git_state(),
         **({"started": start_of(int(job_id))} if options.cluster == "local" else {}),

@@ -88,7 +88,7 @@ def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
 def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def setup() -> list[str]:
         spec = StageSpec("pretrain", str(tmp_path), "pretrain.train:main")
-        return slurm_parameters(spec, Options(cluster="slurm"), tmp_path, "")["setup"]
+        return slurm_parameters([spec], Options(cluster="slurm"), tmp_path, "")["setup"]
 
     monkeypatch.setenv(extensions.VARIABLE, "")
     assert "P2T_IMPORT" not in " ".join(setup())

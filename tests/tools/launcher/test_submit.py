@@ -145,3 +145,14 @@ def test_snapshot_holds_the_code_and_its_state(tmp_path: Path):
     assert (code / "pretrain/train.py").read_bytes() == (ROOT / "pretrain/train.py").read_bytes()
     assert (code / "tools/launcher/job.py").is_file() and not list(code.glob("**/__pycache__"))
     assert (code / "GIT_STATE").read_text().strip()
+
+
+def test_jobs_are_told_apart_by_name(tmp_path: Path):
+    """In squeue, and by the guard against a foreign job of the same id."""
+    stages = [
+        replace(fake(tmp_path / "demo" / name / "pretrain"), root=str(tmp_path / "demo")) for name in ("jcl", "sce")
+    ]
+    assert [submit.job_name([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]
+    assert submit.job_name(stages) == "demo:fake"
+    assert submit.job_name([fake(tmp_path / "jcl")]) == "fake-jcl"
+    assert "--job-name=demo:jcl/pretrain\n" in submit.preview(stages[0], OPTIONS)

@@ -309,3 +309,18 @@ def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_pa
     _assert_same_end(tmp_path / "whole", tmp_path / "rank0")
     assert "resumed at step 5 of 12" in (tmp_path / "rank0/log.txt").read_text()  # all ranks know one step later
     assert not list((tmp_path / "rank1").glob("*.pth")) and not (tmp_path / "rank1/results.json").exists()
+
+
+def _full_disk_on_rank_0(images, root) -> None:
+    def full(path, state):
+        raise UserError(f"{path} cannot be written: no space left")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.rank() == 0:
+            patch.setattr(checkpoint, "save", full)
+        with pytest.raises(UserError, match="no space left"):
+            linear.main(_config(images, root, "LINEAR.AUGMENT", "none"), "random")
+
+
+def test_a_full_disk_on_rank_0_ends_every_rank(images, tmp_path):
+    run_ranks(_full_disk_on_rank_0, 2, images, tmp_path)

@@ -21,10 +21,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
+    parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
     key_words.add_keys(parser, described_keys)
     key_words.add_usage(parser)
     args, overrides = key_words.parse(parser, argv)
-    cfg = load_config(args.config_file, overrides)
+    cfg = load_config(args.config_file, [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
     loggers.wanted()
     if os.environ.get("RANK", "0") == "0":
         folder = run_folder(cfg)

@@ -31,6 +31,14 @@ FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOAD
 # change the number of BN groups where that is 0: a resumed run then warns of it.
 FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.", "FINETUNE.")
 
+# Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
+# whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
+MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST",
+               "SOLVER.CHANGE_RECIPE")  # fmt: skip
+
+# Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
+_RECIPE = {"SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
+
 _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
 _LR_SCHEDULE = Choice(("cosine", "step"))
 
@@ -118,6 +126,9 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0, "epochs in which the learning rate rises from 0, linearly"),
         "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
         "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), "half precision; fp16: with a gradient scaler"),
+        "SOLVER.CHANGE_RECIPE": (
+            False, None, "resume with another AMP, BASE_LR or WARMUP_EPOCHS, which results.json records",
+        ),
         "SOLVER.CHANNELS_LAST": (False, None, "memory format of images and weights; faster on recent GPUs"),
         "SOLVER.COMPILE": (False, None, "torch.compile the encoders"),
         "SOLVER.CHECKPOINT_PERIOD": (0, _COUNT, "optimizer steps; 0: every epoch"),
@@ -251,8 +262,11 @@ def run_folder(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
-def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> None:
+def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:
     """Refuses to resume a pretraining under another config: its result would belong to neither.
+
+    Returns:
+        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
 
     Args:
         earlier: the config that the run in ``folder`` was begun with, as YAML text.
@@ -266,13 +280,16 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
         f"{key} {before.get(key)!r} -> {value!r}"
         for key, value in flatten(cfg)
         if before.get(key) != value
-        and not key.startswith(FREE_ON_RESUME)
+        and not key.startswith(MAY_CHANGE)
         and (key, value) != ("VIEWS.EXECUTOR", "auto")  # the run keeps what it began with
     ]
-    if not changed:
-        return
+    keys = {words.split()[0] for words in changed}
+    if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):
+        return changed
     remedy = "choose another OUTPUT_DIR"
-    if [words.split()[0] for words in changed] == ["SOLVER.EPOCHS"]:
+    if keys <= _RECIPE:
+        remedy += ", or continue with --change-recipe, which is recorded in the results"
+    elif keys == {"SOLVER.EPOCHS"}:
         remedy = (
             "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
             f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"

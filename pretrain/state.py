@@ -45,16 +45,12 @@ def to_checkpoint(
             f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
             "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
         )
-    random_states = {"torch": torch.get_rng_state()}
-    device = next(encoder.parameters()).device
-    if device.type == "cuda":
-        random_states["cuda"] = torch.cuda.get_rng_state(device)
     weights = training.objective.model.state_dict()
     return {
         "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH,
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
         "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
-        "scaler": training.scaler.state_dict(), "random_states": random_states, "method": cfg.METHOD.NAME,
+        "scaler": training.scaler.state_dict(), "method": cfg.METHOD.NAME,
         "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": cfg.dump(),
     }  # fmt: skip
 
@@ -69,16 +65,13 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         UserError: the checkpoint is incomplete, of another model, or holds weights that are not finite.
     """
     model, encoder = training.objective.model, training.objective.encoder
-    device = next(encoder.parameters()).device
     with checkpoint.restoring("the checkpoint", training.optimizer, _REMEDY):
         names = {_moco_name(name): name for name in model.state_dict()}
         weights = state["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
         training.optimizer.load_state_dict(state["optimizer"])
-        training.scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["random_states"]["torch"])
-        if device.type == "cuda" and "cuda" in state["random_states"]:
-            torch.cuda.set_rng_state(state["random_states"]["cuda"], device)
+        if state["scaler"]:  # empty if the run was not fp16 so far
+            training.scaler.load_state_dict(state["scaler"])
         step, now = int(state["step"]), bn_parts(encoder)
         earlier = int(state.get("bn_groups", now))
         if step < 0:
@@ -114,8 +107,9 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         state = checkpoint.read(path)
         if not isinstance(state.get("config"), str):
             raise UserError(f"{path} holds no config, so no run of pretraining wrote it; choose another OUTPUT_DIR")
-        check_same_run(cfg, state["config"], f"the config in {path}", folder)
-        return state
+        changes = check_same_run(cfg, state["config"], f"the config in {path}", folder)
+        earlier = state.get("recipe_changes", [])
+        return {**state, "recipe_changes": [*earlier, *(f"step {state.get('step')}: {change}" for change in changes)]}
 
     return path, process_group.on_every_rank(read)
 

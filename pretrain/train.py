@@ -49,6 +49,7 @@ class _Run:
 
     Attributes:
         images: `ImageData.digest` of the training images.
+        recipe_changes: what SOLVER.CHANGE_RECIPE has changed so far, and after which step.
         metrics: None on ranks other than 0, which do not write.
     """
 
@@ -64,6 +65,7 @@ class _Run:
     metrics: MetricsWriter | None
     probe_data: ProbeData | None
     progress: Progress
+    recipe_changes: list[str]
     signs: Signs = dataclasses.field(default_factory=Signs)
 
     @property
@@ -158,6 +160,7 @@ def _open(
     step, state = 0, found[1] if found else {}
     if found:
         step = process_group.on_every_rank(lambda: from_checkpoint(training, state, log.info))
+        total_steps = max(step, total_steps)
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
         start = (step, images, digest(objective.model))
         process_group.refuse_disagreement(start, "(step, digest of the images' names and labels, of the weights)")
@@ -169,24 +172,32 @@ def _open(
     metrics: list[MetricsWriter] = []
 
     def open_folder() -> dict[str, Any] | None:
+        results_file = folder / "results.json"
+        if step < total_steps:
+            atomic_write(folder / "config.yaml", cfg.dump())
+        if found and step < total_steps:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
+            remove(results_file)
+            if found[0].name == checkpoint.FINAL:
+                found[0].replace(checkpoint.path_of_step(folder, step))
         if not found:
             _clear(folder)
-            atomic_write(folder / "config.yaml", cfg.dump())
             grid = view_grid.draw(data, recipes[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
             view_grid.write(folder / "views.png", grid)
         write_environment(folder)
         metrics.append(MetricsWriter(folder, step))
-        results_file = folder / "results.json"
         return read_json(results_file) if step >= total_steps and results_file.is_file() else None
 
     results = process_group.on_first_rank(open_folder)
     if found:
         log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+        for change in state["recipe_changes"]:
+            log.warning(f"the recipe was changed after {change}")
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
         Watch(objective.model, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics[0] if metrics else None, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
+        state.get("recipe_changes", []),
     )  # fmt: skip
     return run, step, results
 
@@ -260,7 +271,7 @@ def _save(run: _Run, done: int) -> None:
 
 def _state(run: _Run, done: int) -> dict[str, Any]:
     state = to_checkpoint(run.training, run.cfg, done, run.steps_per_epoch, run.watch.skipped.total)
-    return {**state, "images": run.images}
+    return {**state, "images": run.images, "recipe_changes": run.recipe_changes}
 
 
 def _probe_if_missing(run: _Run, step: int) -> None:
@@ -288,6 +299,8 @@ def _finish(run: _Run) -> dict[str, Any]:
     results = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH,
                "epochs": steps / run.steps_per_epoch, "steps": steps,
                "metrics": {f"knn_{k}": v for k, v in score.items()}}  # fmt: skip
+    if run.recipe_changes:
+        results["recipe_changes"] = run.recipe_changes
     if run.probe_data:
         results["knn_protocol"] = protocol(cfg, "knn", run.probe_data)
     if cfg.SOLVER.AMP == "fp16":

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
-    args.overrides = overrides
+    args.overrides = [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]
     from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
@@ -122,6 +122,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
     _add_recipe(sub)
+    sub.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),

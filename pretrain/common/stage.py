@@ -84,9 +84,11 @@ def explained(name: str) -> Iterator[None]:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             section = name.upper() if name in ("linear", "finetune") else "SOLVER"
             batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"
-            less = "PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else batch
+            less = "lower PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else f"lower {batch}"
+            if section == "SOLVER" and name in ("pretrain", "transfer"):
+                less = "raise SOLVER.ACCUMULATE"
             raise UserError(
-                f"memory ran out: {text}; lower {less} or DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
+                f"memory ran out: {text}; {less}, lower DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
             ) from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise ProcessLost(

@@ -70,9 +70,26 @@ def test_its_picture_has_the_views_of_the_first_epoch(images, whole):
 
 def test_another_config_in_the_same_folder_is_refused(images, whole):
     with pytest.raises(
-        UserError, match=r"a different config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR"
+        UserError, match=r"a different config \(SOLVER.BASE_LR 0.03 -> 0.06\); choose another OUTPUT_DIR, or"
     ):
         run(images, whole, "SOLVER.BASE_LR", "0.06")
+    with pytest.raises(UserError, match=r"a different config \(SEED 0 -> 1\); choose another OUTPUT_DIR$"):
+        run(images, whole, "SEED", "1", "SOLVER.CHANGE_RECIPE", "True")
+
+
+def test_a_resumed_run_may_change_what_errors_advise_to_change(images, whole, tmp_path):
+    """More steps, another path of the images and rounding are free; another rate needs consent and is recorded."""
+    moved, out = shutil.copytree(images, tmp_path / "moved"), tmp_path / "run"
+    run(images, out, "SOLVER.MAX_STEPS", "3")
+    words = ["DATALOADER.ON_CORRUPT", "skip", "SOLVER.CHANNELS_LAST", "True", "SOLVER.CHECKPOINT_KEEP", "9"]
+    run(moved, out, "SOLVER.MAX_STEPS", "6", *words)
+    results = run(moved, out, *words, "SOLVER.BASE_LR", "0.01", "SOLVER.AMP", "bf16", "SOLVER.CHANGE_RECIPE", "True")
+    assert results["steps"] == 12 and not list(out.glob("checkpoint_0*"))
+    changes = ["step 6: SOLVER.AMP 'none' -> 'bf16'", "step 6: SOLVER.BASE_LR 0.03 -> 0.01"]
+    assert sorted(results["recipe_changes"]) == changes == sorted(checkpoint.newest(out)[1]["recipe_changes"])
+    assert [line["iteration"] for line in lines(out, "loss")] == list(range(12))
+    assert lines(out, "loss")[6]["lr"] < 0.01 and f"changed after {changes[1]}" in (out / "log.txt").read_text()
+    assert "BASE_LR: 0.01" in (out / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("change", ["", "renamed", "another class", "fewer"])
@@ -86,10 +103,7 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, ch
         (data / "train/class1/001.png").rename(data / "train/class0/001a.png")
     elif change == "fewer":
         (data / name).unlink()
-    state = checkpoint.read(whole / checkpoint.FINAL)
-    state["config"] = state["config"].replace(str(images), str(data))
     shutil.copytree(whole, tmp_path / "run")
-    checkpoint.save(tmp_path / "run" / checkpoint.FINAL, state)
     if not change:  # the folder of the images may be moved
         run(data, tmp_path / "run")
         return

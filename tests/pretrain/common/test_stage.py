@@ -58,8 +58,8 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     ("error", "message"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore"),
-         r"^memory ran out: CUDA out of memory. Tried to allocate 2 GiB.; lower SOLVER.IMS_PER_BATCH"),
-        (MemoryError(), "^memory ran out: MemoryError; lower"),
+         r"^memory ran out: CUDA out of memory. Tried to allocate 2 GiB.; raise SOLVER.ACCUMULATE"),
+        (MemoryError(), "^memory ran out: MemoryError; raise SOLVER.ACC"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), r"a worker process .* \(it exited\)"),
     ],
 )  # fmt: skip

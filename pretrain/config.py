@@ -112,7 +112,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.REFERENCE_BATCH": (0, _COUNT, "the learning rate is BASE_LR x IMS_PER_BATCH / this; 0: BASE_LR"),
         "SOLVER.MOMENTUM": (0.9, SHARE, "of sgd and lars"),
         "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "of the optimizer"),
-        "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is min(eta |w| / |g|, lr)"),
+        "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is lr x eta |w| / |g|"),
+        "SOLVER.LARS_CLIP": (False, None, "lars: a layer's rate is min(eta |w| / |g|, lr), as in LARC and solo-learn"),
         "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
         "SOLVER.ACCUMULATE": (
             1, _AT_LEAST_1,

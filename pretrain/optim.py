@@ -12,7 +12,8 @@ from .common.sgd import fused_sgd
 def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
     """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone.
 
-    LARS clips as LARC and solo-learn do: a layer's rate is min(trust ratio, lr), where plain LARS has their product.
+    A layer's rate under LARS is lr times its trust ratio (You et al. 2017); with LARS_CLIP it is the smaller of the
+    two, as in LARC and solo-learn.
     SGD and AdamW run fused, in one pass over the parameters instead of several.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -27,4 +28,5 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr, fused=True)
     from timm.optim.lars import Lars  # slow to import
 
-    return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=True)
+    groups[0]["always_adapt"] = True  # without weight decay, too
+    return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=solver.LARS_CLIP)

@@ -1,11 +1,15 @@
 """Optimizers: a skipped first step under a gradient scaler, and LARS by its own equation."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from pretrain.config import load_config
 from pretrain.optim import build_optimizer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _solver(*overrides: str):
@@ -42,22 +46,29 @@ def test_a_step_that_the_scaler_skips_leaves_no_trace(optimizer):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.0])
+@pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("trust", [0.02, 0.5])  # below the learning rate, and above it
-def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust):
-    """You et al. 2017, clipped as LARC does: the rate of a layer is min(trust ratio, lr), not their product."""
-    model, lr, decay = _model(), 0.4, 0.01
+def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust, clip, decay):
+    """A layer's rate is the product of lr and trust ratio (You et al. 2017), with LARS_CLIP their minimum (LARC)."""
+    model, lr = _model(), 0.4
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
     lars = build_optimizer(model, _solver(
         "SOLVER.OPTIMIZER", "lars", "SOLVER.BASE_LR", str(lr), "SOLVER.WEIGHT_DECAY", str(decay),
-        "SOLVER.LARS_TRUST", str(trust),
+        "SOLVER.LARS_TRUST", str(trust), "SOLVER.LARS_CLIP", str(clip),
     ))  # fmt: skip
     gradient = torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]) / 10
     model.weight.grad, model.bias.grad = gradient.clone(), torch.ones(2)
     lars.step()
     ratio = trust * weight.norm() / (gradient.norm() + decay * weight.norm())
-    rate = min(ratio, lr)
+    rate = min(ratio, lr) if clip else lr * ratio
     torch.testing.assert_close(model.weight.detach(), weight - rate * (gradient + decay * weight))
     torch.testing.assert_close(model.bias.detach(), bias - lr)
+
+
+@pytest.mark.parametrize(("recipe", "clip"), [("simclr_R50_IN1k_200ep", False), ("tcl_R18_cifar10_1000ep", True)])
+def test_simclr_multiplies_and_solo_learns_settings_clip(recipe, clip):
+    assert clip == load_config(ROOT / f"configs/pretrain/{recipe}.yaml").SOLVER.LARS_CLIP
 
 
 def test_lars_takes_the_first_step_of_a_warm_up_at_rate_zero():

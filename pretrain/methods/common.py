@@ -114,9 +114,9 @@ class _Negatives(torch.autograd.Function):
         rows = scaled_ND if others_RD is None else torch.cat([scaled_ND, others_RD])
         found = queue_softmax(rows, queue_DK)
         ctx.save_for_backward(found.mean_ND[:count])
-        others = tuple(part[count:] for part in found)
-        ctx.mark_non_differentiable(found.largest_N[:count], *others)
-        return found.logsumexp_N[:count], found.largest_N[:count], *others
+        largest_N, others = found.largest_N[:count], tuple(part[count:] for part in found)
+        ctx.mark_non_differentiable(largest_N, *others)
+        return found.logsumexp_N[:count], largest_N, *others
 
     @staticmethod
     @torch.autograd.function.once_differentiable

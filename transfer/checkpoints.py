@@ -220,7 +220,7 @@ def _iteration(path: Path) -> int:
 def _not_finite(model: Any) -> str:
     """The name of the first tensor that is not finite, or an empty string."""
     tensors = model if isinstance(model, Mapping) else {}
-    real = {n: t for n, t in tensors.items() if _is_plain_tensor(t) and t.is_floating_point() and t.numel()}
+    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()}
     if not real:
         return ""
     finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist()

@@ -75,3 +75,9 @@ def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training diverged: after iteration 7 b has values that are not finite"):
         checkpoints.save(tmp_path / "model_0000007.pth", {"model": model, "iteration": 7})
     assert not any(tmp_path.iterdir())
+
+
+def test_tensors_on_a_device_are_checked_before_they_are_written() -> None:
+    """A test without a GPU: a tensor elsewhere than on the CPU is looked at, which a meta tensor does not allow."""
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        checkpoints._not_finite({"w": torch.zeros(1, device="meta")})

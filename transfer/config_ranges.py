@@ -64,16 +64,12 @@ def check_training(cfg: CfgNode) -> None:
     """Checks what only a training reads, in a config that has passed `check_ranges`.
 
     Raises:
-        UserError: an empty list, learning-rate steps that are out of order or past the end, an unknown sampler, numbers
+        UserError: an empty list, learning-rate steps that are out of order, an unknown sampler, numbers
             of keypoints that do not fit, statistics of frozen norms where none is frozen.
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
         raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
-    if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" and steps and steps[-1] >= solver.MAX_ITER:
-        raise UserError(
-            f"SOLVER.STEPS has {steps[-1]}, but SOLVER.MAX_ITER ends the run at {solver.MAX_ITER}; remove that step"
-        )
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
         raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")
     points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -62,7 +63,9 @@ def learning_rate(solver: CfgNode) -> Callable[[int], float]:
     elif solver.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
         schedule = StepWithFixedGammaParamScheduler(1.0, solver.NUM_DECAYS, solver.GAMMA, end)
     else:
-        steps = [step for step in solver.STEPS if step <= end]
+        steps = [step for step in solver.STEPS if step < end]
+        if len(steps) < len(solver.STEPS):
+            logging.getLogger("transfer").warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
         schedule = MultiStepParamScheduler([solver.GAMMA**k for k in range(len(steps) + 1)], end, milestones=steps)
     length = min(solver.WARMUP_ITERS / end, 1.0)
     start = solver.WARMUP_FACTOR * schedule(0.0)

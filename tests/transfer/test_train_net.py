@@ -75,8 +75,6 @@ def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
         ({"SOLVER__MAX_ITER": -1}, r"SOLVER\.MAX_ITER is -1"),
         ({"SOLVER__CHECKPOINT_PERIOD": 0}, r"SOLVER\.CHECKPOINT_PERIOD is 0"),
         ({"DATALOADER__NUM_WORKERS": -1}, r"DATALOADER\.NUM_WORKERS is -1; it must be at least 0"),
-        ({"SOLVER__STEPS": [2]}, r"SOLVER\.STEPS has 2, but SOLVER\.MAX_ITER ends the run at 2"),
-        ({"SOLVER__STEPS": [1, 900]}, r"SOLVER\.STEPS has 900, but SOLVER\.MAX_ITER ends the run at 2"),
         ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\); give whole numbers of iterations that rise"),
         ({"SOLVER__STEPS": ["a", "b"]}, r"SOLVER\.STEPS is \('a', 'b'\); give whole numbers"),
         ({"SOLVER__GAMMA": "nan"}, r"SOLVER\.GAMMA is nan; it must be at least 0"),
@@ -196,7 +194,7 @@ def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted:
     data = f"{tiny_coco.write(tmp_path / 'spoiled')}:skip_bad"
     path = tmp_path / "spoiled" / "annotations.json"
     content = json.loads(path.read_text())
-    content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+    content["annotations"][0]["bbox"] = [0, 0, 0]
     path.write_text(json.dumps(content))
 
     def train(folder: Path, weights: str, iterations: int, *flags: str) -> dict[str, Any]:
@@ -308,7 +306,7 @@ def test_results_have_the_names_that_were_given_where_bad_records_were_skipped(
     for i in range(2):
         path = tmp_path / f"data{i}" / "annotations.json"
         content = json.loads(path.read_text())
-        content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+        content["annotations"][0]["bbox"] = [0, 0, 0]
         path.write_text(json.dumps(content))
 
     def run(cfg: CfgNode, **_: Any) -> dict[str, Any]:

@@ -83,6 +83,30 @@ def check(
             yield Problem("annotations", index, f"annotation {_name(record)} of image {_short(owner)}: {text}")
 
 
+def box_format_problem(content: Mapping[str, Any]) -> str:
+    """How most boxes show that they are not COCO's [x, y, width, height] in pixels, or an empty string."""
+    sizes = {
+        i["id"]: (i["width"], i["height"]) for i in content["images"] if isinstance(i, dict) and not _size_problem(i)
+    }
+    boxes = [
+        (*a["bbox"], *sizes[a["image_id"]])
+        for a in content["annotations"]
+        if isinstance(a, dict) and _numbers(a.get("bbox")) and len(a["bbox"]) == 4 and a.get("image_id") in sizes
+    ]
+    if boxes and all(max(box[:4]) <= 1 for box in boxes):
+        return (
+            "its boxes lie between 0 and 1; COCO's boxes are in pixels: multiply them by the images' width and height"
+        )
+    corners = [x < right <= width + 1 and y < low <= height + 1 for x, y, right, low, width, height in boxes]
+    outside = [x + w > width + 1 or y + h > height + 1 for x, y, w, h, width, height in boxes]
+    if sum(outside) > len(boxes) / 2 and all(corners):
+        return (
+            f"{sum(outside)} of {len(boxes)} boxes end outside their image; they look like [x0, y0, x1, y1], and "
+            "COCO's are [x, y, width, height]: subtract x0 and y0"
+        )
+    return ""
+
+
 def leave_out(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     """``content`` without the bad records, and without the annotations of a removed image or category."""
     bad = {(problem.section, problem.index) for problem in problems}
@@ -181,12 +205,6 @@ def _object_problem(
         return "unknown image"
     if record["category_id"] not in points:
         return f"unknown category {_short(record['category_id'])}"
-    width, height = sizes[record["image_id"]]
-    x, y, w, h = box = record["bbox"]
-    if w <= 0 or h <= 0:
-        return f"box {box} has no area"
-    if x < -1 or y < -1 or x + w > width + 1 or y + h > height + 1:  # COCO's own boxes overhang by less than a pixel
-        return f"box {box} is outside the image of {width} x {height}"
     if record.get("iscrowd", 0) not in (0, 1):
         return f"iscrowd {_short(record['iscrowd'], repr)} is not 0 or 1"
     return "" if _is_number(record.get("area", 0)) else f"area {_short(record['area'], repr)} is not a number"

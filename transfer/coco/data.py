@@ -26,7 +26,7 @@ from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
-from .check import SECTIONS, Problem, check, leave_out
+from .check import SECTIONS, Problem, box_format_problem, check, leave_out
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -223,6 +223,8 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     content = _parse(found.annotations)
     _check_kinds(content, cfg, found.annotations)
     keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
+    if text := box_format_problem(content):
+        raise UserError(f"{found.annotations}: {text}")
     problems = list(check(content, found.images, masks=cfg.MODEL.MASK_ON, keypoints=keypoints))
     if problems and not found.skip_bad:
         shown = "; ".join(problem.text for problem in problems[:5])

@@ -48,7 +48,7 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
 def test_skipped_records_are_in_the_runs_log(tmp_path, caplog):
     name = tiny_coco.write(tmp_path)
     content = json.loads((tmp_path / "annotations.json").read_text())
-    content["annotations"][0]["bbox"] = [0, 0, 0, 0]
+    content["annotations"][0]["bbox"] = [0, 0, 0]
     (tmp_path / "annotations.json").write_text(json.dumps(content))
     cfg = coco_data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad"))
     for _ in range(2):

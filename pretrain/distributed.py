@@ -8,6 +8,7 @@ need not be a multiple of the number of processes.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -54,15 +55,24 @@ def barrier() -> None:
 
 @contextlib.contextmanager
 def in_turns() -> Iterator[None]:
-    """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks."""
+    """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks.
+
+    The block may take a day, longer than any other collective may: it may be a download.
+    """
+    group: Any = dist.new_group(backend="gloo") if world_size() > 1 else None  # nccl has no such time-out
+
+    def wait(turns: int) -> None:
+        for _ in range(turns if group else 0):
+            dist.monitored_barrier(group, timeout=datetime.timedelta(days=1))
+
     turn = 0 if rank() == 0 else 1 if os.environ.get("LOCAL_RANK", "0") == "0" else 2
-    for _ in range(turn):
-        barrier()
+    wait(turn)
     try:
         yield
     finally:  # also after an error: the other ranks wait for their turn
-        for _ in range(turn, 3):
-            barrier()
+        wait(3 - turn)
+        if group:
+            dist.destroy_process_group(group)
 
 
 def slice_sizes(total: int) -> list[int]:

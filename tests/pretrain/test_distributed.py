@@ -1,6 +1,9 @@
+import datetime
 import os
+import time
 
 import torch
+import torch.distributed as dist
 
 from pretrain import distributed
 from pretrain.common.errors import UserError
@@ -64,6 +67,17 @@ def test_ranks_take_turns(tmp_path):
     assert (tmp_path / "turns").read_text() == "021"
     with distributed.in_turns():  # a single process
         pass
+
+
+def _a_long_turn() -> None:
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))  # of a collective
+    with distributed.in_turns():
+        time.sleep(1.5 if distributed.rank() == 0 else 0)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=60))
+
+
+def test_a_turn_may_take_longer_than_a_collective():
+    run_ranks(_a_long_turn, 2)
 
 
 def _an_error_in_turn() -> None:

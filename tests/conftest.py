@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,9 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
+
+# Reasons for which a test may be skipped where P2T_NO_SKIPS is set, as .ci/run does: any other skip fails the run.
+_ALLOWED_SKIPS = ("no CUDA device", "needs two CUDA devices", "lightly is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def _skipped(config: pytest.Config) -> Counter[str]:
+    reports = config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", [])
+    return Counter(
+        str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr) for report in reports
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not os.environ.get("P2T_NO_SKIPS") or hasattr(session.config, "workerinput"):
+        return
+    missing = [] if importlib.util.find_spec("detectron2") else ["Detectron2 is not installed: make detectron2"]
+    refused = [reason for reason in _skipped(session.config) if not any(text in reason for text in _ALLOWED_SKIPS)]
+    for reason in (*missing, *refused):
+        print(f"\nnot allowed to be skipped here: {reason}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     import torch
     import torchvision
@@ -73,6 +94,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     else:
         detectron2 = f"version {metadata.version('detectron2')}, {passed} of its tests passed"
     terminalreporter.write_line("")
+    for reason, count in _skipped(terminalreporter.config).items():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
     terminalreporter.write_line(f"engine torchvision: version {torchvision.__version__}")
     terminalreporter.write_line(f"engine detectron2: {detectron2}")
     if not torch.cuda.is_available():

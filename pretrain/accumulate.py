@@ -1,6 +1,6 @@
 """A rank's batch in parts that go through the encoders one after the other, to take less memory (SOLVER.ACCUMULATE).
 
-The parts end where BN groups end (`pretrain.encoder`), so statistics, loss and gradients are those of the whole batch.
+The parts end where BN groups end (`pretrain.encoder`), so loss and gradients are those of the whole batch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, cast
 
 from torch import nn
 
@@ -38,29 +37,23 @@ class Parts:
         self.images = list(itertools.starmap(slice, itertools.pairwise([0, *ends])))
 
     @contextlib.contextmanager
-    def taking(self, encoder: nn.Module, index: int, again: bool = False) -> Iterator[None]:
-        """Within it, a batch that ``encoder`` is given is part ``index``.
+    def taking(self, encoder: nn.Module, index: int) -> Iterator[None]:
+        """Sets the BN groups of micro-batch ``index``; running statistics follow each one, as torch's own do.
 
-        Once it has taken all parts, its running statistics are those after the whole batch.
-
-        Args:
-            again: a second time in the same step, which changes no running statistics.
+        Micro-batches with groups of the same sizes share a graph of torch.compile: nothing else changes between them.
         """
         if not self._groups:
             yield
             return
-        norms, count = _norms(encoder), len(self._groups)
-        whole, momentum = norms[0].groups, cast(Any, norms[0]).momentum
-        # In the end, the old statistics weigh 1 - m and each part m / count; so far, they and these parts have come.
-        weight = 1 - momentum + (index + 1) * momentum / count
+        norms = _norms(encoder)
+        whole = norms[0].groups
         try:
             for norm in norms:
-                norm.groups, norm.counted = self._groups[index], index == 0 and not again
-                cast(Any, norm).momentum = 0.0 if again else momentum / count / weight
+                norm.groups = self._groups[index]
             yield
         finally:
             for norm in norms:
-                norm.groups, norm.counted, cast(Any, norm).momentum = whole, True, momentum
+                norm.groups = whole
 
 
 def _norms(encoder: nn.Module) -> list[Grouped]:

@@ -81,8 +81,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "MODEL.BN_GROUPS": (
             0, Range(high=1 << 20),
-            "parts of the global batch with BN statistics of their own; 0: one per process and part of "
-            "SOLVER.ACCUMULATE, and on one process up to 8; 1: SyncBN over all",
+            "parts of the global batch with BN statistics of their own; 0: one per process and micro-batch, on one "
+            "process with keys up to 8 and a multiple of the micro-batches; 1: SyncBN over all",
         ),
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
@@ -117,8 +117,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
         "SOLVER.ACCUMULATE": (
             1, _AT_LEAST_1,
-            "parts of each process's batch that go through the encoders one by one: less memory, the same result "
-            "with the same number of BN groups",
+            "micro-batches of each process's batch: less memory; loss and gradients are the same up to rounding with "
+            "the same BN groups",
         ),
         "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
         "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),

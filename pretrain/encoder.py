@@ -111,19 +111,16 @@ class Grouped:
 
     Attributes:
         groups: images in each group. A batch of k rows per image has k times as many rows in each.
-        counted: the batch counts in ``num_batches_tracked``.
     """
 
     groups: Sequence[int]
-    counted: bool = True
 
     def forward(self, x: Tensor) -> Tensor:
         bn = cast(nn.BatchNorm2d, self)
         if not bn.training:
             return super().forward(x)  # type: ignore[misc]
         mean, var = cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)
-        if self.counted:
-            cast(Tensor, bn.num_batches_tracked).add_(1)
+        cast(Tensor, bn.num_batches_tracked).add_(1)
         means_GC, vars_GC = mean.repeat(len(self.groups), 1), var.repeat(len(self.groups), 1)
         rows_per_image = len(x) // sum(self.groups)
         parts = x.split([rows_per_image * images for images in self.groups])

@@ -90,7 +90,7 @@ class QueueObjective:
         return loss, {**cast(dict[str, Tensor], means), "feature_spread": _spread(torch.cat(queries))}
 
     def after_step(self, step: int) -> None:
-        """Updates the key encoder, unless `loss` has done so, and enqueues this step's keys."""
+        """Updates the key encoder, unless `backward` has done so, and enqueues this step's keys."""
         if not self._update_first:
             self.model.update_keys(self._momentum_of(step))
         sizes = distributed.slice_sizes(self._batch_size)
@@ -149,11 +149,11 @@ class InBatchObjective:
             gradients = cast(Tensor, anchors_AD.grad).split([len(part) for part in embedded])
             for index, gradient_aD in enumerate(gradients):
                 with process_group.averaged_after(self._query_forward, index == len(gradients) - 1):
-                    self._embed_part(images_nVCHW, index, again=True).backward(gradient_aD)
+                    self._embed_part(images_nVCHW, index).backward(gradient_aD)
         return result.loss.detach(), {**result.metrics, "feature_spread": _spread(anchors_AD)}
 
-    def _embed_part(self, images_nVCHW: Tensor, index: int, again: bool = False) -> Tensor:
-        with self._parts.taking(self.encoder, index, again):
+    def _embed_part(self, images_nVCHW: Tensor, index: int) -> Tensor:
+        with self._parts.taking(self.encoder, index):
             return self._embed(self._query_forward, images_nVCHW[self._parts.images[index]].flatten(0, 1))
 
     def after_step(self, step: int) -> None:

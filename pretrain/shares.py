@@ -45,10 +45,14 @@ def local_bn_groups(
             "take it in parts; set BN_GROUPS 0 (one per process and part)"
         )
     if wanted > 1 and (wanted % shares or wanted > total):
-        raise UserError(f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images")
+        raise UserError(
+            f"MODEL.BN_GROUPS is {wanted}; it must be a multiple of {divided} and at most {total} images; set "
+            "another number, or 0"
+        )
     groups = max(shares, wanted)
-    if wanted == 0 and shares == 1 and has_keys:
-        groups = min(8, max(1, total // 2), max(2, total // 32))
+    if wanted == 0 and ranks == 1 and has_keys:
+        default = min(8, max(1, total // 2), max(2, total // 32))
+        groups = -(-default // accumulate) * accumulate  # ACCUMULATE never means fewer groups
         log(f"one process: split BN with {groups} groups stands in for ShuffleBN (MODEL.BN_GROUPS {groups})")
     first, count = rank * groups // ranks, groups // ranks
     bounds = [slice_bounds(total, group, groups) for group in range(first, first + count)]

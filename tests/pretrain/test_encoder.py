@@ -66,6 +66,8 @@ def test_a_single_process_splits_bn_and_says_so():
     lines: list[str] = []
     assert local_bn_groups(256, 0, True, lines.append) == [32] * 8
     assert "split BN with 8 groups stands in for ShuffleBN" in lines[0]
+    for accumulate, groups in ((2, 8), (4, 8), (5, 10), (16, 16)):  # never fewer than without micro-batches
+        assert len(local_bn_groups(256, 0, True, lines.append, accumulate)) == groups
     assert local_bn_groups(1, 0, True, lines.append) == [1]
     with pytest.raises(UserError, match="BN_GROUPS is 99"):
         local_bn_groups(8, 99, True, lines.append)

@@ -1,6 +1,6 @@
-"""Weights & Biases and MLflow, fed from the lines of metrics.json, where P2T_LOGGERS names them: ``wandb,mlflow``.
+"""Weights & Biases, fed from the lines of metrics.json, where P2T_LOGGERS is ``wandb``.
 
-Both read their own variables: WANDB_PROJECT, WANDB_MODE=offline, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...
+It reads its own variables: WANDB_PROJECT, WANDB_MODE=offline, ...
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import importlib.util
 import json
 import logging
 import os
-import re
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,14 +17,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from .config_io import flatten
-from .errors import UserError, nearest, one_line
+from .errors import UserError, one_line
 from .run_folder import read_json, write_json
 
 log = logging.getLogger("pretrain.loggers")
 VARIABLE, RECORD = "P2T_LOGGERS", "loggers.json"
 _PROJECT = "pretrain-to-transfer"
-_PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
 class _Run(NamedTuple):
@@ -38,23 +34,17 @@ class _Run(NamedTuple):
 
 
 def wanted() -> list[str]:
-    """The loggers that P2T_LOGGERS names.
+    """The loggers that P2T_LOGGERS names: none, or wandb.
 
     Raises:
-        UserError: an unknown name, a library that is not installed, or no place for MLflow to write to.
+        UserError: an unknown name, or wandb is not installed.
     """
-    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    for name in names:
-        if name not in _PACKAGES:
-            known = " or ".join(_PACKAGES)
-            raise UserError(f"{VARIABLE} names {name!r}; give {known}, separated by a comma{nearest(name, _PACKAGES)}")
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"{VARIABLE} names {name}, which is not installed; run: pip install {_PACKAGES[name]}")
-        if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(
-                f"{VARIABLE} names mlflow, but MLFLOW_TRACKING_URI is not set; set it to a server or to file:FOLDER"
-            )
-    return list(dict.fromkeys(names))
+    name = os.environ.get(VARIABLE, "").strip()
+    if name not in ("", "wandb"):
+        raise UserError(f"{VARIABLE} is {name!r}; the only logger is wandb")
+    if name and importlib.util.find_spec(name) is None:
+        raise UserError(f"{VARIABLE} names wandb, which is not installed; run: pip install wandb")
+    return [name] if name else []
 
 
 class Loggers:
@@ -155,35 +145,4 @@ def _wandb(folder: Path, run: str) -> _Run:
     return _Run(run, lambda iteration, values: opened.log({"iteration": iteration, **values}), opened.finish)
 
 
-def _mlflow(folder: Path, run: str) -> _Run:
-    # MLflow's own limits let an unreachable server stop a training for many minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # it asks for this where MLFLOW_TRACKING_URI is a folder
-    from mlflow.entities import Metric, Param
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
-    client, (name, config) = MlflowClient(), _about(folder)
-    if run:
-        client.update_run(run, "RUNNING")
-    else:
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        with contextlib.suppress(MlflowException):  # it exists
-            client.create_experiment(experiment)
-        found = client.get_experiment_by_name(experiment)
-        assert found
-        run = client.create_run(found.experiment_id, run_name=name).info.run_id
-        params = [Param(key, str(value)[:500]) for key, value in flatten(config)]
-        for first in range(0, len(params), 100):
-            client.log_batch(run, params=params[first : first + 100])
-
-    def send(iteration: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        allowed = {re.sub(r"[^\w\-. :/]", "_", key): value for key, value in values.items()}
-        client.log_batch(run, [Metric(key, value, now, iteration) for key, value in allowed.items()])
-
-    return _Run(run, send, lambda: client.set_terminated(run))
-
-
-_OPEN = {"wandb": _wandb, "mlflow": _mlflow}
+_OPEN = {"wandb": _wandb}

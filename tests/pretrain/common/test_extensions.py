@@ -95,8 +95,8 @@ def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
     assert os.environ[extensions.VARIABLE] == f"{TEMPLATES[0]}{os.pathsep}a_module"
     assert f"export P2T_IMPORT={TEMPLATES[0]}:a_module" in setup()
-    monkeypatch.setenv("P2T_LOGGERS", "wandb,mlflow")
-    assert "export P2T_LOGGERS=wandb,mlflow" in setup()
+    monkeypatch.setenv("P2T_LOGGERS", "wandb")
+    assert "export P2T_LOGGERS=wandb" in setup()
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):

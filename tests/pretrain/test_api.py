@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ import pretrain
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_detectron2
+from pretrain.watch import Watch
 from tests.pretrain.runs import overrides
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
@@ -51,9 +52,15 @@ def test_files_of_others_give_torchvisions_features(kind: str, tmp_path: Path):
     assert torch.equal(pretrain.load_backbone(tmp_path / "weights.pth")(IMAGES), source.eval()(IMAGES))
 
 
-def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path):
+def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = {**keys_of(images, tmp_path / "run"), "SOLVER.EPOCHS": 10000}
-    threading.Timer(3.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+    step = Watch.step
+
+    def interrupted(self: Watch, *args: Any, **kwargs: Any) -> None:
+        step(self, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Watch, "step", interrupted)
     with pytest.raises(interrupt.Stopped, match="SIGINT") as caught:
         pretrain.pretrain(overrides=keys)
     assert "holds the checkpoint of step" in caught.value.remedy

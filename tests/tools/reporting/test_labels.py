@@ -57,7 +57,7 @@ def test_other_configs_and_schedules_are_not_averaged(runs: Path) -> None:
     trained(runs / "other_10", "10", 0, 31.0, start=other)
     trained(runs / "longer", "1", 0, 90.0, "SOLVER.MAX_ITER", "90000")
     part = render([runs]).partition(TABLE)[2]
-    assert "| jcl, imagenet, 200 (config 2) |" in part.replace("  ", "") or "(config 2)" in part
+    assert "jcl, imagenet, 200 (config 2)" in part
     assert "30.0 [1]" in part and "9.5 ± 6.4 [2]" in part and "90.0" not in part.partition("\n## ")[0]
     assert "another schedule: 1." in part
 

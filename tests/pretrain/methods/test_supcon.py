@@ -34,3 +34,21 @@ def test_tcl_nears_supcon_as_k1_vanishes(seed: int, temperature: float):
     case = batch_case(seed, LABELS)
     near = tcl(*case, temperature=temperature, k1=1e-9, k2=1.0).loss
     torch.testing.assert_close(near, supcon(*case, temperature=temperature).loss, rtol=1e-6, atol=1e-6)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_gradient_is_lemma_1s(seed: int, temperature: float):
+    """dL_i/dz_i = (sum_p z_p (P_ip - 1 / |P(i)|) + sum_n z_n P_in) / tau, of an anchor i as anchor only."""
+    case = batch_case(seed, LABELS)
+    z, labels = case.candidates_BD.detach(), case.candidate_labels_B
+    anchors = case.anchors_AD.detach().clone().requires_grad_()
+    supcon(*case._replace(anchors_AD=anchors, candidates_BD=z), temperature=temperature).loss.backward()
+    for row, i in enumerate(case.self_index_A.tolist()):
+        others = torch.arange(len(z)) != i
+        share = torch.where(others, torch.exp(z[i] @ z.T / temperature), 0)
+        share /= share.sum()
+        positive = others & (labels == labels[i])
+        expected = torch.zeros_like(z[i])
+        if positive.any():
+            expected = (share - positive / positive.sum()) @ z / temperature / len(anchors)
+        torch.testing.assert_close(anchors.grad[row], expected)

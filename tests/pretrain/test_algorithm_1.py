@@ -1,0 +1,107 @@
+"""Algorithm 1 of JCL and of SCE as a whole: three steps against a plain loop over images, written from the papers.
+
+JCL (in MoCo's order): momentum update, keys, queries, loss, SGD, the mean keys are enqueued. SCE: keys, queries, loss,
+SGD, momentum update, the keys are enqueued. Keys of all views are shuffled together; each half of a batch has BN
+statistics of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pretrain import views
+from pretrain.config import load_config
+from pretrain.loader import Batch
+from pretrain.objectives import build_objective
+from pretrain.optim import build_optimizer
+
+N, D, K, GROUPS, RATE, MOMENTUM, EMA, DECAY, TAU = 8, 16, 20, 2, 0.1, 0.9, 0.9, 1e-4, 0.2
+COMMON = {
+    "MODEL.ARCH": "resnet18", "MODEL.STEM": "cifar", "MODEL.HEAD_HIDDEN_DIMS": "[32]", "MODEL.EMBEDDING_DIM": D,
+    "MODEL.QUEUE_SIZE": K, "MODEL.BN_GROUPS": GROUPS, "MODEL.EMA_MOMENTUM": EMA, "SOLVER.IMS_PER_BATCH": N,
+    "SOLVER.BASE_LR": RATE, "SOLVER.MOMENTUM": MOMENTUM, "SOLVER.WEIGHT_DECAY": DECAY, "METHOD.TEMPERATURE": TAU,
+    "SOLVER.EPOCHS": 2, "DEVICE": "cpu",
+}  # fmt: skip
+JCL = {"METHOD.NAME": "jcl", "METHOD.NUM_KEYS": 3, "METHOD.JCL_LAMBDA": 4.0}
+SCE = {"METHOD.NAME": "sce", "METHOD.KEY_TEMPERATURE": 0.05, "METHOD.SCE_LAMBDA": 0.5, "MODEL.EMA_UPDATE": "after_step"}
+
+
+def _jcl_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    """Eq. (8) of one image: q (D,), its M keys (M, D), queue (D, K)."""
+    mean = keys.mean(0)
+    covariance = (keys - mean).T @ (keys - mean) / len(keys)
+    positive = q @ mean / TAU + JCL["METHOD.JCL_LAMBDA"] / (2 * TAU**2) * (q @ covariance @ q)
+    return torch.logsumexp(torch.cat([positive[None], q @ queue / TAU]), 0) - q @ mean / TAU
+
+
+def _sce_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
+    """One image: the target is half the positive and half the key's similarities, with logit 0 in its place."""
+    target = 0.5 * torch.softmax(torch.cat([torch.zeros(1), keys[0] @ queue]) / SCE["METHOD.KEY_TEMPERATURE"], 0)
+    target[0] += 0.5
+    return -(target * torch.log_softmax(torch.cat([(q @ keys[0])[None], q @ queue]) / TAU, 0)).sum()
+
+
+def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Unit vectors of the images, whose parts have BN statistics of their own."""
+    for module in encoder.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.groups = [1]  # of this project's encoder: no groups
+    return torch.cat([F.normalize(encoder(part), dim=1) for part in images.chunk(GROUPS)])
+
+
+def _update(target: nn.Module, source: nn.Module) -> None:
+    with torch.no_grad():
+        for p, q in zip(target.parameters(), source.parameters(), strict=True):
+            p.mul_(EMA).add_((1 - EMA) * q)
+
+
+@pytest.mark.parametrize(
+    ("method", "loss_of", "atol"), [(JCL, _jcl_loss, 1e-4), (SCE, _sce_loss, 1e-3)], ids=["jcl", "sce"]
+)
+def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
+    cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
+    objective = build_objective(cfg, torch.device("cpu"), 4, lambda _: None)
+    optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
+    f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
+    queue, pointer = objective.model.negatives.queue.clone(), 0
+    velocities = [torch.zeros_like(p) for p in f.parameters()]
+    m, before_keys = method.get("METHOD.NUM_KEYS", 1), "MODEL.EMA_UPDATE" not in method
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randint(0, 256, (1 + m, N, 3, 16, 16), generator=generator).to(torch.uint8)
+        optimizer.zero_grad()
+        batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), None, {})
+        loss, _ = objective.backward(images, batch, step)
+        optimizer.step()
+        objective.after_step(step)
+
+        x = views.normalize(images, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
+        if before_keys:
+            _update(g, f)
+        order = torch.randperm(m * N, generator=torch.Generator().manual_seed(cfg.SEED * 1_000_003 + step))
+        keys = torch.empty(m * N, D)
+        with torch.no_grad():
+            keys[order] = _embed(copy.deepcopy(g), x[1:].flatten(0, 1)[order])
+        keys = keys.view(m, N, D)
+        trained = copy.deepcopy(f)
+        queries = _embed(trained, x[0])
+        expected = torch.stack([loss_of(queries[i], keys[:, i], queue) for i in range(N)]).mean()
+        gradients = torch.autograd.grad(expected, list(trained.parameters()))
+        with torch.no_grad():
+            for p, velocity, gradient in zip(f.parameters(), velocities, gradients, strict=True):
+                p.sub_(RATE * velocity.mul_(MOMENTUM).add_(gradient + DECAY * p))
+            for key in keys.mean(0):  # first in, first out
+                queue[:, pointer % K] = key
+                pointer += 1
+        if not before_keys:
+            _update(g, f)
+        torch.testing.assert_close(loss.float(), expected.detach(), rtol=0, atol=atol / 10)
+        torch.testing.assert_close(objective.model.negatives.queue, queue, rtol=0, atol=atol)
+        for ours, loop in ((objective.model.encoder_q, f), (objective.model.encoder_k, g)):
+            for p, q in zip(ours.parameters(), loop.parameters(), strict=True):
+                torch.testing.assert_close(p, q, rtol=0, atol=atol)

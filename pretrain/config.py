@@ -45,6 +45,13 @@ _LR_SCHEDULE = Choice(("cosine", "step"))
 _LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
           "FINETUNE.STEPS": "epochs", "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
+# Key -> the key that decides whether it is read, and the values of that key with which it is.
+_SOLVER_READERS = {"SOLVER.LARS_TRUST": ("SOLVER.OPTIMIZER", ["lars"]),
+                   "SOLVER.LARS_CLIP": ("SOLVER.OPTIMIZER", ["lars"]),
+                   "SOLVER.MOMENTUM": ("SOLVER.OPTIMIZER", ["sgd", "lars"]),
+                   "SOLVER.STEPS": ("SOLVER.LR_SCHEDULE", ["step"]),
+                   "SOLVER.GAMMA": ("SOLVER.LR_SCHEDULE", ["step"])}  # fmt: skip
+
 
 @functools.cache
 def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
@@ -316,6 +323,13 @@ def validate(cfg: CfgNode) -> None:
         except UserError:
             raise UserError(f"{key} is {get(cfg, key)}; it must be a list of {what}, numbers of at least 0") from None
     _refuse_unread_keys(cfg)
+    solver = cfg.SOLVER
+    if solver.LR_SCHEDULE == "step" and any(epoch >= solver.EPOCHS for epoch in solver.STEPS):
+        raise UserError(f"SOLVER.STEPS is {solver.STEPS}; each must be below SOLVER.EPOCHS {solver.EPOCHS}; set both")
+    if solver.WARMUP_EPOCHS > solver.EPOCHS:
+        raise UserError(
+            f"SOLVER.WARMUP_EPOCHS is {solver.WARMUP_EPOCHS}; it must be at most SOLVER.EPOCHS {solver.EPOCHS}"
+        )
     for key, least in (("VIEWS.MEAN", 0), ("VIEWS.STD", 1e-3)):
         if len(get(cfg, key)) != 3 or not all(least <= value <= 1 for value in get(cfg, key)):
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers from {least} to 1, one per RGB channel")
@@ -327,12 +341,13 @@ def validate(cfg: CfgNode) -> None:
 
 
 def _refuse_unread_keys(cfg: CfgNode) -> None:
-    """Refuses a hyperparameter of other methods: its value would be ignored."""
-    for key, names in _readers().items():
+    """Refuses a value that the method, the optimizer or the schedule would ignore."""
+    readers = {key: ("METHOD.NAME", names) for key, names in _readers().items()} | _SOLVER_READERS
+    for key, (chooser, names) in readers.items():
         value, default = get(cfg, key), _keys()[key][0]
-        if cfg.METHOD.NAME not in names and value != default:
+        if get(cfg, chooser) not in names and value != default:
             raise UserError(
-                f"{key} is {value}, which METHOD.NAME {cfg.METHOD.NAME} does not read; set it to {default}, or choose "
+                f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; set it to {default}, or choose "
                 f"{' or '.join(names)}"
             )
 

@@ -219,7 +219,7 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
     if METHODS[cfg.METHOD.NAME].kind == "queue" and epochs_in_queue > 0.5:
         log.warning(
             f"MODEL.QUEUE_SIZE {cfg.MODEL.QUEUE_SIZE} holds the keys of {epochs_in_queue:.1f} epochs: "
-            "many a query finds an earlier key of its own image among the negatives; lower it to at most half of the "
+            "many queries find an earlier key of their own image among the negatives; lower it to at most half of the "
             "images"
         )
 

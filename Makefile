@@ -5,7 +5,9 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.set-up
+# Named after what was asked for: another LOCKED or other EXTRAS set up anew.
+READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
+comma := ,
 # A local checkout of Detectron2 for machines without internet; empty: upstream's repository.
 DETECTRON2 ?=
 export DETECTRON2
@@ -50,7 +52,7 @@ help:
 setup: $(READY)
 
 # The stamp is written last, so that an interrupted set-up is repeated.
-$(READY): pyproject.toml
+$(READY): pyproject.toml requirements.lock
 	@for python in $(PYTHONS); do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
 	done; \
@@ -63,7 +65,7 @@ $(READY): pyproject.toml
 	@$(if $(LOCKED),$(BIN)/python -m pip -q install --require-hashes -r requirements.lock)
 	@$(BIN)/python -m pip -q install $(if $(LOCKED),--no-deps -e .,-e '.[$(EXTRAS)]')
 	@$(BIN)/python tools/install_detectron2.py --cached-only
-	@touch $@
+	@rm -f $(VENV)/.set-up-* && touch $@
 
 detectron2: setup
 	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2" $(if $(filter 1,$(COMPILED)),--compiled)

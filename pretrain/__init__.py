@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .methods import METHODS
     from .recipes import RECIPES
 
+__version__ = "0.1.0"
 __all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain"]
 
 

@@ -1,20 +1,23 @@
-"""What an installation provides: the packages and the command `p2t`."""
+"""What an installation provides: the packages `pretrain` and `transfer`."""
 
 from __future__ import annotations
 
 import ast
-import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import pytest
+import torch
+import torchvision
 import yaml
 from packaging.requirements import Requirement
-from setuptools import find_packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -22,23 +25,32 @@ LOCK = (ROOT / "requirements.lock").read_text()
 README = (ROOT / "README.md").read_text()
 
 
-def test_every_package_is_installed() -> None:
-    found = find_packages(str(ROOT), **PROJECT["tool"]["setuptools"]["packages"]["find"])
-    here = {path.parent for name in ("pretrain", "transfer", "tools") for path in (ROOT / name).rglob("*.py")}
-    assert set(found) == {str(path.relative_to(ROOT)).replace("/", ".") for path in here}
-
-
-def test_every_other_file_of_a_package_is_installed() -> None:
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]
-    listed = {
-        path
-        for name, globs in patterns.items()
-        for glob in globs
-        for path in (ROOT / name.replace(".", "/")).glob(glob)
-    }
-    folders = [ROOT / name for name in ("pretrain", "transfer", "tools")]
-    here = {path for folder in folders for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert here and here <= listed
+def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    """It holds the Python interface alone, with every file of the packages; the commands run from a checkout."""
+    ours = ("pretrain", "transfer")
+    for name in ours:
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", build, tmp_path], cwd=tmp_path / "source", check=True, capture_output=True, timeout=120
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    here = {str(path.relative_to(ROOT)) for name in ours for path in (ROOT / name).rglob("*.*")}
+    assert names == {name for name in here if not name.endswith(".pyc")}
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "resnet18.pth")
+    code = (
+        "import sys, pretrain, transfer; assert sys.argv[1] in pretrain.__file__\n"
+        "pretrain.load_backbone('resnet18.pth'); print(pretrain.__version__, 'jcl' in pretrain.METHODS)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "installed"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+    )  # fmt: skip
+    assert done.stdout == f"{PROJECT['project']['version']} True\n", done.stderr
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -79,16 +91,6 @@ def test_the_lock_file_has_every_dependency_with_hashes() -> None:
     asked = PROJECT["project"]["dependencies"] + [one for name in extras if name != "peers" for one in extras[name]]
     for one in map(Requirement, asked):
         assert one.specifier.contains(locked[one.name]), one
-
-
-def test_p2t_runs_the_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module, function = PROJECT["project"]["scripts"]["p2t"].split(":")
-    monkeypatch.setattr("sys.argv", ["p2t", "pretrain", "--method", "jcll"])
-    with pytest.raises(SystemExit) as ended:
-        getattr(importlib.import_module(module), function)()
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1 and "did you mean 'jcl'?" in message
 
 
 def test_the_citation_is_of_this_version() -> None:

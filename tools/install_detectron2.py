@@ -26,6 +26,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write
 

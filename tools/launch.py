@@ -68,8 +68,7 @@ def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    program = "p2t" if Path(sys.argv[0]).name == "p2t" else "launch.py"
-    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_stages(commands)
     for name, text, folder in (
@@ -189,10 +188,5 @@ def _add_modes(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
 
 
-def entry_point() -> None:
-    """The installed command `p2t`."""
-    run_command_line(main)
-
-
 if __name__ == "__main__":
-    entry_point()
+    run_command_line(main)

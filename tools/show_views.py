@@ -6,7 +6,11 @@ python tools/show_views.py --recipe moco_v2 --data folder:/path/to/images --out 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, nearest, run_command_line
 from pretrain.recipes import RECIPES

@@ -27,6 +27,7 @@ from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
 from .check import SECTIONS, Problem, box_format_problem, check, leave_out
+from .keypoints import check_flips
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -34,8 +35,6 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
     for year in ("2014", "2017")
     for split in ("train", "val")
 }
-
-
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 
 
@@ -225,6 +224,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
     if text := box_format_problem(content):
         raise UserError(f"{found.annotations}: {text}")
+    is_flipped = cfg.MODEL.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN
     problems = list(check(content, found.images, masks=cfg.MODEL.MASK_ON, keypoints=keypoints))
     if problems and not found.skip_bad:
         shown = "; ".join(problem.text for problem in problems[:5])
@@ -240,6 +240,8 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
         for problem in problems[:20]:
             log(f"  {problem.text}")
         name = f"coco:{target}:{found.images}"
+    if is_flipped:
+        check_flips(content, str(found.annotations))
     _check_count(len(content["categories"]), classes, str(found.annotations))
     return name, category_names(content)
 

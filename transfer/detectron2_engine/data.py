@@ -24,6 +24,7 @@ from pretrain.common.workers import ShieldedDataLoader
 
 from .. import MAPPERS
 from ..coco.data import find, read, say_once
+from ..coco.keypoints import flip_pairs, keypoint_names
 from ..stream import Batches
 
 log = logging.getLogger("detectron2.transfer")
@@ -39,11 +40,8 @@ def register(name: str) -> None:
     metadata: dict[str, Any] = {}
     if "left_out" in content:
         say_once(log.warning, content["left_out"]["summary"])
-    names = next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), None)
-    if names:
-        pairs = [(left, left.replace("left", "right")) for left in names if "left" in left]
-        flips = [(left, right) for left, right in pairs if right in names]
-        metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flips)}
+    if names := keypoint_names(content):
+        metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flip_pairs(content) or ())}
     register_coco_instances(name, metadata, str(found.annotations), str(found.images))
 
 

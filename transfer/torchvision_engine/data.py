@@ -15,10 +15,10 @@ from pycocotools import mask as coco_mask
 from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
+from ..coco.keypoints import flip_pairs, keypoint_names, mirror
 from .records import Records
 
 log = logging.getLogger("transfer")
-COCO_FLIP = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]  # COCO's person: the other side's keypoint
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
     data = coco_data.read(annotations)
     if "left_out" in data:
         coco_data.say_once(log.warning, data["left_out"]["summary"])
+    flip = mirror(keypoint_names(data), flip_pairs(data) or ())
     categories = sorted(data["categories"], key=lambda c: c["id"])
     images = sorted(data["images"], key=lambda i: i["id"])
     labels = {category["id"]: label for label, category in enumerate(categories)}
@@ -71,7 +72,6 @@ def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
         }
 
     records = Records(filter(keep, map(record, images)))
-    flip = _mirror(next((c["keypoints"] for c in categories if c.get("keypoints")), []))
     return records, CocoInfo([c["id"] for c in categories], flip)
 
 
@@ -98,11 +98,6 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
         keypoints[:, :2] += 0.5
         kept["keypoints"] = keypoints
     return kept
-
-
-def _mirror(names: list[str]) -> list[int]:
-    swapped = [n.replace("left", "\0").replace("right", "left").replace("\0", "right") for n in names]
-    return [names.index(s) if s in names else i for i, s in enumerate(swapped)] or COCO_FLIP
 
 
 def training_records(cfg: CfgNode) -> tuple[Records, CocoInfo]:

@@ -1,0 +1,58 @@
+"""Which keypoints change places in a flipped image."""
+
+import json
+
+import pytest
+
+from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
+from transfer.coco.data import prepare
+from transfer.coco.keypoints import flip_pairs, keypoint_names, mirror
+
+
+def content(names, **category):
+    return {"categories": [{"id": 1, "name": "a", "keypoints": names, **category}], "annotations": []}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["nose", "left_eye", "right_eye"],
+        ["Nose", "LeftEye", "RightEye"],
+        ["N", "L_eye", "R_eye"],
+        ["n", "l_hip", "r_hip"],
+        ["nose", "lefteye", "righteye"],
+        ["Tail", "eyeLeft", "eyeRight"],
+    ],
+)
+def test_pairs_are_found_by_name(names):
+    pairs = flip_pairs(content(names))
+    assert pairs == [(names[1], names[2])] and mirror(names, pairs) == [0, 2, 1]
+
+
+def test_pairs_of_the_file_come_first():
+    assert flip_pairs(content(["a", "b", "c"], flip=[["a", "c"]])) == [("a", "c")]
+    assert flip_pairs(content(["a", "b"], flip=[])) == []
+
+
+@pytest.mark.parametrize("flip", [[["a", "x"]], [["a"]], "ab", [["a", "a"]], [[["a"], "b"]]])
+def test_other_pairs_are_unknown(flip):
+    assert flip_pairs(content(["a", "b"], flip=flip)) is None
+
+
+def test_no_side_or_half_a_pair_is_unknown():
+    assert flip_pairs(content(["a", "b"])) is None
+    assert flip_pairs(content(["nose", "left_eye"])) is None
+    unnamed = {"categories": [{"id": 1, "name": "a"}], "annotations": [{"keypoints": [0] * 6}]}
+    assert keypoint_names(unnamed) == ["0", "1"] and flip_pairs(unnamed) is None
+
+
+def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):
+    name = tiny_coco.write(tmp_path, keypoints=True)
+    content = json.loads((tmp_path / "annotations.json").read_text())
+    content["categories"][0]["keypoints"] = [f"p{index}" for index in range(17)]
+    (tmp_path / "annotations.json").write_text(json.dumps(content))
+    keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
+    with pytest.raises(UserError, match=r"INPUT\.RANDOM_FLIP none"):
+        prepare(tiny_coco.config(tmp_path / "out", name, **keys))
+    prepare(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys))

@@ -73,7 +73,7 @@ def find(name: str) -> CocoSet | None:
         if len(words) not in (3, 4) or not all(words) or words[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
         found = CocoSet(Path(words[1]), Path(words[2]), standard=False, skip_bad=len(words) == 4)
-        hint = ""
+        hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
         images, annotations = _SPLITS[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -73,6 +74,18 @@ def test_constant_keys_close_the_gap(seed: int, temperature: float, lambda_: flo
     q, keys, queue = queue_case(seed)
     loss = jcl(q, keys.expand(6, -1, -1), queue, temperature=temperature, lambda_=lambda_).loss
     torch.testing.assert_close(loss, moco(q, keys, queue, temperature=temperature).loss)
+
+
+@drawn(seed=SEEDS, temperature=st.floats(0.3, 1.0))
+def test_only_constant_keys_close_the_gap(seed: int, temperature: float):
+    """Eq. (8) is above Eq. (4), which is one-dimensional for Gaussian keys: here by Gauss and Hermite's quadrature."""
+    q, keys, queue = queue_case(seed, keys=5, queries=1)
+    logits = (keys[:, 0] @ q[0] / temperature).detach()
+    nodes, weights = map(torch.from_numpy, numpy.polynomial.hermite_e.hermegauss(64))
+    positives = logits.mean() + logits.std(correction=0) * nodes
+    losses = torch.logaddexp(positives, (q[0] @ queue / temperature).logsumexp(dim=0).detach()) - positives
+    equation_4 = (losses * weights).sum() / weights.sum()
+    assert jcl(q, keys, queue, temperature=temperature, lambda_=1.0).loss > equation_4 + 1e-8
 
 
 def gaussian_case(seed: int, spread: float) -> tuple[QueueCase, Tensor]:

@@ -59,6 +59,13 @@ def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path
     assert cells(text, "knn_r50")[:3] == ["knn_r50", "r50.pth (abababab)", "resnet50"]
 
 
+def test_a_probe_of_an_older_run_of_a_folder_has_a_row_of_its_own(tmp_path: Path):
+    older = pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.03")
+    pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.06", knn=50.0)
+    probe(tmp_path / "knn_of_older", older, 60.0)
+    assert column(render([tmp_path]), "jcl", "kNN top-1") == "50.0"
+
+
 def test_unequal_protocols_never_share_a_column(tmp_path: Path):
     for name, overrides, top1 in (
         ("a", (), 51.0), ("b", ("PROBE.KNN_K", 5), 70.2), ("c", ("PROBE.IMAGE_SIZE", 64), 55.0)

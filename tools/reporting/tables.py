@@ -14,6 +14,7 @@ from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differi
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5"), "fine-tuned": ("top1", "top5")}
+_TRAINING = ("METHOD.", "MODEL.", "SOLVER.", "SEED")  # an older run in the same folder may differ in these
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
@@ -63,8 +64,9 @@ def _kinship(probe: Probe, row: Row) -> int:
         return 0
     if own.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
         return 2
-    recorded = probe.origin.config.get("OUTPUT_DIR")
-    return int(recorded is not None and recorded == own.origin.config.get("OUTPUT_DIR"))
+    recorded, config = probe.origin.config, own.origin.config
+    same = all(recorded[key] == config[key] for key in recorded.keys() & config.keys() if key.startswith(_TRAINING))
+    return int(same and "OUTPUT_DIR" in recorded and recorded["OUTPUT_DIR"] == config.get("OUTPUT_DIR"))
 
 
 def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:

@@ -109,6 +109,8 @@ def _batch_norm(rank: int) -> None:
     assert torch.allclose(own.weight.grad, norm.weight.grad, rtol=1e-4, atol=1e-3)
     assert torch.allclose(own.running_mean, norm.running_mean, rtol=1e-5)
     assert torch.allclose(own.running_var, norm.running_var, rtol=1e-5)
+    half = own(part.detach().bfloat16())  # statistics in float32
+    assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), expected[mine], atol=0.2)
 
 
 def _stop_between_batches(rank: int) -> None:

@@ -1,16 +1,23 @@
-"""The head of MoCo's C4 detectors: Detectron2's, with one more batch norm (He et al. 2020, Appendix)."""
+"""Detectron2's RoI heads, changed where the recipes or the precision need it."""
 
 from __future__ import annotations
 
-from detectron2.layers import get_norm
+from detectron2.layers import ROIAlign, get_norm
 from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from fvcore.common.config import CfgNode
 from torch import nn
 
 
+def keep_rois_in_float32(model: nn.Module) -> None:
+    """Pools features in float32: Detectron2 casts RoIs to the features' type, in bfloat16 a grid of 4 to 8 pixels."""
+    for module in model.modules():
+        if isinstance(module, ROIAlign):
+            module.forward = lambda input, rois, pool=module.forward: pool(input.float(), rois).to(input.dtype)
+
+
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """Res5ROIHeads whose res5 ends in a norm of MODEL.RESNETS.NORM, which is not pretrained.
+    """MoCo's C4 head (He et al. 2020, Appendix): res5 ends in a norm of MODEL.RESNETS.NORM, which is not pretrained.
 
     It gives the box and mask predictors, which have no norm, inputs of the same scale whatever the backbone's.
     """

@@ -37,7 +37,7 @@ from ..coco.results import Metrics, flat_sets
 from ..distributed import check_not_beyond, check_same_start, settle_seed
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
-from . import heads  # noqa: F401  # registers MoCo's
+from . import heads  # registers MoCo's
 from .data import TrainingBatches, register
 from .evaluation import evaluate
 from .evaluators import refuse_machines
@@ -188,6 +188,8 @@ class Trainer(DefaultTrainer):
             validation.refuse_unusable(cfg, comm.get_world_size(), lambda its: TrainingBatches(its, self.seed, 0))
         self._parallel, parts = data_parallel(model, model.device), cfg.SOLVER.get("ACCUMULATE", 1)
         precision = torch.bfloat16 if cfg.SOLVER.get("BF16", False) else None  # which needs no scaler
+        if precision:
+            heads.keep_rois_in_float32(model)
         step = AMPTrainer if cfg.SOLVER.AMP.ENABLED and not precision else SimpleTrainer
         wraps = parts > 1 or precision
         trained = Accumulated(self._parallel, parts, self._scale, precision) if wraps else self._parallel

@@ -46,9 +46,10 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        count = differentiable_all_reduce(input.new_tensor([input.numel() / input.shape[1]]))
-        mean = differentiable_all_reduce(input.sum((0, 2, 3))) / count
-        centered = input - mean[:, None, None]
+        x = input.float()  # whose count and statistics are exact, and of the running statistics' type
+        count = differentiable_all_reduce(x.new_tensor([x.numel() / x.shape[1]]))
+        mean = differentiable_all_reduce(x.sum((0, 2, 3))) / count
+        centered = x - mean[:, None, None]
         var = differentiable_all_reduce(centered.square().sum((0, 2, 3))) / count
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
@@ -56,7 +57,7 @@ class ProcessSyncBatchNorm(nn.BatchNorm2d):
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
         scale = (var + self.eps).rsqrt() * self.weight
-        return centered * scale[:, None, None] + self.bias[:, None, None]
+        return (centered * scale[:, None, None] + self.bias[:, None, None]).to(input.dtype)
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):

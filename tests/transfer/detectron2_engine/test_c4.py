@@ -187,3 +187,22 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
         catalog.prepare("voc_2012_trainval", None)
     with pytest.raises(UserError, match=r"'voc_2007_test' is not coco:.* need --engine detectron2"):
         early.data.refuse_catalog(["voc_2007_test"])
+
+
+@pytest.mark.detectron2
+def test_rois_keep_their_corners_under_bfloat16() -> None:
+    """Beyond 512 pixels, bfloat16 has multiples of 4: a small box would be pooled somewhere else."""
+    from detectron2.layers import ROIAlign
+
+    from transfer.detectron2_engine.heads import keep_rois_in_float32
+
+    x = torch.rand(1, 1, 200, 334, generator=torch.Generator().manual_seed(0))
+    features, rois = x.bfloat16(), torch.tensor([[0, 1001.3, 601.7, 1033.9, 640.2]])
+    pool = ROIAlign((7, 7), 0.25, 0)
+    expected = pool(features.float(), rois)
+    with torch.autocast("cpu", torch.bfloat16):
+        shifted = pool(features, rois).float()
+        keep_rois_in_float32(torch.nn.Sequential(pool))
+        exact = pool(features, rois)
+    assert exact.dtype == torch.bfloat16 and torch.equal(exact, expected.bfloat16())
+    assert not torch.allclose(shifted, expected, rtol=0.1)

@@ -29,7 +29,7 @@ def test_every_recipe_loads_and_says_how_to_run_it(path):
         assert "Not run by itself" in header
     else:
         assert "python tools/launch.py" in header
-        named = re.search(r"configs/(pretrain|linear)/\S+\.yaml", header)
+        named = re.search(rf"configs/{path.parent.name}/\S+\.yaml", header)
         assert named is None or named.group() == str(path.relative_to(ROOT))
 
 

@@ -210,9 +210,8 @@ def load_weights(
     backbone_remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
     remedy = "use the config it was trained with" if require_heads else backbone_remedy
     ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
-    state = {
-        n: t for n, t in state.items() if "anchor_generator.cell_anchors" not in n
-    }  # the same, in old model-zoo files
+    # Model-zoo files hold the anchors, which follow from the config, too.
+    state = {name: tensor for name, tensor in state.items() if "anchor_generator.cell_anchors" not in name}
     missing = [n for n in own if n not in state and n.startswith(required) and not n.endswith(ignored)]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
         raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")

@@ -17,9 +17,8 @@ from .config import described_keys, load_config, run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
     key_words.add_keys(parser, described_keys)

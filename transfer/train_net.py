@@ -48,7 +48,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         UserError: an unknown option.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest good checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")

@@ -27,6 +27,7 @@ from pretrain.common.resnet_names import DEPTHS, PREFIX, from_c4, to_torchvision
 from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
 
+from .caffe2 import from_caffe2
 from .early import conversion, weights_file
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
@@ -60,6 +61,8 @@ class Weights:
 def read_weights(path: str | Path) -> Weights:
     """Reads a `.pth`, `.pkl` or `.safetensors` file of a backbone or a whole detector in Detectron2's names.
 
+    MSRA's backbones (`detectron2://ImageNetPretrained/MSRA/R-50.pkl`), in Caffe2's names, are renamed.
+
     Args:
         path: of a file, or an address to download it from.
 
@@ -70,15 +73,15 @@ def read_weights(path: str | Path) -> Weights:
     if not path:
         return Weights("", "", {}, {})
     try:
-        file = read_weights_file(path)
+        file, needs = from_caffe2(read_weights_file(path))
     except Damaged as error:
         if path == given:
             raise
         raise UserError(f"{given}: {error}; check the address, and delete that file to download it again") from error
-    if path.endswith(".pkl") and "__author__" not in file.content:
-        raise UserError(f"{path} is a bare pickle, which Detectron2 reads as Caffe2's; {conversion(path)}")
     state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
-    if file.content.get("matching_heuristics"):  # names without prefix, as Detectron2's own backbones have them
+    if needs or file.content.get(
+        "matching_heuristics"
+    ):  # names without prefix, as Detectron2's own backbones have them
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     state = from_c4(state)
     if not any(name.startswith(PREFIX) for name in state):
@@ -86,7 +89,7 @@ def read_weights(path: str | Path) -> Weights:
         raise UserError(f"{path} holds no {PREFIX}* (it holds {shown}, ...); {conversion(path)}")
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
-    return Weights(given, file.sha256, state, file.provenance or detector_provenance(file.path))
+    return Weights(given, file.sha256, state, file.provenance or needs or detector_provenance(file.path))
 
 
 def detector_provenance(path: Path) -> dict[str, Any]:

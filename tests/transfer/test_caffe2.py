@@ -76,6 +76,10 @@ def test_every_tensor_arrives_and_the_features_are_proven(case: Case) -> None:
     stages = torchvision_stages(wanted, "resnet50", sample_image()[..., :64, :64], stride_in_1x1=True)
     for ours, theirs in zip(in_torchvision(case.weights), stages.values(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    direct = read_weights(case.source)  # as MODEL.WEIGHTS, without a conversion
+    assert direct.state.keys() == {name for name in case.weights.state if "num_batches" not in name}
+    assert all(torch.equal(tensor, case.weights.state[name]) for name, tensor in direct.state.items())
+    assert len(direct.provenance) >= 5 and direct.provenance.items() <= case.weights.provenance.items()
 
 
 @pytest.mark.detectron2

@@ -142,7 +142,7 @@ def test_other_content_names_address_and_file(server: Server, tmp_path: Path) ->
         UserError, match=r"page\.pth: .*cache.* it holds text, '<html>log in.* delete that file to down"
     ):
         read_weights(address)
-    bare = pickle.dumps({"conv1_w": np.zeros(3)})
+    bare = pickle.dumps({"other_w": np.zeros(3)})
     server.files["/R-50.pkl"] = (bare, len(bare))
     with pytest.raises(
         UserError, match=r"convert it first: python tools/convert_to_d2\.py /.*cache.*/R-50\.pkl weights/"

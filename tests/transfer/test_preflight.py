@@ -79,3 +79,8 @@ def test_of_cocos_own_images_those_in_the_folder_are_decoded(tmp_path: Path, mon
         (tmp_path / "coco/val2017" / name).write_text("no image")
     with pytest.raises(UserError, match=r"000000000139\.jpg.* not in a known image format|cannot .*000000000139\.jpg"):
         check("coco_2017_val", classes=80)
+
+
+def test_an_abbreviated_option_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--resum\b.*--resume"):
+        train_net.parse(["--config-file", "a.yaml", "--resum"])

@@ -84,9 +84,14 @@ def test_it_is_written_and_changes_nothing(tmp_path: Path, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bfloat16_on_a_cpu(tmp_path: Path, engine: str) -> None:
+def test_bfloat16_on_a_cpu(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "SOLVER__AMP__ENABLED": True}
+    exact: list[bool] = []
+    if engine == "detectron2":
+        heads = importlib.import_module("transfer.detectron2_engine.heads")
+        monkeypatch.setattr(heads, "keep_rois_in_float32", lambda model: exact.append(model.training))
     work(tmp_path / "half", engine, **keys, SOLVER__BF16=True)
+    assert exact == [True] * (engine == "detectron2")
     work(tmp_path / "parts", engine, **keys, SOLVER__BF16=True, SOLVER__ACCUMULATE=2)
     work(tmp_path / "full", engine, SEED=1, SOLVER__MAX_ITER=1)
     half, full = (

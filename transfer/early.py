@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import disk, extensions
+from pretrain.common import extensions
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, nearest
 from pretrain.common.files import existing_file
@@ -20,7 +20,6 @@ from . import HOOKS, MAPPERS
 from .coco import catalog, data
 from .coco.evaluator import evaluator
 from .config import check_same_training, check_supported
-from .size import checkpoint_bytes
 
 # Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
 EVALUATING = "evaluating.pth"
@@ -39,8 +38,6 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
         if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
             check_same_training(cfg, out / "config.yaml")
     refuse_inputs(cfg, eval_only=eval_only, weights=not resume)  # a resumed run may no longer need them
-    if not eval_only:
-        disk.refuse_full(out, checkpoint_bytes(cfg) - disk.held_bytes(out))
 
 
 def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:

@@ -16,7 +16,6 @@ from tests.transfer.test_train_net import ENGINES, work
 from transfer import checkpoints, early
 from transfer.config import load_config
 from transfer.config_ranges import check_training
-from transfer.size import checkpoint_bytes
 
 KEYS = {
     "SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP",
@@ -106,17 +105,6 @@ def test_what_cannot_be_kept_is_refused(keys: dict[str, Any], message: str, tmp_
     sets = {"DATASETS.TRAIN": [name], "DATASETS.TEST": [name]}
     with pytest.raises(UserError, match=message):
         check_training(load_config(None, tiny_coco.words(tiny_coco.MODEL_KEYS | sets | keys)))
-
-
-def test_the_disk_that_is_needed_counts_what_is_kept() -> None:
-    def count(*words: str) -> float:
-        cfg = load_config(None, ["SOLVER.MAX_ITER", "100", "SOLVER.CHECKPOINT_PERIOD", "10", *words])
-        return checkpoint_bytes(cfg) / one
-
-    one = 1.0
-    one = count() / 12  # ten periodic ones, the final one, and that of an evaluation
-    assert count("SOLVER.CHECKPOINT_KEEP", "2") == pytest.approx(3 + 2)
-    assert count("SOLVER.CHECKPOINT_KEEP", "99", "TEST.BEST", "bbox/AP") == pytest.approx(13)
 
 
 @pytest.mark.detectron2

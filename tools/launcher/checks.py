@@ -86,11 +86,7 @@ def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
 
 
 def checkpoint_bytes(spec: StageSpec) -> int:
-    """What the checkpoints of a stage take at their fullest."""
-    if spec.stage == "transfer" and not _is_evaluation(spec):
-        from transfer.size import checkpoint_bytes as of_detector
-
-        return of_detector(_detector_config(spec))
+    """What the checkpoints of a pretraining stage take at their fullest; 0 for others."""
     if spec.stage in ("pretrain", "finetune"):
         from pretrain.config import from_yaml_text
         from pretrain.preflight import checkpoint_bytes as of_pretraining

@@ -193,7 +193,7 @@ def preview(graph: Graph, options: Options) -> None:
         print(f"# {node.key}: {time_and_disk(node.spec, options.fitting(node.spec))}\n{script}\n")
     total = sum(checkpoint_bytes(node.spec) for node in missing) / 2**30
     limit = f"{options.minutes} minutes per job" if options.minutes else "no time limit"
-    print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; about {total:.2f} GiB of checkpoints in all")
+    print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; {total:.2f} GiB of pretraining checkpoints")
 
 
 def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:

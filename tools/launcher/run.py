@@ -103,7 +103,8 @@ def show(spec: StageSpec, options: Options) -> None:
 
 
 def time_and_disk(spec: StageSpec, options: Options) -> str:
-    """Says the time limit, the largest size of the checkpoints, and the free space."""
+    """Says the time limit, the largest size of pretraining's checkpoints, and the free space."""
     limit = f"at most {options.minutes} minutes per job, then it is requeued" if options.minutes else "no time limit"
     needed, free = checkpoint_bytes(spec) / 2**30, disk.free_bytes(spec.folder) / 2**30
-    return f"time: {limit}; disk: about {needed:.2f} GiB in checkpoints, {free:.0f} GiB free"
+    size = f"about {needed:.2f} GiB in checkpoints, " if needed else ""
+    return f"time: {limit}; disk: {size}{free:.0f} GiB free"

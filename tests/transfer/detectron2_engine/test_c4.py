@@ -21,7 +21,6 @@ from transfer import early, train_net
 from transfer.coco import catalog
 from transfer.config import check_supported, load_config
 from transfer.convert import convert
-from transfer.size import checkpoint_bytes
 from transfer.weights import load_weights, read_weights
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
@@ -158,10 +157,6 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
     del weights.state[f"{PREFIX}res5.0.conv1.weight"]
     with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res5.0.conv1.weight of this detector"):
         load_weights(model.state_dict, weights)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(b.numel() for b in model.buffers())
-    expected = (2 * trained + frozen) * 4 * (24000 // 5000 + 2)
-    assert checkpoint_bytes(cfg) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.detectron2

@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import distributed
+from .common.workers import verdict
 
 T = TypeVar("T")
 
@@ -96,11 +97,11 @@ class Progress:
             return
         self._next_line = now + 60
         share = rates["data_wait_share"]
-        verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.3 else "compute-bound"
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
             self._logger.info(
                 f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
-                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  data wait {100 * share:.0f}% ({verdict})"
+                f"eta {timedelta(seconds=int(rates['eta_seconds']))}  "
+                f"data wait {100 * share:.0f}% ({verdict(share, 0.3)})"
             )
 
     def close(self) -> None:

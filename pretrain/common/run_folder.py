@@ -160,6 +160,11 @@ def make_folder(path: str | Path) -> None:
         raise cannot_write(Path(path), error) from error
 
 
+def usable_cores() -> int:
+    """The CPU cores that this process may use; macOS does not limit them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON with NaN and infinities as null (JSON cannot express them)."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)

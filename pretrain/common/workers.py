@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -16,11 +17,24 @@ from torch.utils.data import DataLoader
 
 from . import interrupt
 from .errors import UserError
+from .run_folder import usable_cores
 
 log = logging.getLogger("pretrain.workers")
 REPORT_AFTER_S, GIVE_UP_AFTER_S = 60, 600  # of waiting for one batch
 # Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
+
+
+def verdict(share: float, limit: float) -> str:
+    """Whether the loader or the computation bounds a run that waits for data this ``share`` of the time.
+
+    The cores are those that a process may use: its own on SLURM, else its part of this machine's.
+    """
+    if share <= limit:
+        return "compute-bound"
+    per_task = os.environ.get("SLURM_CPUS_PER_TASK")
+    cores = int(per_task) if per_task else usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {max(1, cores)} core(s) that each process has"
 
 
 class ShieldedDataLoader(DataLoader):

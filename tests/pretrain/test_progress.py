@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pretrain import distributed
+from pretrain.common.workers import verdict
 from pretrain.progress import Progress, over_ranks
 from tests.pretrain.ranks import run_ranks
 
@@ -76,6 +77,14 @@ def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
+
+
+def test_the_verdict_names_the_cores_that_a_process_may_use(monkeypatch):
+    monkeypatch.setattr("pretrain.common.workers.usable_cores", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert verdict(0.3, 0.3) == "compute-bound" and "at most to the 2 core(s)" in verdict(0.4, 0.3)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "9")  # of this task alone
+    assert "at most to the 9 core(s)" in verdict(0.4, 0.3)
 
 
 def _uneven_shares() -> None:

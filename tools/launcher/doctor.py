@@ -21,6 +21,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import usable_cores
 
 from .spec import ROOT
 
@@ -74,7 +75,7 @@ def run(output: str, data_root: str, as_json: bool) -> int:
 
 
 def _python() -> Iterable[Finding]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     yield Finding("python", "ok", f"{sys.version.split()[0]} in {sys.prefix}; {cores} CPU cores may be used")
 
 

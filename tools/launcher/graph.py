@@ -136,6 +136,7 @@ def submit_all(graph: Graph, options: Options) -> int:
         elif node.key not in missing:
             print(f"{node.key}: already complete")
     graph.remember(options)
+    earlier_report = _active_job(graph.report)  # the new one waits for it: both write the same file
     if not missing and not jobs:
         graph.report.run()
         return 0
@@ -155,10 +156,8 @@ def submit_all(graph: Graph, options: Options) -> int:
             else:
                 array, most = new[0].job_id.split("_")[0], options.array_parallelism
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
-        if _active_job(graph.report):  # it would wait for the earlier jobs only
-            control.cancel(Path(graph.report.folder))
-        dependency = _dependency("afterany", list(jobs.values()))
-        (job,) = submit([graph.report], options, dependency=dependency, code=code)
+        dependency = _dependency("afterany", [*jobs.values(), *([earlier_report] if earlier_report else [])])
+        (job,) = submit([graph.report], options, dependency=dependency, code=code, after_active=True)
     except BaseException as error:
         for job in submitted:
             job.cancel(check=False)

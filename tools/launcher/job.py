@@ -23,6 +23,7 @@ import submitit
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
+from pretrain.common.run_folder import usable_cores
 
 from . import slurm
 from .controller import ATTEMPT
@@ -184,7 +185,7 @@ def set_rank_environment(env: Any, attempt: int) -> None:
     }  # fmt: skip
     os.environ.update({name: str(value) for name, value in values.items()})
     if "OMP_NUM_THREADS" not in os.environ and local_world_size > 1:
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size if env.cluster == "local" else cores))
 
 

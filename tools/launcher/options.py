@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import usable_cores
 
 from .spec import StageSpec
 
@@ -61,7 +62,9 @@ class Options:
     nodes: int = _number(1, 1, sbatch=True)
     gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
-    cpus_per_task: int | None = _number(None, 1, "CPU cores, and threads, per process", sbatch=True)
+    cpus_per_task: int | None = _number(
+        None, 1, "CPU cores, and threads, per process (SLURM: DATALOADER.NUM_WORKERS + 1)", sbatch=True
+    )
     partition: str = _option("", sbatch=True)
     account: str = _option("", sbatch=True)
     qos: str = _option("", sbatch=True)
@@ -113,7 +116,7 @@ class Options:
         """CPU threads of each process of a local job; None: as many as the libraries choose."""
         if self.cpus_per_task or (self.parallel or 1) == 1:
             return self.cpus_per_task
-        return max(1, len(os.sched_getaffinity(0)) // ((self.parallel or 1) * self.tasks_per_node))
+        return max(1, usable_cores() // ((self.parallel or 1) * self.tasks_per_node))
 
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
@@ -129,6 +132,8 @@ class Options:
     def fitting(self, spec: StageSpec) -> Options:
         """With the stage's own options; a single process gets one task, and a GPU if it uses one or was given one."""
         options = self.of_stage(spec.stage)
+        if options.cluster == "slurm" and options.cpus_per_task is None:
+            options = replace(options, cpus_per_task=spec.workers + 1)
         if not spec.one_process:
             return options
         if "gpus" in self.stages.get(spec.stage, {}):

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pretrain.common import run_folder
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, empty_or_text, sha256
@@ -68,6 +70,14 @@ class StageSpec:
 
     def __post_init__(self) -> None:
         check_name(self.folder, "OUTPUT_DIR")  # a line break would become a line of the sbatch script
+
+    @property
+    def workers(self) -> int:
+        """The processes that read images for each process of the stage."""
+        if not self.config:
+            return 0
+        loader = (yaml.safe_load(self.config) or {}).get("DATALOADER") or {}
+        return int(loader.get("NUM_WORKERS", 4))  # Detectron2's default, which the text of a transfer omits
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -185,8 +195,6 @@ class StageSpec:
         from pretrain.common.config_io import flatten
 
         if self.stage == "transfer":
-            import yaml
-
             from transfer.config import FREE_ANYWHERE as free
 
             changed = list(flatten(yaml.safe_load(self.config) or {}))

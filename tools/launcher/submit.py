@@ -49,6 +49,7 @@ def submit(
     code: Path | None = None,
     is_warm: bool = False,
     gpus: Sequence[str] | None = None,
+    after_active: bool = False,
 ) -> list[Any]:
     """Submits one job, or an array where there are several specs (SLURM only); returns submitit's jobs.
 
@@ -57,6 +58,7 @@ def submit(
         code: the copy of the code that SLURM jobs import (`snapshot`); None: one of their own, beside their logs.
         is_warm: start a local job of one process from a process that has done its imports; for one of several stages.
         gpus: names of the GPUs of a local job; None: the first visible ones if --gpus asked for a number, else all.
+        after_active: the ``dependency`` makes the job wait for the one that is active in its folder.
 
     Raises:
         UserError: the scheduler refuses or is not installed; a run folder is in use, or cannot be written.
@@ -71,7 +73,8 @@ def submit(
         gpus = visible_gpus()[: options.gpus_per_node]
     for spec in specs:
         _refuse_for_sbatch(spec, options)
-        refuse_if_running(Path(spec.folder))
+        if not after_active:
+            refuse_if_running(Path(spec.folder))
     if is_slurm and shutil.which("sbatch") is None:
         raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
     folder = specs[0].folder if len(specs) == 1 else os.path.commonpath([spec.folder for spec in specs])

@@ -24,6 +24,7 @@ from pretrain.common.metrics import MetricsWriter
 from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps
+from pretrain.common.workers import verdict
 
 from .. import checkpoints
 from ..averaging import AveragedWeights
@@ -100,13 +101,13 @@ class State(contextlib.ExitStack):
         line |= {"data_time": statistics.median(waited), "lr": self.rate(iteration)}
         line |= {"eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
         share = sum(waited) / sum(step["time"] for step in self.window)
-        verdict = "loader-bound: raise DATALOADER.NUM_WORKERS" if share > 0.2 else "compute-bound"
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
         memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
         self.log.info(
             f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
             f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {line['lr']:.5g}{memory}  "
-            f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {share:.0%} waiting for data ({verdict})"
+            f"{self.cfg.SOLVER.IMS_PER_BATCH / line['time']:.1f} images/s, {share:.0%} waiting for data "
+            f"({verdict(share, 0.2)})"
         )
         return line
 

@@ -56,7 +56,9 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     found: list[tuple[list[str], str]] = []
     FakeJob.cancelled, FakeJob.codes = [], set()
 
-    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
+    def submit(
+        specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path, after_active: bool = False
+    ) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
         if any(name.endswith("/refused") for name in names):
             raise Refused("sbatch refused fake-refused: invalid partition")
@@ -149,6 +151,13 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
         ([f"{tmp_path.name}/report"], "afterany:42_3:100_0:100_1:100_2:101:102:103"),
     ]
     assert len(FakeJob.codes) == 1  # all jobs of a submission import the same copy
+
+
+def test_a_new_report_waits_for_one_that_is_running(tmp_path: Path, submitted: list):
+    """scancel would not end it at once, and a COMPLETING one cannot be cancelled."""
+    job_in(tmp_path / "report", "77", "RUNNING")
+    assert submit_all(graph_of(tmp_path, Node("a", fake(tmp_path / "a"))), SLURM) == 0
+    assert submitted[-1] == ([f"{tmp_path.name}/report"], "afterany:100:77") and FakeJob.cancelled == []
 
 
 def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: list):

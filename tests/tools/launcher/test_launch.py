@@ -152,7 +152,16 @@ def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixtu
 
 def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--nodes", "2", "--gpus", "8", "--dry-run"]
-    words += ["--time", "4:00:00", "--cpus-per-task", "6", "--comment", "a $(b) 'c'", "--setup", "module load cuda"]
+    words += [
+        "--time",
+        "4:00:00",
+        "DATALOADER.NUM_WORKERS",
+        "5",
+        "--comment",
+        "a $(b) 'c'",
+        "--setup",
+        "module load cuda",
+    ]
     assert launch.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (

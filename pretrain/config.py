@@ -45,6 +45,8 @@ _LR_SCHEDULE = Choice(("cosine", "step"))
 _LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
           "FINETUNE.STEPS": "epochs", "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
+_QUEUE_KEYS = ("MODEL.QUEUE_SIZE", "MODEL.EMA_MOMENTUM", "MODEL.EMA_SCHEDULE", "MODEL.EMA_UPDATE")
+
 # Key -> the key that decides whether it is read, and the values of that key with which it is.
 _SOLVER_READERS = {"SOLVER.LARS_TRUST": ("SOLVER.OPTIMIZER", ["lars"]),
                    "SOLVER.LARS_CLIP": ("SOLVER.OPTIMIZER", ["lars"]),
@@ -353,9 +355,9 @@ def _refuse_unread_keys(cfg: CfgNode) -> None:
 
 
 def _readers() -> dict[str, list[str]]:
-    """The methods that read each hyperparameter, by its key."""
+    """The methods that read each key of queue and key encoder and each hyperparameter, by its key."""
     readers: dict[str, list[str]] = {}
     for name, method in METHODS.items():
-        for hyperparameter in method.hyperparameters():
-            readers.setdefault(hyperparameter.key, []).append(name)
+        for key in [h.key for h in method.hyperparameters()] + [*_QUEUE_KEYS] * (method.kind == "queue"):
+            readers.setdefault(key, []).append(name)
     return readers

@@ -36,9 +36,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def overrides(images: Path, output: Path, *more: str) -> list[str]:
     return [
         "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[64]",
-        "MODEL.EMBEDDING_DIM", "32", "MODEL.QUEUE_SIZE", "48", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "3",
+        "MODEL.EMBEDDING_DIM", "32", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "3",
         "SOLVER.LOG_PERIOD", "1", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "32", "PROBE.KNN_K", "5",
-        "DATALOADER.NUM_WORKERS", "1", "DEVICE", DEVICE, "OUTPUT_DIR", str(output), *more,
+        "DATALOADER.NUM_WORKERS", "1", *([] if {"simclr", "tcl", "supcon"} & {*more} else ["MODEL.QUEUE_SIZE", "48"]),
+        "DEVICE", DEVICE, "OUTPUT_DIR", str(output), *more,
     ]  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def _pretrain(images: Path, output: Path, device: str, steps: int, *more: str) -
     """The loss of every step, the last evaluation, and `_waits_by_step`."""
     words = [
         "MODEL.ARCH", "resnet18", "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16",
-        "MODEL.QUEUE_SIZE", "24",
+        *(["MODEL.QUEUE_SIZE", "24"] if METHODS[more[1]].kind == "queue" else []),
         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.MAX_STEPS", str(steps), "DATA.TRAIN", f"folder:{images}",
         "VIEWS.IMAGE_SIZE", "32", "PROBE.KNN_K", "5", "DATALOADER.NUM_WORKERS", "0", "OUTPUT_DIR", str(output), *more,
     ]  # fmt: skip

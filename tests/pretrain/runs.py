@@ -11,6 +11,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common import checkpoint
 from pretrain.config import load_config
+from pretrain.methods import METHODS
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.state import Training
@@ -20,9 +21,11 @@ STEPS_PER_EPOCH = 6
 
 
 def overrides(images: Path, output: Path, *more: str) -> list[str]:
+    in_batch = {name for name, method in METHODS.items() if method.kind == "batch"}
     return [
         "METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "2", "METHOD.JCL_LAMBDA", "4.0", "MODEL.ARCH", "resnet18",
-        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8", "MODEL.QUEUE_SIZE", "20",
+        "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
+        *([] if in_batch & {*more} else ["MODEL.QUEUE_SIZE", "20"]),
         "SOLVER.IMS_PER_BATCH", "8", "SOLVER.EPOCHS", "2", "SOLVER.CHECKPOINT_PERIOD", "4", "SOLVER.LOG_PERIOD", "1",
         "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
         "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,

@@ -91,6 +91,14 @@ def test_overrides_come_last_and_the_text_round_trips():
         (["METHOD.NAME", "sce", "METHOD.LAMBDA_SCHEDULE", "linear"], "is linear, which METHOD.NAME sce does not read"),
         (["METHOD.NAME", "sce", "METHOD.JCL_LAMBDA", "4.0"], "set it to 1.0, or choose jcl"),
         (["METHOD.NAME", "simclr", "METHOD.LABELS", "class"], "or choose tcl or supcon"),
+        (
+            ["METHOD.NAME", "simclr", "MODEL.QUEUE_SIZE", "256"],
+            "which METHOD.NAME simclr does not read",
+        ),
+        (
+            ["METHOD.NAME", "tcl", "MODEL.EMA_SCHEDULE", "cosine"],
+            "does not read; set it to constant",
+        ),
         (["SEED", str(2**32)], "and at most 4294967295"),
         (["SEED", "1" + "0" * 30], "SEED has more than 64 bits"),
         (["MODEL.QUEUE_SIZE", "0"], "MODEL.QUEUE_SIZE is 0; it must be at least 1"),

@@ -12,6 +12,7 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.encoder import Grouped
 from pretrain.loader import Batch
+from pretrain.methods import METHODS
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.shares import slice_bounds
@@ -22,15 +23,16 @@ from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
 
 N, V = 8, 4
+QUEUE = ("MODEL.QUEUE_SIZE", "20", "MODEL.EMA_MOMENTUM", "0.9")
 
 
 def config(method: str, *more: str):
     keys = str(V - 1) if method in ("jcl", "multikey") else "1"
     return load_config(None, [
         "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar",
-        "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16", "MODEL.QUEUE_SIZE", "20",
+        "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16",
         "SOLVER.IMS_PER_BATCH", str(N), "SOLVER.BASE_LR", "0.1", "SOLVER.EPOCHS", "2", "MODEL.BN_GROUPS", "2",
-        "MODEL.EMA_MOMENTUM", "0.9", "DEVICE", "cpu", *more,
+        *(QUEUE if METHODS[method].kind == "queue" else ()), "DEVICE", "cpu", *more,
     ])  # fmt: skip
 
 

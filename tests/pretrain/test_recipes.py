@@ -54,7 +54,6 @@ def _smoke(path: Path, images: Path, output: Path) -> list[str]:
         "MODEL.HEAD_HIDDEN_DIMS": [32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS),
         "MODEL.EMBEDDING_DIM": 16,
         "MODEL.BN_GROUPS": min(cfg.MODEL.BN_GROUPS, 2),  # of 4 images or more, as in a batch of 8 by default
-        "MODEL.QUEUE_SIZE": BATCH,  # filled after one step: the loss against random vectors is low, then rises
         "VIEWS.IMAGE_SIZE": 16 if stem == "cifar" else 32,
         "DATA.TRAIN": f"folder:{images}",
         "DATALOADER.NUM_WORKERS": 0,
@@ -72,6 +71,8 @@ def _smoke(path: Path, images: Path, output: Path) -> list[str]:
         "DEVICE": "cpu",
         "OUTPUT_DIR": output,
     }
+    if METHODS[cfg.METHOD.NAME].kind == "queue":
+        small["MODEL.QUEUE_SIZE"] = BATCH  # filled after one step: the loss against random vectors is low, then rises
     return [str(word) for pair in small.items() for word in pair]
 
 

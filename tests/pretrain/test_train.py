@@ -49,7 +49,7 @@ def test_a_run_folder_is_self_contained(whole):
 )
 def test_what_is_trained_on_is_said(images, whole, words: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch):
     method = [] if words else ["METHOD.NAME", "simclr", "METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
-    cfg = load_config(None, [*overrides(images, whole), *words, *method])
+    cfg = load_config(None, overrides(images, whole, *words, *method))
     log, warnings = logging.getLogger("test"), []
     monkeypatch.setattr(log, "warning", warnings.append)
     train._describe(cfg, datasets.load(cfg.DATA.TRAIN, "train"), STEPS_PER_EPOCH, log)

@@ -83,7 +83,7 @@ VIS_PERIOD: 0
 OWN = """
 INPUT: {MAPPER: ""}
 SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0, ACCUMULATE: 1, BF16: false, EMA: 0.0}
-TEST: {BEST: "", PATIENCE: 0, LOSS: false}
+TEST: {BEST: "", PATIENCE: 0}
 """
 _DETECTRON2_ONLY = ("INPUT.MAPPER", "SOLVER.HOOKS")
 
@@ -150,7 +150,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supp
 # Prefixes of keys that never change a detector's result: where and how fast it runs, how often it saves and evaluates.
 FREE_ANYWHERE = (
     "OUTPUT_DIR", "VERSION", "VIS_PERIOD", "CUDNN_BENCHMARK", "MODEL.DEVICE", "DATALOADER.NUM_WORKERS",
-    "SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST", "TEST.LOSS",
+    "SOLVER.CHECKPOINT_", "TEST.EVAL_PERIOD", "TEST.BEST",
 )  # fmt: skip
 
 # A resumed training may also change these: how long it runs, what it is evaluated on, what is read only at its start.

@@ -92,8 +92,6 @@ def check_training(cfg: CfgNode) -> None:
             f"TEST.PATIENCE is {patience}; it counts evaluations, so it must be at least 0, and needs TEST.BEST and "
             "TEST.EVAL_PERIOD"
         )
-    if cfg.TEST.get("LOSS", False) and not cfg.DATASETS.TEST:
-        raise UserError("TEST.LOSS is True, but DATASETS.TEST is empty; name a data set, or leave LOSS False")
     if best := cfg.TEST.get("BEST", ""):
         tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
         if best.partition("/")[0] not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", best.partition("/")[2]):

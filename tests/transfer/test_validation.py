@@ -1,4 +1,4 @@
-"""The losses on test images: each image once, no statistics and no training changed; bfloat16; an early end."""
+"""bfloat16; an early end."""
 
 from __future__ import annotations
 
@@ -10,77 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from pretrain import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
-from tests.pretrain.ranks import run_ranks
-from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
-from transfer import validation
-from transfer.config import load_config
-
-KEYS: dict[str, Any] = {"SEED": 1, "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out/metrics.json").read_text().splitlines()]
-
-
-class Toy(nn.Module):
-    """A loss that depends on the mode, on batch norm's statistics and on the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.drop = nn.BatchNorm1d(1), nn.Identity()
-
-    def forward(self, batch: list[float]) -> dict[str, Tensor]:
-        assert self.training and self.drop.training and not self.norm.training
-        x = torch.tensor([batch])
-        return {"a": self.norm(x).mean(), "b": 2 * x.mean()}
-
-
-def _mean(batches: list[list[float]], images: int, rank: int = 0, world: int = 1) -> dict[str, float]:
-    toy = Toy()
-    toy.eval()
-    toy.norm.running_mean.fill_(1.0)
-    found = validation.losses(toy, toy, iter(batches), images, seed=0, rank=rank, world=world)
-    assert toy.norm.running_mean.item() == 1.0 and not any(module.training for module in toy.modules())
-    return found
-
-
-def test_the_mean_of_each_image_once() -> None:
-    found = _mean([[3.0], [5.0], [7.0], [100.0]], 3)
-    assert found == pytest.approx({"val_a": 4.0, "val_b": 10.0, "val_total_loss": 14.0}, rel=1e-4)
-
-
-def _rank(folder: Path) -> None:
-    rank = distributed.rank()
-    found = _mean([[1.0 + 2 * rank], [2.0 + 2 * rank], [50.0]], 5, rank, 2)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-def test_two_ranks_average_their_images(tmp_path: Path) -> None:
-    run_ranks(_rank, 2, tmp_path)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second and first["val_b"] == pytest.approx(2 * 2.5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_it_is_written_and_changes_nothing(tmp_path: Path, engine: str) -> None:
-    work(tmp_path / "with", engine, **KEYS, TEST__LOSS=True)
-    work(tmp_path / "without", engine, **KEYS)
-    written = [line for line in lines(tmp_path / "with") if "val_total_loss" in line]
-    assert [line["iteration"] for line in written] == [0, 2 if engine == "detectron2" else 1]  # it counts one more
-    parts = [value for name, value in written[0].items() if name.startswith("val_loss_")]
-    assert len(parts) >= 4 and written[0]["val_total_loss"] == pytest.approx(sum(parts))
-    assert written[0]["val_total_loss"] != written[1]["val_total_loss"] > 0
-    a, b = (torch.load(tmp_path / name / "out/model_final.pth")["model"] for name in ("with", "without"))
-    assert all(torch.equal(value, b[name]) for name, value in a.items())
-    shown = [[(line["iteration"], line.get("bbox/AP"), line.get("total_loss")) for line in lines(tmp_path / name)]
-             for name in ("with", "without")]  # fmt: skip
-    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -157,45 +94,6 @@ def test_patience_counts_evaluations(tmp_path: Path, engine: str, scored: Callab
     assert work(tmp_path, engine, "--resume", **keys, TEST__EVAL_PERIOD=1, SOLVER__MAX_ITER=9)["iteration"] == 5
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_test_set_without_objects_has_no_losses(tmp_path: Path, engine: str) -> None:
-    """It is refused before the first iteration."""
-    tiny_coco.write(tmp_path / "test")
-    file = tmp_path / "test/annotations.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
-    keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "DATASETS__TEST": (f"coco:{file}:{file.parent}",)}
-    with pytest.raises(UserError, match=r"TEST\.LOSS cannot be measured: no image of coco:.* has annotations"):
-        work(tmp_path, engine, **keys, TEST__LOSS=True)
-    assert not (tmp_path / "out/metrics.json").exists()
-
-
-def _rank_without_the_file() -> None:
-    """Rank 1 does not find the test set's annotations."""
-
-    def read(cfg: Any) -> None:
-        if distributed.rank() == 1:
-            raise UserError(f"no annotations of {cfg.DATASETS.TRAIN[0]}")
-
-    with pytest.raises(UserError, match=r"TEST\.LOSS cannot be measured: .*no annotations of d"):
-        validation.refuse_unusable(load_config(None, ["DATASETS.TEST", "('d',)"]), 2, read)
-
-
-def test_a_test_set_that_one_rank_cannot_read_ends_all_ranks() -> None:
-    run_ranks(_rank_without_the_file, 2)
-
-
-@pytest.mark.detectron2
-def test_test_images_are_neither_cropped_nor_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from detectron2.modeling import GeneralizedRCNN
-
-    drawn: list[Any] = []
-    monkeypatch.setattr(GeneralizedRCNN, "visualize_training", lambda *a: drawn.append(a))
-    work(tmp_path, "detectron2", **KEYS, TEST__LOSS=True, VIS_PERIOD=7, INPUT__CROP__ENABLED=True)
-    assert len(drawn) == 1  # at the training's first iteration
-    cfg = load_config(None, ["INPUT.CROP.ENABLED", "True", "DATASETS.TEST", "('d',)"])
-    assert not validation.config(cfg, 1).INPUT.CROP.ENABLED
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -203,7 +101,6 @@ def test_test_images_are_neither_cropped_nor_drawn(tmp_path: Path, monkeypatch: 
         ({"TEST__PATIENCE": 2, "TEST__BEST": "bbox/AP", "TEST__EVAL_PERIOD": 0}, r"TEST\.PATIENCE is 2"),
         ({"TEST__PATIENCE": -1}, r"TEST\.PATIENCE is -1"),
         ({"SOLVER__BF16": True}, r"SOLVER\.BF16 is True, but SOLVER\.AMP\.ENABLED is False"),
-        ({"TEST__LOSS": True, "DATASETS__TEST": ()}, r"TEST\.LOSS is True, but DATASETS\.TEST is empty"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from detectron2.config import get_cfg
@@ -18,7 +18,7 @@ from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import build_model
 from detectron2.utils import comm
-from detectron2.utils.events import CommonMetricPrinter, EventStorage
+from detectron2.utils.events import CommonMetricPrinter
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules
 
@@ -30,7 +30,7 @@ from pretrain.common.process_group import data_parallel
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environment
 
-from .. import HOOKS, checkpoints, frozen_bn, validation
+from .. import HOOKS, checkpoints, frozen_bn
 from ..accumulate import Accumulated
 from ..averaging import AveragedWeights, applied
 from ..coco.results import Metrics, flat_sets
@@ -184,8 +184,6 @@ class Trainer(DefaultTrainer):
         model: Any = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
-        if cfg.TEST.get("LOSS", False):
-            validation.refuse_unusable(cfg, comm.get_world_size(), lambda its: TrainingBatches(its, self.seed, 0))
         self._parallel, parts = data_parallel(model, model.device), cfg.SOLVER.get("ACCUMULATE", 1)
         precision = torch.bfloat16 if cfg.SOLVER.get("BF16", False) else None  # which needs no scaler
         if precision:
@@ -309,21 +307,7 @@ class Trainer(DefaultTrainer):
                 self.save(Path(name).stem)
 
         checkpoints.keep_best(self.cfg, self.results, min(self.iter + 1, self.max_iter), save, log.info)
-        losses = self._validation_losses() if self.cfg.TEST.get("LOSS", False) else {}
         several = len(self.results) != 1
         # TEST.EXPECTED_RESULTS, which Detectron2 compares with this, names no data set where there is only one.
         self._last_eval_results = self.results if several else next(iter(self.results.values()))
-        return flat_sets(self.results) | losses if comm.is_main_process() else {}
-
-    def _validation_losses(self) -> dict[str, float]:
-        world = comm.get_world_size()
-        cfg, network = validation.config(self.cfg, world), cast(Any, self.checkpointer.model)
-        batches = TrainingBatches(cfg, self.seed, cfg.DATALOADER.NUM_WORKERS)
-        period, network.vis_period = getattr(network, "vis_period", 0), 0  # pictures are of training
-        try:
-            with EventStorage():  # the heads note their counts of samples in the innermost one
-                return validation.losses(
-                    network, network, batches, len(batches), seed=self.seed, rank=comm.get_rank(), world=world
-                )
-        finally:
-            network.vis_period = period
+        return flat_sets(self.results) if comm.is_main_process() else {}

@@ -19,7 +19,7 @@ from pretrain.common.process_group import AgreedStop, data_parallel
 from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
-from .. import checkpoints, frozen_bn, validation
+from .. import checkpoints, frozen_bn
 from ..accumulate import Accumulated
 from ..averaging import applied
 from ..coco import results as coco_results
@@ -27,10 +27,8 @@ from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
 from ..stream import mix
 from ..weights import Weights, check_config, load_weights
-from .data import training_records
 from .evaluation import evaluate
 from .layers import FrozenBatchNorm
-from .loader import training_batches
 from .model import build_model
 from .solver import clip_gradients, set_learning_rate
 from .state import LOG_PERIOD, State, find_checkpoint
@@ -87,8 +85,6 @@ def run(
     if eval_only:
         return evaluate(cfg, model, rank, world, visualize)
     evaluating = path is not None and path.name == checkpoints.EVALUATING
-    if cfg.TEST.get("LOSS", False):
-        validation.refuse_unusable(cfg, world, training_records)
     with State(cfg, model, device, rank, world, log) as state:
         if found:
             state.restore(content)
@@ -192,29 +188,16 @@ def _finish(
                     remove(pending)  # the final checkpoint says the same: only the evaluation is due
         results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
         checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
-        losses = _validation_losses(state) if cfg.TEST.get("LOSS", False) else {}
         if is_last := checkpoints.is_out_of_patience(cfg, done) and not final:
             state.log.info(f"TEST.PATIENCE ends the training after {done} iterations; best.json names the best")
             state.save("model_final.pth", iteration)
             if visualize:  # until now it was not known to be the last
                 evaluate(cfg, state.model, state.rank, state.world, visualize)
     summary = state.summary(iteration) if final or is_last or done % LOG_PERIOD == 0 else {}
-    state.write(iteration, coco_results.flat_sets(results) | losses | summary)
+    state.write(iteration, coco_results.flat_sets(results) | summary)
     if state.rank == 0:
         remove(pending)
     return results
-
-
-def _validation_losses(state: State) -> dict[str, float]:
-    cfg = validation.config(state.cfg, state.world)
-    records, info = training_records(cfg)
-    batches = training_batches(
-        cfg, records, info.flip, state.rank, state.world, seed=cfg.SEED, start=0, workers=cfg.DATALOADER.NUM_WORKERS
-    )
-    model: Any = state.model
-    return validation.losses(
-        model, state.model, batches, len(records), seed=cfg.SEED, rank=state.rank, world=state.world
-    )
 
 
 def _precise_bn(state: State, iteration: int) -> None:

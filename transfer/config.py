@@ -82,7 +82,7 @@ VIS_PERIOD: 0
 # A config has these only where it sets them, so that all others are plain Detectron2's.
 OWN = """
 INPUT: {MAPPER: ""}
-SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0, ACCUMULATE: 1, BF16: false, EMA: 0.0}
+SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0, ACCUMULATE: 1, BF16: false}
 TEST: {BEST: "", PATIENCE: 0}
 """
 _DETECTRON2_ONLY = ("INPUT.MAPPER", "SOLVER.HOOKS")

@@ -78,8 +78,6 @@ MEANINGS = {
     "SOLVER.BF16": "with AMP.ENABLED: bfloat16 instead of float16; also on a CPU",
     "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, beside model_final.pth and model_best.pth; 0: all",
     "SOLVER.CHECKPOINT_PERIOD": "iterations",
-    "SOLVER.EMA": "decay, such as 0.999, of a moving average of the weights, with which the detector is evaluated and "
-    "saved; 0: none",
     "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
     "initialization alike; 0: those of the weights",
     "SOLVER.GAMMA": "factor of the learning rate at each of STEPS",

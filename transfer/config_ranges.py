@@ -81,8 +81,6 @@ def check_training(cfg: CfgNode) -> None:
     for key in ("FROZEN_BN_ITER", "CHECKPOINT_KEEP"):
         if (count := cfg.SOLVER.get(key, 0)) < 0:
             raise UserError(f"SOLVER.{key} is {count}; it must be at least 0")
-    if not 0 <= (decay := cfg.SOLVER.get("EMA", 0.0)) < 1:
-        raise UserError(f"SOLVER.EMA is {decay}; it must be at least 0 and below 1, such as 0.999")
     if cfg.SOLVER.get("BF16", False) and not cfg.SOLVER.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
     if (patience := cfg.TEST.get("PATIENCE", 0)) < 0 or (

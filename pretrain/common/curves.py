@@ -15,7 +15,6 @@ _TITLES = {  # of what runs log; those that a run has are drawn
     "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
     "queue_accuracy": "queue accuracy (%)", "feature_spread": "feature spread (0: collapsed)",
     "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
-    "val_total_loss": "loss on test images",
     "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
 }  # fmt: skip
 Points = list[tuple[int, float]]

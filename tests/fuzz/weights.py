@@ -28,7 +28,6 @@ from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
 from tests.fuzz import mutate
 from tests.pretrain import runs
 from tests.resnets import moco, resnet_state
-from transfer.averaging import AveragedWeights
 from transfer.config import default_config as detector_defaults
 from transfer.convert import read_source
 from transfer.torchvision_engine.solver import build_optimizer
@@ -166,7 +165,7 @@ class _Training(State):
             logging.getLogger("fuzz"),
         )
         self.optimizer, self.rate = build_optimizer(self.cfg.SOLVER, model), lambda _: 0.1
-        self.scaler, self.average = torch.amp.GradScaler("cpu", enabled=False), AveragedWeights(model, 0.5)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         self.skipped, self.window, self.writer = SkippedSteps("x"), deque(maxlen=20), None
 
 
@@ -174,7 +173,7 @@ def detector_state() -> dict[str, Any]:
     training = _Training()
     weights, steps = training.model.state_dict(), [{"total_loss": 1.0, "time": 0.5, "data_time": 0.1}] * 2
     return {
-        "model": weights, "trained": weights, "optimizer": training.optimizer.state_dict(), "scaler": {},
+        "model": weights, "optimizer": training.optimizer.state_dict(), "scaler": {},
         "iteration": 4, "seed": 1, "window": steps, "skipped_steps": 0, "engine": "torchvision", "config": "",
     }  # fmt: skip
 

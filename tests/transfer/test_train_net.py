@@ -157,10 +157,10 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_checkpoint_with_changed_values_is_one_line(tmp_path: Path, engine: str) -> None:
-    work(tmp_path, engine, SOLVER__EMA=0.5)
+    work(tmp_path, engine)
     path = tmp_path / "out/model_final.pth"
     good = torch.load(path)
-    changes: list[dict[str, Any]] = [{"iteration": "x"}, {"iteration": -5}, {"model": [1]}, {"trained": {}}]
+    changes: list[dict[str, Any]] = [{"iteration": "x"}, {"iteration": -5}, {"model": [1]}]
     if engine == "torchvision":
         changes += [{"seed": "x"}, {"optimizer": None}, {"window": 3}, {"scaler": 3, "window": [{}]}]
     else:
@@ -171,10 +171,10 @@ def test_a_checkpoint_with_changed_values_is_one_line(tmp_path: Path, engine: st
     for change in changes:
         torch.save({**good, **change}, path)
         with pytest.raises(UserError, match=r"^.*\bcheckpoint|is damaged .*; remove it") as raised:
-            work(tmp_path, engine, "--resume", SOLVER__EMA=0.5, SOLVER__MAX_ITER=3)
+            work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=3)
         assert "\n" not in str(raised.value)
     torch.save(good, path)
-    assert work(tmp_path, engine, "--resume", SOLVER__EMA=0.5, SOLVER__MAX_ITER=3)["iteration"] == 3
+    assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=3)["iteration"] == 3
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -23,7 +23,6 @@ from pretrain.common.run_folder import atomic_write, remove
 from pretrain.common.skipped_steps import SkippedSteps, summary
 
 from .. import checkpoints
-from ..averaging import AveragedWeights, applied
 from ..config import precise_bn_batches
 from ..distributed import pool_batch_norm, reported, until_stopped
 from ..stream import mix
@@ -126,10 +125,6 @@ class PreciseBatchNorm(hooks.PreciseBN):
     trainer: Any
 
     def update_stats(self) -> None:
-        with applied(self.trainer.average):
-            self._update_stats()
-
-    def _update_stats(self) -> None:
         seed = self.trainer.seed
         torch.manual_seed(mix(seed, self.trainer.iter, comm.get_rank()))
         self._data_loader.seed = mix(seed, self.trainer.iter, 0)
@@ -244,12 +239,7 @@ class Checkpointer(DetectionCheckpointer):
 
     Args:
         keep: as in `checkpoints.prune`.
-
-    Attributes:
-        average: of the weights, if there is one.
     """
-
-    average: AveragedWeights | None = None
 
     def __init__(self, model: torch.nn.Module, save_dir: str, *, keep: int, **checkpointables: Any) -> None:
         super().__init__(model, save_dir, **checkpointables)
@@ -260,9 +250,7 @@ class Checkpointer(DetectionCheckpointer):
             return
         parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
         path = Path(self.save_dir) / f"{name}.pth"
-        weights = self.model.state_dict()
-        saved = self.average.saved(weights) if self.average else {"model": weights}
-        checkpoints.save(path, {**saved, **parts, **kwargs})
+        checkpoints.save(path, {"model": self.model.state_dict(), **parts, **kwargs})
         self.logger.info(f"saved {path}")
         if path.name not in checkpoints.TEMPORARY_OR_BEST:
             self.tag_last_checkpoint(path.name)

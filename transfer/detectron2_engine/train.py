@@ -32,7 +32,6 @@ from pretrain.common.run_folder import lose_lines_on_a_full_disk, write_environm
 
 from .. import HOOKS, checkpoints, frozen_bn
 from ..accumulate import Accumulated
-from ..averaging import AveragedWeights, applied
 from ..coco.results import Metrics, flat_sets
 from ..distributed import check_not_beyond, check_same_start, settle_seed
 from ..stream import mix
@@ -166,14 +165,12 @@ class Trainer(DefaultTrainer):
     Attributes:
         results: the last evaluation's.
         pending: precise BN and the evaluation before the first iteration were not finished.
-        average: of the weights, once they are loaded; None: they are not averaged.
         out_of_patience: the checkpoint that is resumed is the last by TEST.PATIENCE.
         ended_early: by TEST.PATIENCE.
     """
 
     out_of_patience = False
     ended_early = False
-    average: AveragedWeights | None = None
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
         TrainerBase.__init__(self)  # DefaultTrainer's __init__ puts DDP on the GPU of the local rank, even on a CPU
@@ -235,12 +232,8 @@ class Trainer(DefaultTrainer):
         """Loads ``weights``; with the ``state`` of the checkpoint they are from, continues from its iteration."""
         model = self.checkpointer.model
         load_weights(model.state_dict, weights, require_heads=state is not None, log=log.info)
-        if decay := self.cfg.SOLVER.get("EMA", 0.0):
-            self.average = self.checkpointer.average = AveragedWeights(model, decay)
         if state:
             with checkpoint.restoring("the checkpoint", self._trainer.optimizer, "choose another OUTPUT_DIR"):
-                if self.average:
-                    self.average.restore(state["trained"])
                 self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
             # An evaluation that was not finished may be better than all before.
@@ -274,8 +267,6 @@ class Trainer(DefaultTrainer):
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.
         torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
         super().run_step()
-        if self.average:
-            self.average.update(self.iter)
 
     def _scale(self, loss: torch.Tensor) -> torch.Tensor:
         return self._trainer.grad_scaler.scale(loss) if isinstance(self._trainer, AMPTrainer) else loss
@@ -291,15 +282,10 @@ class Trainer(DefaultTrainer):
         """Ends a training whose last evaluation exhausted TEST.PATIENCE."""
         log.info(f"TEST.PATIENCE ends the training after {self.iter + 1} iterations; best.json names the best")
         self.ended_early = True
-        with applied(self.average):
-            if comm.is_main_process():
-                self.save("model_final")
+        if comm.is_main_process():
+            self.save("model_final")
 
     def _evaluate(self) -> dict[str, float]:
-        with applied(self.average):
-            return self._evaluate_now()
-
-    def _evaluate_now(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._parallel, self._visualize)
 
         def save(name: str) -> None:

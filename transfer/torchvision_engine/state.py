@@ -27,7 +27,6 @@ from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict
 
 from .. import checkpoints
-from ..averaging import AveragedWeights
 from ..distributed import check_not_beyond
 from .data import training_records
 from .loader import training_batches
@@ -44,7 +43,6 @@ class State(contextlib.ExitStack):
     Attributes:
         rate: iteration -> learning rate.
         precision: of the forward pass; None: float32.
-        average: of the weights; None: they are not averaged.
         window: the losses and times of the last LOG_PERIOD iterations.
     """
 
@@ -61,8 +59,6 @@ class State(contextlib.ExitStack):
         self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
         self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)  # type: ignore
-        decay = cfg.SOLVER.get("EMA", 0.0)
-        self.average = AveragedWeights(model, decay) if decay else None
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
@@ -116,9 +112,8 @@ class State(contextlib.ExitStack):
         out = Path(self.cfg.OUTPUT_DIR)
 
         def write() -> None:
-            weights = self.model.state_dict()
             content = {
-                **(self.average.saved(weights) if self.average else {"model": weights}),
+                "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "iteration": iteration,
@@ -139,8 +134,6 @@ class State(contextlib.ExitStack):
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
         with checkpoint.restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
-            if self.average:
-                self.average.restore(content["trained"])
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             for step in content["window"]:

@@ -21,7 +21,6 @@ from pretrain.common.skipped_steps import summary
 
 from .. import checkpoints, frozen_bn
 from ..accumulate import Accumulated
-from ..averaging import applied
 from ..coco import results as coco_results
 from ..config import precise_bn_batches
 from ..distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
@@ -137,8 +136,6 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
             clip_gradients(solver.CLIP_GRADIENTS, model.parameters())
         state.scaler.step(state.optimizer)
         state.scaler.update()
-        if state.average:
-            state.average.update(iteration)
         seconds = {"time": time.perf_counter() - began, "data_time": waited}
         state.window.append({"total_loss": sum(values), **losses, **seconds})
         bar.update()
@@ -177,22 +174,21 @@ def _finish(
         state.save(pending.name, iteration)
         if reason:
             raise Stopped(reason)
-    with applied(state.average):
-        if not saved:
-            _precise_bn(state, iteration)
-            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
-                state.save(f"model_{iteration:07d}.pth", iteration)
-            if final:
-                state.save("model_final.pth", iteration)
-                if state.rank == 0:
-                    remove(pending)  # the final checkpoint says the same: only the evaluation is due
-        results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
-        checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
-        if is_last := checkpoints.is_out_of_patience(cfg, done) and not final:
-            state.log.info(f"TEST.PATIENCE ends the training after {done} iterations; best.json names the best")
+    if not saved:
+        _precise_bn(state, iteration)
+        if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+            state.save(f"model_{iteration:07d}.pth", iteration)
+        if final:
             state.save("model_final.pth", iteration)
-            if visualize:  # until now it was not known to be the last
-                evaluate(cfg, state.model, state.rank, state.world, visualize)
+            if state.rank == 0:
+                remove(pending)  # the final checkpoint says the same: only the evaluation is due
+    results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
+    checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
+    if is_last := checkpoints.is_out_of_patience(cfg, done) and not final:
+        state.log.info(f"TEST.PATIENCE ends the training after {done} iterations; best.json names the best")
+        state.save("model_final.pth", iteration)
+        if visualize:  # until now it was not known to be the last
+            evaluate(cfg, state.model, state.rank, state.world, visualize)
     summary = state.summary(iteration) if final or is_last or done % LOG_PERIOD == 0 else {}
     state.write(iteration, coco_results.flat_sets(results) | summary)
     if state.rank == 0:

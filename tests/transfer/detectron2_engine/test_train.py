@@ -148,7 +148,6 @@ def test_ranks_that_start_with_different_weights_are_refused(monkeypatch: pytest
     model, loaded = torch.nn.Linear(2, 1), torch.ones(1, 2)
     fake: Any = SimpleNamespace(
         cfg=load_config(None),
-        average=None,
         checkpointer=SimpleNamespace(model=model),
         load_state_dict=lambda _: None,
         _trainer=SimpleNamespace(data_loader=SimpleNamespace(), optimizer=torch.optim.SGD(model.parameters(), 0.1)),

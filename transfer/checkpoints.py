@@ -5,7 +5,6 @@ The newest has the most iterations, which each file stores; file times change wh
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -56,75 +55,28 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
 
 
 def keep_best(
-    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], done: int, save: Callable[[str], None],
+    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], done: int, write: Callable[[str], None],
     log: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Saves model_best.pth if the evaluation is the best so far by TEST.BEST; every rank calls it.
-
-    best.json, written after the checkpoint, keeps its value for a resumed run, and after how many iterations later
-    evaluations were not better. A run that is killed in between repeats the evaluation, and then the checkpoint. Values
-    of another metric or data set do not count.
+    """Rank 0 writes model_best.pth, then best.json, if the evaluation is the best so far by TEST.BEST.
 
     Args:
-        results: data set -> task -> metric -> value, on rank 0.
+        results: data set -> task -> metric -> value; the first data set counts.
         done: iterations.
-        save: writes a checkpoint of this name; called on every rank.
+        write: writes a checkpoint of this name.
     """
-    metric: str = cfg.TEST.get("BEST", "")
-    out = Path(cfg.OUTPUT_DIR)
+    out, metric = Path(cfg.OUTPUT_DIR), cfg.TEST.get("BEST", "")
     if not metric:
         return
-
-    def better() -> float | None:
-        (name, found), (task, _, part) = next(iter(results.items())), metric.partition("/")
-        value = found.get(task, {}).get(part)
-        if value is None:
-            log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
-        best = _best_of(out, metric, name)
-        if value is not None and value > best.get("value", -math.inf):
-            return value
-        if done > best.get("done", done):
-            write_json(out / "best.json", {**best, "later": sorted({*best["later"], done})})
-        return None
-
-    if (value := on_first_rank(better)) is None:
-        return
-    save(BEST)
-
-    def record() -> None:
-        found = {"metric": metric, "data": next(iter(results)), "value": value, "done": done, "later": []}
-        write_json(out / "best.json", found)
+    (data, tasks), (task, _, part) = next(iter(results.items())), metric.partition("/")
+    value, record = tasks.get(task, {}).get(part), out / "best.json"
+    best = read_json(record) if record.is_file() and (out / BEST).is_file() else {}
+    if value is None:
+        log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
+    elif (best.get("metric"), best.get("data")) != (metric, data) or value > best["value"]:
+        write(BEST)
+        write_json(record, {"metric": metric, "data": data, "value": value, "done": done})
         log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
-
-    on_first_rank(record)
-
-
-def is_out_of_patience(cfg: CfgNode, done: int) -> bool:
-    """`exhausts_patience`, as rank 0 sees it; every rank calls it."""
-    return bool(cfg.TEST.get("PATIENCE", 0)) and on_first_rank(lambda: exhausts_patience(cfg, done))
-
-
-def exhausts_patience(cfg: CfgNode, done: int) -> bool:
-    """True if TEST.PATIENCE evaluations, the last after ``done`` iterations, were not better than the best before."""
-    patience = cfg.TEST.get("PATIENCE", 0)
-    if not patience:
-        return False
-    best = _best_of(Path(cfg.OUTPUT_DIR), cfg.TEST.BEST, next(iter(cfg.DATASETS.TEST), ""))
-    return sum(at <= done for at in best.get("later", ())) >= patience
-
-
-def last_of(cfg: CfgNode) -> int:
-    """The iterations of a complete training: SOLVER.MAX_ITER, or fewer by TEST.PATIENCE."""
-    most = cfg.SOLVER.MAX_ITER
-    return min(most, _iteration(Path(cfg.OUTPUT_DIR) / "model_final.pth") + 1) if cfg.TEST.get("PATIENCE", 0) else most
-
-
-def _best_of(out: Path, metric: str, data: str) -> dict[str, Any]:
-    """What best.json says of the checkpoint that is kept; empty where there is none by this metric on these data."""
-    recorded = read_json(out / "best.json") if (out / "best.json").is_file() and (out / BEST).is_file() else {}
-    is_same = (recorded.get("metric"), recorded.get("data")) == (metric, data)
-    kinds = {"value": (int, float), "done": int, "later": list}
-    return recorded if is_same and all(isinstance(recorded.get(key), kind) for key, kind in kinds.items()) else {}
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:

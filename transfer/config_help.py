@@ -95,7 +95,6 @@ MEANINGS = {
     "TEST.DETECTIONS_PER_IMAGE": "most detections per image",
     "TEST.EVAL_PERIOD": "iterations between evaluations; 0: only at the end",
     "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty: COCO's 17",
-    "TEST.PATIENCE": "the training ends after this many evaluations without a better TEST.BEST; 0: at MAX_ITER",
     "TEST.PRECISE_BN.ENABLED": "average the statistics of batch normalization over training images before a test",
     "TEST.PRECISE_BN.NUM_ITER": "batches for that; the default is at most the iterations of the training",
 }

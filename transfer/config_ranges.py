@@ -83,13 +83,6 @@ def check_training(cfg: CfgNode) -> None:
             raise UserError(f"SOLVER.{key} is {count}; it must be at least 0")
     if cfg.SOLVER.get("BF16", False) and not cfg.SOLVER.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
-    if (patience := cfg.TEST.get("PATIENCE", 0)) < 0 or (
-        patience and not (cfg.TEST.get("BEST", "") and cfg.TEST.EVAL_PERIOD)
-    ):
-        raise UserError(
-            f"TEST.PATIENCE is {patience}; it counts evaluations, so it must be at least 0, and needs TEST.BEST and "
-            "TEST.EVAL_PERIOD"
-        )
     if best := cfg.TEST.get("BEST", ""):
         tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
         if best.partition("/")[0] not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", best.partition("/")[2]):

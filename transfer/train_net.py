@@ -273,18 +273,15 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                     if (out / (file := predictions_file(checked))).is_file()  # kept with COCO's metrics only
                 },
                 weights=summary,
-                iteration=None if args.eval_only else checkpoints.last_of(cfg),
+                iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
             )
 
 
 def _forget_earlier_end(cfg: CfgNode) -> None:
     """Removes the results of a training that now goes on: while it runs, it is not complete."""
-    from transfer import checkpoints
-
     results = Path(cfg.OUTPUT_DIR) / "results.json"
     done = read_json(results).get("iteration") if results.is_file() else None
-    is_last = done == cfg.SOLVER.MAX_ITER or (isinstance(done, int) and checkpoints.exhausts_patience(cfg, done))
-    if results.is_file() and not is_last:
+    if results.is_file() and done != cfg.SOLVER.MAX_ITER:
         remove(results)
 
 

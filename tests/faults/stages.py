@@ -54,7 +54,7 @@ def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
     def arguments(work: Path, data: Path) -> list[str]:
         keys = {"SOLVER__MAX_ITER": 6, "SOLVER__CHECKPOINT_PERIOD": 2, "OUTPUT_DIR": str(work / "run"),
                 "TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2,
-                "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP", "TEST__PATIENCE": 1}  # fmt: skip
+                "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}  # fmt: skip
         name = f"coco:{data / 'coco/annotations.json'}:{data / 'coco'}"
         return tiny_coco.command(data, name, engine, "--resume", **keys)
 

@@ -1,7 +1,9 @@
-"""A batch in parts: the gradients of the whole, with one average over ranks; both engines take it."""
+"""A batch in parts: the gradients of the whole, with one average over ranks; both engines take it; bfloat16."""
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +106,30 @@ def test_an_engine_takes_parts(tmp_path: Path, engine: str, monkeypatch: pytest.
         work(tmp_path, engine, "--resume", **keys, SOLVER__ACCUMULATE=3)
     with pytest.raises(UserError, match=r"SOLVER\.ACCUMULATE is 4; it must be from 1 to 3, the images of"):
         work(tmp_path / "more", engine, **keys, SOLVER__ACCUMULATE=4)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out/metrics.json").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bfloat16_on_a_cpu(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"SEED": 1, "SOLVER__MAX_ITER": 1, "SOLVER__AMP__ENABLED": True}
+    exact: list[bool] = []
+    if engine == "detectron2":
+        heads = importlib.import_module("transfer.detectron2_engine.heads")
+        monkeypatch.setattr(heads, "keep_rois_in_float32", lambda model: exact.append(model.training))
+    work(tmp_path / "half", engine, **keys, SOLVER__BF16=True)
+    assert exact == [True] * (engine == "detectron2")
+    work(tmp_path / "parts", engine, **keys, SOLVER__BF16=True, SOLVER__ACCUMULATE=2)
+    work(tmp_path / "full", engine, SEED=1, SOLVER__MAX_ITER=1)
+    half, full = (
+        next(line["total_loss"] for line in lines(tmp_path / name) if "total_loss" in line) for name in ("half", "full")
+    )
+    assert half != full and half == pytest.approx(full, rel=0.05)
+    state = torch.load(tmp_path / "half/out/model_final.pth")["model"]
+    assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.float32}
+    with pytest.raises(UserError, match=r"float16 needs a CUDA device; set it False, or SOLVER\.BF16 True"):
+        work(tmp_path / "fp16", engine, **keys)
+    with pytest.raises(UserError, match=r"SOLVER\.BF16 is True, but SOLVER\.AMP\.ENABLED is False"):
+        work(tmp_path, engine, SOLVER__BF16=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json, write_json
+from pretrain.common.run_folder import read_json
 from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
 from transfer import checkpoints, early
@@ -79,15 +79,6 @@ def test_a_run_that_fell_back_keeps_what_it_saves(tmp_path: Path, keep: int) -> 
     assert numbered == ["model_0000003.pth", "model_0000005.pth"][-keep:]
     checkpoints.prune(tmp_path, 1, tmp_path / "model_final.pth")
     assert files(tmp_path) == ["model_0000005.pth", "model_best.pth", "model_final.pth"]
-
-
-def test_a_value_without_its_checkpoint_does_not_count(tmp_path: Path) -> None:
-    best = {"metric": "bbox/AP", "data": "d", "value": 40.0, "done": 2, "later": []}
-    write_json(tmp_path / "best.json", best)
-    assert not checkpoints._best_of(tmp_path, "bbox/AP", "d")
-    (tmp_path / "model_best.pth").write_text("")
-    assert checkpoints._best_of(tmp_path, "bbox/AP", "d") == best
-    assert not checkpoints._best_of(tmp_path, "bbox/AP", "other")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,6 @@ class Detection:
         headline: the main points of the protocol: detector, engine, schedule, heads, data.
         protocol: the whole of it.
         evaluated_only: by --eval-only; the detector was trained elsewhere.
-        ended_after: iterations, where TEST.PATIENCE ended the training before the schedule; else None.
         predictions: their file; None if an earlier version wrote the results, which did not record it.
     """
 
@@ -101,7 +100,6 @@ class Detection:
     test: str
     metrics: dict[str, dict[str, float | None]]
     evaluated_only: bool
-    ended_after: int | None
     predictions: Path | None
 
 
@@ -257,7 +255,7 @@ def _detections(run: Run) -> Iterable[Detection]:
     details |= {k: v for k, v in (keys(OWN) | config if config else {}).items() if not k.startswith(FREE_IN_TRANSFER)}
     tests = list(protocol["test"])
     found = results.get("datasets") or results["metrics"]
-    kept, done = results.get("predictions", {}), results.get("iteration")
+    kept = results.get("predictions", {})
     by_test = {test: found[test] for test in tests if test in found}
     if not by_test:
         by_test[tests[0] if tests else ""] = results["metrics"]
@@ -270,7 +268,6 @@ def _detections(run: Run) -> Iterable[Detection]:
             run.folder, origin, protocol["detector"], engine["name"], headline,
             details | {"train": list(protocol["train"])}, test, metrics,
             evaluated_only=results.get("iteration", 0) is None,
-            ended_after=done if isinstance(done, int) and done < schedule["iterations"] else None,
             predictions=run.folder / kept[test] if test in kept else None,
         )  # fmt: skip
 

@@ -155,8 +155,7 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
     for run, verdict in zip(runs, verdicts, strict=True):
         o, name = run.origin, names[run.folder]
         refused[verdict.table, verdict.reason].append(name)
-        remark = " (evaluation only)" if run.evaluated_only else ""
-        cells = [name + (f" (ended after {run.ended_after})" if run.ended_after else remark)]
+        cells = [name + " (evaluation only)" * run.evaluated_only]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
         cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
         for metric in _METRICS if is_compared else ():

@@ -104,10 +104,10 @@ class CountSkippedSteps(HookBase):
         self.trainer.storage.put_scalars(**self._skipped.values(), smoothing_hint=False)
 
     def after_train(self) -> None:
-        if self.trainer.iter < self.trainer.max_iter and not self.trainer.ended_early:  # it failed or was stopped
+        if self.trainer.iter < self.trainer.max_iter:  # it failed or was stopped
             return
         if skipped := self._skipped.up_to(self._scaler.get_scale()):
-            log.info(summary(skipped, self.trainer.iter + self.trainer.ended_early))
+            log.info(summary(skipped, self.trainer.iter))
 
     def state_dict(self) -> dict[str, int]:
         return {"skipped_steps": self._skipped.up_to(self._scaler.get_scale())}
@@ -145,10 +145,6 @@ class SaveBeforeEvaluation(HookBase):
             self.trainer.save(Path(checkpoints.EVALUATING).stem)
 
 
-class OutOfPatience(Exception):
-    """TEST.PATIENCE ends the training after this evaluation."""
-
-
 class Evaluation(hooks.EvalHook):
     """Detectron2's hook, which also first completes what a stop interrupted, and does not evaluate a failed run.
 
@@ -163,8 +159,7 @@ class Evaluation(hooks.EvalHook):
 
     def before_train(self) -> None:
         trainer, complete = self.trainer, self.trainer.start_iter >= self.trainer.max_iter
-        repeats = trainer.pending or trainer.out_of_patience
-        if repeats or complete:  # the metrics belong to the previous iteration
+        if trainer.pending or complete:  # the metrics belong to the previous iteration
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
         if trainer.pending:
             if trainer.precise_bn:
@@ -174,7 +169,7 @@ class Evaluation(hooks.EvalHook):
                     trainer.save(f"model_{trainer.iter:07d}")
                 if complete:
                     trainer.save("model_final")
-        if repeats and not complete:
+        if trainer.pending and not complete:
             self._do_eval()
             self._finish()
         elif trainer.pending:
@@ -193,18 +188,13 @@ class Evaluation(hooks.EvalHook):
         del self._func  # it holds the trainer, which holds this hook
 
     def _finish(self) -> None:
-        """Writes the evaluation that is complete, and ends the training if it exhausts TEST.PATIENCE.
+        """Writes the evaluation that is complete.
 
         A run that is killed before the checkpoint of the evaluation is gone repeats all of it.
         """
         for writer in self._writers:
             writer.write()
-        ends = checkpoints.is_out_of_patience(self.trainer.cfg, self.trainer.iter + 1)
-        if ends:
-            self.trainer.finish_early()
         self._forget_checkpoint()
-        if ends:
-            raise OutOfPatience
 
     def _forget_checkpoint(self) -> None:
         if comm.is_main_process():

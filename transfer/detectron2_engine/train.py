@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from detectron2.config import get_cfg
 from detectron2.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, TrainerBase, default_setup, hooks
-from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import build_model
 from detectron2.utils import comm
@@ -47,7 +46,6 @@ from .hooks import (
     Evaluation,
     Events,
     MetricsFile,
-    OutOfPatience,
     PreciseBatchNorm,
     SaveBeforeEvaluation,
     StopOnRequest,
@@ -55,7 +53,7 @@ from .hooks import (
 )
 
 log = logging.getLogger("detectron2.transfer")
-_PLANNED = (Stopped, UserError, FloatingPointError, OutOfPatience)  # ends of a training
+_PLANNED = (Stopped, UserError, FloatingPointError)  # ends of a training
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
 
 
@@ -110,7 +108,7 @@ def run(
         load_weights(model.state_dict, weights, require_heads=True, log=log.info)
         return evaluate(own, model, visualize)
     last = state["iteration"] if state else -1
-    repeats = path.name == checkpoints.EVALUATING or checkpoints.is_out_of_patience(cfg, last + 1)  # the evaluation
+    repeats = path.name == checkpoints.EVALUATING  # the evaluation
     if comm.is_main_process():  # a resumed run would write these lines again
         drop_metrics(out, last + 1, lambda line: repeats and line["iteration"] == last and "total_loss" not in line)
     trainer = Trainer(own, visualize)
@@ -165,12 +163,7 @@ class Trainer(DefaultTrainer):
     Attributes:
         results: the last evaluation's.
         pending: precise BN and the evaluation before the first iteration were not finished.
-        out_of_patience: the checkpoint that is resumed is the last by TEST.PATIENCE.
-        ended_early: by TEST.PATIENCE.
     """
-
-    out_of_patience = False
-    ended_early = False
 
     def __init__(self, cfg: CfgNode, visualize: int = 0) -> None:
         TrainerBase.__init__(self)  # DefaultTrainer's __init__ puts DDP on the GPU of the local rank, even on a CPU
@@ -236,8 +229,6 @@ class Trainer(DefaultTrainer):
             with checkpoint.restoring("the checkpoint", self._trainer.optimizer, "choose another OUTPUT_DIR"):
                 self.load_state_dict(state["trainer"])
             self.start_iter, self.pending = state["iteration"] + 1, pending
-            # An evaluation that was not finished may be better than all before.
-            self.out_of_patience = not pending and checkpoints.is_out_of_patience(self.cfg, self.start_iter)
             log.info(f"resuming from {weights.path}")
         check_same_start(self.start_iter, model.state_dict())
         if not state and (count := self.cfg.SOLVER.get("FROZEN_BN_ITER", 0)):
@@ -255,14 +246,6 @@ class Trainer(DefaultTrainer):
             TrainingBatches(self.cfg, self.seed, workers=0), count, log.info,
         )  # fmt: skip
 
-    def train(self) -> None:
-        """DefaultTrainer's, for which TEST.PATIENCE is an end like any other."""
-        try:
-            super().train()
-        except OutOfPatience:
-            if self.cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():
-                verify_results(self.cfg, self._last_eval_results)
-
     def run_step(self) -> None:
         # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on a history.
         torch.manual_seed(mix(self.seed, self.iter, comm.get_rank()))
@@ -278,21 +261,11 @@ class Trainer(DefaultTrainer):
         """Rank 0 writes a checkpoint."""
         self.checkpointer.save(name, iteration=min(self.iter, self.max_iter - 1))  # it ends at max_iter
 
-    def finish_early(self) -> None:
-        """Ends a training whose last evaluation exhausted TEST.PATIENCE."""
-        log.info(f"TEST.PATIENCE ends the training after {self.iter + 1} iterations; best.json names the best")
-        self.ended_early = True
-        if comm.is_main_process():
-            self.save("model_final")
-
     def _evaluate(self) -> dict[str, float]:
         self.results = evaluate(self.cfg, self._parallel, self._visualize)
-
-        def save(name: str) -> None:
-            if comm.is_main_process():
-                self.save(Path(name).stem)
-
-        checkpoints.keep_best(self.cfg, self.results, min(self.iter + 1, self.max_iter), save, log.info)
+        if comm.is_main_process():
+            done = min(self.iter + 1, self.max_iter)
+            checkpoints.keep_best(self.cfg, self.results, done, lambda name: self.save(Path(name).stem), log.info)
         several = len(self.results) != 1
         # TEST.EXPECTED_RESULTS, which Detectron2 compares with this, names no data set where there is only one.
         self._last_eval_results = self.results if several else next(iter(self.results.values()))

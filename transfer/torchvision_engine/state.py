@@ -109,27 +109,27 @@ class State(contextlib.ExitStack):
 
     def save(self, name: str, iteration: int) -> None:
         """Writes a checkpoint on rank 0; the other ranks wait for it, and fail with it."""
+        on_first_rank(lambda: self.write_file(name, iteration))
+
+    def write_file(self, name: str, iteration: int) -> None:
+        """Writes a checkpoint on this rank."""
         out = Path(self.cfg.OUTPUT_DIR)
-
-        def write() -> None:
-            content = {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "iteration": iteration,
-                "seed": self.cfg.SEED,
-                "window": list(self.window),
-                "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
-                "engine": "torchvision",
-                "config": self.cfg.dump(),
-            }
-            checkpoints.save(out / name, content)
-            if name not in checkpoints.TEMPORARY_OR_BEST:
-                atomic_write(out / "last_checkpoint", name)
-                checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0), out / name)
-            self.log.info(f"saved {out / name}")
-
-        on_first_rank(write)
+        content = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "iteration": iteration,
+            "seed": self.cfg.SEED,
+            "window": list(self.window),
+            "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
+            "engine": "torchvision",
+            "config": self.cfg.dump(),
+        }
+        checkpoints.save(out / name, content)
+        if name not in checkpoints.TEMPORARY_OR_BEST:
+            atomic_write(out / "last_checkpoint", name)
+            checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0), out / name)
+        self.log.info(f"saved {out / name}")
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.process_group import AgreedStop, data_parallel
+from pretrain.common.process_group import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
@@ -100,8 +101,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     """
     cfg, solver, model, device, log = state.cfg, state.cfg.SOLVER, state.model, state.device, state.log
     results: dict[str, coco_results.Metrics] = {}
-    # An evaluation that was not finished may be better than all before.
-    done, is_over = start, start >= solver.MAX_ITER or (not evaluating and checkpoints.is_out_of_patience(cfg, start))
+    done, is_over = start, start >= solver.MAX_ITER
     repeats = evaluating or is_over  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
     parallel = Accumulated(
@@ -112,7 +112,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     if repeats:
         log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
         results = _finish(state, start - 1, visualize, saved=not evaluating)
-        if start >= solver.MAX_ITER or checkpoints.is_out_of_patience(cfg, start):
+        if is_over:
             return results
     batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     for iteration in range(start, solver.MAX_ITER):
@@ -143,8 +143,6 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         done, reason = iteration + 1, stop.poll()
         if done == solver.MAX_ITER or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
             results = _finish(state, iteration, visualize, reason)
-            if checkpoints.is_out_of_patience(cfg, done):
-                break
             continue
         if done % solver.CHECKPOINT_PERIOD == 0 or reason:
             state.save(f"model_{iteration:07d}.pth", iteration)
@@ -183,13 +181,9 @@ def _finish(
             if state.rank == 0:
                 remove(pending)  # the final checkpoint says the same: only the evaluation is due
     results = evaluate(cfg, state.model, state.rank, state.world, visualize if final else 0)
-    checkpoints.keep_best(cfg, results, done, lambda name: state.save(name, iteration), state.log.info)
-    if is_last := checkpoints.is_out_of_patience(cfg, done) and not final:
-        state.log.info(f"TEST.PATIENCE ends the training after {done} iterations; best.json names the best")
-        state.save("model_final.pth", iteration)
-        if visualize:  # until now it was not known to be the last
-            evaluate(cfg, state.model, state.rank, state.world, visualize)
-    summary = state.summary(iteration) if final or is_last or done % LOG_PERIOD == 0 else {}
+    write = partial(state.write_file, iteration=iteration)
+    on_first_rank(lambda: checkpoints.keep_best(cfg, results, done, write, state.log.info))
+    summary = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
     state.write(iteration, coco_results.flat_sets(results) | summary)
     if state.rank == 0:
         remove(pending)

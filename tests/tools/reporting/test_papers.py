@@ -162,11 +162,6 @@ def test_an_evaluation_alone_is_marked_and_not_compared(tmp_path: Path):
     assert cells(text, "eval_only (evaluation only)")[1] == "jcl, then coco_2017_train" and "35.6" not in text
 
 
-def test_a_training_that_ended_early_is_marked(tmp_path: Path):
-    write(tmp_path / "d", detector(iteration=60_000))
-    assert cells(render([tmp_path / "d"]), "d (ended after 60000)")
-
-
 def test_a_papers_whole_table_has_the_mean_of_our_seeds_beside_its_numbers(tmp_path: Path):
     values = (37.0, 38.0, 39.4)
     for seed, ap in enumerate(values):

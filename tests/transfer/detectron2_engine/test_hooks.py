@@ -19,9 +19,7 @@ def test_steps_that_fp16_skips_are_counted(caplog: pytest.LogCaptureFixture) -> 
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=4.0)
     written: list[tuple[float, float]] = []
     storage = SimpleNamespace(put_scalars=lambda **v: written.append((v["loss_scale"], v["skipped_steps"])))
-    trainer = SimpleNamespace(
-        _trainer=SimpleNamespace(model=model), iter=0, max_iter=4, storage=storage, ended_early=False
-    )
+    trainer = SimpleNamespace(_trainer=SimpleNamespace(model=model), iter=0, max_iter=4, storage=storage)
 
     def train(hook: CountSkippedSteps, factors: dict[int, float]) -> None:
         hook.trainer = trainer  # type: ignore[assignment]

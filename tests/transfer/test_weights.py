@@ -101,14 +101,6 @@ def test_load_names_what_does_not_fit(r50: Weights) -> None:
         load_weights(lambda: own, r50)
 
 
-def test_tensors_that_are_copies_are_noticed(r50: Weights) -> None:
-    def copies() -> dict[str, torch.Tensor]:
-        return {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
-
-    with pytest.raises(RuntimeError, match="did not take its value"):
-        load_weights(copies, r50)
-
-
 def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(resnet_state(), tmp_path / "torchvision.pth")
     with pytest.raises(UserError, match=r"holds no backbone.bottom_up.* convert it first"):

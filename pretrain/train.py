@@ -21,6 +21,7 @@ from torch import Tensor
 from . import datasets, distributed, executor, schedule, view_grid
 from .common import checkpoint, curves, interrupt, process_group
 from .common.errors import UserError
+from .common.files import sha256
 from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, remove, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
@@ -308,18 +309,19 @@ def _finish(run: _Run) -> dict[str, Any]:
         if skipped:
             run.log.info(summary(skipped, steps))
 
-    def finish() -> None:
+    def finish() -> dict[str, Any]:
         assert metrics is not None
         if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it
             metrics.write(steps - 1, results["metrics"])
             run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.words(cfg, score)})")
         metrics.close()
         checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
+        results["checkpoint_sha256"] = sha256(folder / checkpoint.FINAL)  # names the run in what is made of it
         for path in folder.glob("checkpoint_[0-9]*.pth"):
             remove(path)
         curves.write(folder)
         write_json(folder / "results.json", results)
         run.log.info(f"done: {folder / checkpoint.FINAL}")
+        return results
 
-    process_group.on_first_rank(finish)
-    return results
+    return process_group.on_first_rank(finish)

@@ -59,11 +59,19 @@ def test_probes_in_a_folder_of_their_own_join_the_pretraining_they_name(tmp_path
     assert cells(text, "knn_r50")[:3] == ["knn_r50", "r50.pth (abababab)", "resnet50"]
 
 
-def test_a_probe_of_an_older_run_of_a_folder_has_a_row_of_its_own(tmp_path: Path):
+def test_a_probe_joins_the_run_that_wrote_its_checkpoint(tmp_path: Path):
+    """An equal recipe in the same folder is another run; a folder that was renamed is still the same one."""
     older = pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.03")
-    pretrain(tmp_path / "jcl", *DIGITS, "SOLVER.BASE_LR", "0.06", knn=50.0)
-    probe(tmp_path / "knn_of_older", older, 60.0)
-    assert column(render([tmp_path]), "jcl", "kNN top-1") == "50.0"
+    (tmp_path / "jcl").rename(tmp_path / "older")
+    newer = pretrain(tmp_path / "jcl", *DIGITS, knn=50.0)
+    probe(tmp_path / "knn_of_older", older, 60.0, "PROBE.KNN_K", 5)
+    probe(tmp_path / "jcl/knn", newer, 61.0, "PROBE.KNN_K", 5, source=provenance(newer, source_sha256="ab" * 32))
+    text = render([tmp_path])
+    assert sorted(cells(text, "older")[2:]) == ["50.0", "60.0"] and "61.0" not in cells(text, "jcl")
+    content = json.loads((tmp_path / "jcl/results.json").read_text())
+    del content["checkpoint_sha256"]  # of a run that recorded none, the folder says which probes are its own
+    write(tmp_path / "jcl", content)
+    assert sorted(cells(render([tmp_path]), "jcl")[2:]) == ["50.0", "61.0"]
 
 
 def test_unequal_protocols_never_share_a_column(tmp_path: Path):

@@ -6,7 +6,7 @@ A protocol maps names to values; two scores may share a column or a table only i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def words(protocol: Protocol, names: Iterable[str]) -> str:
 def _pretraining(run: Run) -> Pretraining:
     results, steps, probe = run.results, run.results.get("steps"), None
     done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
-    origin = _origin(done, dict(flatten(run.config)))
+    origin = replace(_origin(done, dict(flatten(run.config))), sha256=_text(results.get("checkpoint_sha256")))
     if "knn_top1" in results["metrics"]:
         scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
         protocol = probe_protocol("kNN", _recorded("kNN", run, "knn_protocol"))

@@ -14,7 +14,6 @@ from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differi
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5"), "fine-tuned": ("top1", "top5")}
-_TRAINING = ("METHOD.", "MODEL.", "SOLVER.", "SEED")  # an older run in the same folder may differ in these
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
@@ -43,8 +42,8 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
             rows.append(Row(folder, item.origin, probes, item))
     others: dict[tuple[Path, str], Row] = {}
     for probe in (item for item in items if isinstance(item, Probe)):
-        owner = max(rows, key=lambda row: _kinship(probe, row), default=None)
-        if owner is None or not _kinship(probe, owner):
+        owner = next((row for row in rows if _wrote(row.pretraining, probe)), None)
+        if owner is None:
             parent = probe.folder.parent
             is_branch = not any(folder.is_relative_to(parent) for folder in given)
             folder, weights = parent if is_branch else probe.folder, probe.origin.sha256 or str(probe.origin)
@@ -57,16 +56,12 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
     return sorted((*rows, *others.values()), key=lambda row: position[(row.pretraining or row.probes[0]).folder])
 
 
-def _kinship(probe: Probe, row: Row) -> int:
-    """2: a probe of the row's final weights beside or inside its folder; 1: recorded as coming from it; 0: neither."""
-    own = row.pretraining
-    if own is None or probe.origin.method != own.origin.method or probe.steps not in (None, own.steps):
-        return 0
-    if own.folder in (probe.folder.parent, probe.folder.parent / "pretrain"):
-        return 2
-    recorded, config = probe.origin.config, own.origin.config
-    same = all(recorded[key] == config[key] for key in recorded.keys() & config.keys() if key.startswith(_TRAINING))
-    return int(same and "OUTPUT_DIR" in recorded and recorded["OUTPUT_DIR"] == config.get("OUTPUT_DIR"))
+def _wrote(own: Pretraining | None, probe: Probe) -> bool:
+    """Whether the pretraining's final checkpoint was probed; one that recorded no SHA-256 has its probes beside it."""
+    if own is None or own.origin.sha256:
+        return own is not None and probe.origin.sha256 == own.origin.sha256
+    same = probe.origin.method == own.origin.method and probe.steps in (None, own.steps)
+    return same and own.folder in (probe.folder.parent, probe.folder.parent / "pretrain")
 
 
 def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:

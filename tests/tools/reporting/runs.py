@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def pretrain(folder: Path, *overrides: str, recipe: str = "jcl_R50_IN1k_200ep", 
     """Writes a finished pretraining to ``folder``; returns its config."""
     cfg = load_config(CONFIGS / "pretrain" / f"{recipe}.yaml", [*overrides, "OUTPUT_DIR", str(folder)])
     content = {"stage": "pretrain", "method": cfg.METHOD.NAME, "arch": cfg.MODEL.ARCH, "epochs": cfg.SOLVER.EPOCHS,
-               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {}}  # fmt: skip
+               "steps": 10 * cfg.SOLVER.EPOCHS, "metrics": {},
+               "checkpoint_sha256": provenance(cfg.dump())["source_sha256"]}  # fmt: skip
     if knn is not None:
         content |= {"metrics": {"knn_top1": knn, "knn_top5": 90.0}, "knn_protocol": protocol(cfg, "knn")}
     write(folder, content, cfg.dump())
@@ -46,10 +48,15 @@ def protocol(cfg: CfgNode, stage: str) -> dict[str, Any]:
 
 
 def provenance(config: str, **change: Any) -> dict[str, Any]:
-    """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``."""
+    """What a probe or a conversion records of the final checkpoint of a pretraining under ``config``.
+
+    A ``change`` of more than the encoder is that of another file.
+    """
     cfg = from_yaml_text(config)
+    other = {key: value for key, value in change.items() if key != "encoder"}
+    digest = sha256(f"{config}{other or ''}".encode()).hexdigest()
     return {
-        "source": "checkpoint_final.pth", "source_sha256": "0123456789abcdef", "encoder": "query", "stem": "imagenet",
+        "source": "checkpoint_final.pth", "source_sha256": digest, "encoder": "query", "stem": "imagenet",
         "arch": cfg.MODEL.ARCH, "config": config, "method": cfg.METHOD.NAME, "epoch": cfg.SOLVER.EPOCHS,
         "step": 10 * cfg.SOLVER.EPOCHS, **change,
     }  # fmt: skip

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.common.process_group import averaged_after
-from pretrain.shares import slice_bounds
 
 
 class Accumulated(nn.Module):
@@ -42,7 +41,7 @@ class Accumulated(nn.Module):
             return self.model(batch)
         sums: dict[str, Tensor] = {}
         for index in range(self._count):
-            start, stop = slice_bounds(len(batch), index, self._count)
+            start, stop = (len(batch) * part // self._count for part in (index, index + 1))
             is_last, share = index == self._count - 1, (stop - start) / len(batch)
             with averaged_after(self.model, is_last):
                 losses = {name: loss * share for name, loss in self.model(batch[start:stop]).items()}

@@ -18,7 +18,6 @@ from pretrain.common.run_folder import refuse_other_stage, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
-from .coco.evaluator import evaluator
 from .config import check_same_training, check_supported
 
 # Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
@@ -65,7 +64,6 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not, or a data set's evaluator is not COCO's.
     """
-    evaluator()
     names = _data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
         data.find(name)

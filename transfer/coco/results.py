@@ -1,12 +1,8 @@
-"""Computes either engine's COCO metrics through pycocotools, in one schema: Detectron2's names, 0 to 100 or null.
-
-With P2T_COCOEVAL=faster, through faster-coco-eval; published numbers are pycocotools'.
-"""
+"""Computes either engine's COCO metrics by pycocotools, in one schema: Detectron2's names, 0 to 100 or null."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +19,6 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
 from .data import folder_name, read, truth
-from .evaluator import evaluator
 from .pictures import draw
 
 TASKS = ("bbox", "segm", "keypoints")
@@ -34,16 +29,6 @@ _STATS = {  # name: position in COCOeval.stats
     "keypoints": {"AP": 0, "AP50": 1, "AP75": 2, "APm": 3, "APl": 4, "AR": 5, "ARm": 8, "ARl": 9},
 }
 Metrics = dict[str, dict[str, float | None]]
-
-
-def _classes() -> tuple[Any, Any]:
-    """Of the ground truth or predictions, and of what compares them."""
-    if evaluator() == "pycocotools":
-        return COCO, COCOeval
-    import faster_coco_eval
-
-    quiet = functools.partial(faster_coco_eval.COCOeval_faster, print_function=lambda *_: None)
-    return functools.partial(faster_coco_eval.COCO, print_function=lambda *_: None), quiet
 
 
 def score(
@@ -93,16 +78,16 @@ def evaluate(
     truth = _index(content, content["annotations"])
     results: Metrics = {}
     for task in tasks:
-        judge = _classes()[1](truth, _index(content, predictions, task), task)
+        coco_eval = COCOeval(truth, _index(content, predictions, task), task)
         if task == "keypoints":
-            judge.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, judge.params.kpt_oks_sigmas)
+            coco_eval.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, coco_eval.params.kpt_oks_sigmas)
         with contextlib.redirect_stdout(io.StringIO()):
-            judge.evaluate()
-            judge.accumulate()
-            judge.summarize()
-        results[task] = {name: _percent(judge.stats[i]) for name, i in _STATS[task].items()}
-        precision = judge.eval["precision"]  # IoU thresholds x recalls x categories x areas x detections
-        for k, category_id in enumerate(judge.params.catIds):
+            coco_eval.evaluate()
+            coco_eval.accumulate()
+            coco_eval.summarize()
+        results[task] = {name: _percent(coco_eval.stats[i]) for name, i in _STATS[task].items()}
+        precision = coco_eval.eval["precision"]  # IoU thresholds x recalls x categories x areas x detections
+        for k, category_id in enumerate(coco_eval.params.catIds):
             values = precision[:, :, k, 0, -1]
             values = values[values > -1]
             name = truth.cats[category_id]["name"]
@@ -167,7 +152,6 @@ def write_results(
             "heads": _heads(cfg),
             "freeze_at": cfg.MODEL.BACKBONE.FREEZE_AT,
             "precise_bn": cfg.TEST.PRECISE_BN.ENABLED,
-            **({} if (judge := evaluator()) == "pycocotools" else {"evaluator": judge}),
             "train": list(cfg.DATASETS.TRAIN),
             "test": list(cfg.DATASETS.TEST),
         },
@@ -200,7 +184,7 @@ def _schedule_name(cfg: CfgNode) -> str:
 
 def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
     """Ground truth (no task) or predictions for COCOeval, with ids from 1, as COCOeval takes id 0 for no match."""
-    coco = _classes()[0]()
+    coco = COCO()
     kept: list[dict[str, Any]] = []
     for number, record in enumerate(records, start=1):
         new = {**record, "id": number, "iscrowd": record.get("iscrowd", 0)}

@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer.coco import data, evaluator, results
+from transfer.coco import data, results
 
 
 def perfect(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,34 +46,6 @@ def test_perfect_predictions_score_100(people: dict[str, Any]) -> None:
         assert metrics[task]["AP50"] == pytest.approx(100) and metrics[task]["AR"] == pytest.approx(100)
     assert metrics["bbox"]["APl"] is None  # no object above 96 x 96 pixels
     assert "APs" not in metrics["keypoints"]
-
-
-@pytest.mark.parametrize("count", [0, 7, None])
-def test_faster_coco_eval_gives_the_same_values(
-    people: dict[str, Any], monkeypatch: pytest.MonkeyPatch, count: int | None
-) -> None:
-    pytest.importorskip("faster_coco_eval", reason="needs faster-coco-eval")
-    found = perfect(people)[:count]
-    for number, one in enumerate(found):
-        one["bbox"] = [side + number % 5 for side in one["bbox"]]
-        one["keypoints"] = [value + number % 3 for value in one["keypoints"]]
-        one["score"] = 0.9 - 0.01 * number
-    expected = results.evaluate(people, found, results.TASKS)
-    monkeypatch.setenv("P2T_COCOEVAL", "faster")
-    again = results.evaluate(people, found, results.TASKS)
-    assert again.keys() == expected.keys()
-    for task in results.TASKS:
-        assert again[task] == pytest.approx(expected[task], abs=1e-10)
-
-
-def test_another_evaluator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("P2T_COCOEVAL", "fast")
-    with pytest.raises(UserError, match="P2T_COCOEVAL is 'fast'; give pycocotools or faster"):
-        evaluator.evaluator()
-    monkeypatch.setenv("P2T_COCOEVAL", "faster")
-    monkeypatch.setattr(evaluator.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UserError, match="faster-coco-eval is not installed; run: pip install"):
-        evaluator.evaluator()
 
 
 def test_no_predictions_are_zeros_not_missing_rows(people: dict[str, Any]) -> None:

@@ -98,10 +98,6 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
         "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
         "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
-        "VIEWS.EXECUTOR": (
-            "cpu", Choice(("cpu", "device", "auto")),
-            "device: color operations in batches on the training device; auto: times both before the first step",
-        ),
         "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
         "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), folder:/path or packed:/path"),
         "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
@@ -289,9 +285,7 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
     changed = [
         f"{key} {before.get(key)!r} -> {value!r}"
         for key, value in flatten(cfg)
-        if before.get(key) != value
-        and not key.startswith(MAY_CHANGE)
-        and (key, value) != ("VIEWS.EXECUTOR", "auto")  # the run keeps what it began with
+        if before.get(key) != value and not key.startswith(MAY_CHANGE)
     ]
     keys = {words.split()[0] for words in changed}
     if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):

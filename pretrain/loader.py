@@ -3,7 +3,7 @@
 The order of an epoch is a function of (seed, epoch), and a view's randomness of (seed, epoch, image index, view
 number). Any number of workers and processes therefore gives the same global batches, and a run can start at any step.
 
-Shape letters: V views, N images of a batch (here: this rank's share), C = 3 channels, H = W = S pixels, L operations.
+Shape letters: V views, N images of a batch (here: this rank's share), C = 3 channels, H = W = S pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .common.workers import ShieldedDataLoader
 from .datasets import ImageData
 from .recipes import Recipe
 from .shares import slice_bounds
-from .views import center_view, crop_views, make_views
+from .views import center_view, make_views
 
 _log = logging.getLogger("pretrain.loader")
 
@@ -40,14 +40,12 @@ class Batch(NamedTuple):
         views_VNCHW: (V, N, 3, S, S) uint8, with the channels of a pixel side by side in memory.
         index_N: (N,) int64, position in the data set of the image used.
         label_N: (N,) int64, -1 where the image has no label.
-        programs: (V, N, L, 2) float32, which `view_ops.finish` has yet to run; None: the views are finished.
         replaced: {position: name} of the corrupt images that other images replace.
     """
 
     views_VNCHW: Tensor
     index_N: Tensor
     label_N: Tensor
-    programs: Tensor | None
     replaced: dict[int, str]
 
 
@@ -63,7 +61,6 @@ class Loader:
         rank, world_size: this process and how many share a global batch.
         num_workers: worker processes; 0: decode in this process.
         on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
-        executor: ``cpu``, or ``device``: leave the color operations to `view_ops.finish`.
         pin_memory: batches come in pinned memory, which is copied to a GPU without a host-device synchronization.
 
     Attributes:
@@ -85,7 +82,6 @@ class Loader:
         world_size: int = 1,
         num_workers: int = 4,
         on_corrupt: str = "error",
-        executor: str = "cpu",
         pin_memory: bool = False,
     ) -> None:
         if len(data) < batch_size:
@@ -97,7 +93,7 @@ class Loader:
         self._corrupt_images: set[int] = set()
         self._total, self._images, self._seed = batch_size, len(data), seed
         self._share = slice_bounds(batch_size, rank, world_size)
-        self._views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip", executor == "device")
+        self._views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip")
         self._num_workers, self._pin_memory = num_workers, pin_memory
 
     def __len__(self) -> int:
@@ -116,11 +112,6 @@ class Loader:
             batch: Batch = _unwrap(item)
             self._count_corrupt(batch.replaced)
             yield step, batch
-
-    def here(self, step: int) -> Batch:
-        """The batch of a step, made in this process."""
-        (items,) = self._items(step, step + 1)
-        return _unwrap(self._views.__getitems__(items))
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
@@ -147,14 +138,13 @@ class Loader:
 
 
 def build_loader(
-    cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int,
-    executor: str = "cpu",
-) -> Loader:  # fmt: skip
+    cfg: CfgNode, data: ImageData, recipes: Sequence[Recipe], device: torch.device, *, size: int, batch_size: int
+) -> Loader:
     """A `Loader` of this rank's shares for ``device``."""
     return Loader(
         data, recipes, size, batch_size=batch_size, seed=cfg.SEED, rank=distributed.rank(),
         world_size=distributed.world_size(), num_workers=cfg.DATALOADER.NUM_WORKERS,
-        on_corrupt=cfg.DATALOADER.ON_CORRUPT, executor=executor, pin_memory=device.type == "cuda",
+        on_corrupt=cfg.DATALOADER.ON_CORRUPT, pin_memory=device.type == "cuda",
     )  # fmt: skip
 
 
@@ -211,31 +201,23 @@ class _Views(Dataset):
     size: int
     seed: int
     skip_corrupt: bool
-    leave_colors: bool
 
     def name(self, item: tuple[int, int]) -> str:
         return self.data.image_name(item[1])
 
     def __getitems__(self, items: list[tuple[int, int]]) -> Batch | _Failure:
         views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
-        programs: list[np.ndarray] = []
         used = np.empty(len(items), np.int64)
         replaced: dict[int, str] = {}
         try:
             for n, (epoch, position) in enumerate(items):
                 image, used[n] = self._read(position, replaced)
-                rng_of_view = self._rng_of_view(epoch, position)
-                if self.leave_colors:
-                    views[:, n], program = crop_views(image, self.recipes, self.size, rng_of_view)
-                    programs.append(program)
-                else:
-                    views[:, n] = make_views(image, self.recipes, self.size, rng_of_view)
+                views[:, n] = make_views(image, self.recipes, self.size, self._rng_of_view(epoch, position))
         except UserError as error:
             return _Failure(str(error))
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
-        left = torch.from_numpy(np.stack(programs, axis=1)) if self.leave_colors else None
         views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
-        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), left, replaced)
+        return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
 
     def _rng_of_view(self, epoch: int, position: int) -> Callable[[int], np.random.Generator]:
         return lambda view: stream(self.seed, epoch, _VIEW, position, view)

@@ -58,11 +58,6 @@ class Recipe:
     policy: str = ""  # "" | imagenet | cifar10: AutoAugment's published policies
     colors: tuple[Jitter | Gray | Blur, ...] = ()
 
-    @property
-    def length(self) -> int:
-        """The largest number of operations in its programs."""
-        return sum(4 if isinstance(color, Jitter) else 1 for color in self.colors)
-
 
 _MOCO_V2 = (Jitter(0.4, 0.4, 0.4, 0.1, p=0.8), Gray(0.2), Blur(0.5))
 _SIMCLR_JITTER = Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)  # color distortion of strength 1

@@ -18,7 +18,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, executor, schedule, view_grid
+from . import datasets, distributed, schedule, view_grid
 from .common import checkpoint, curves, interrupt, process_group
 from .common.errors import UserError
 from .common.files import sha256
@@ -26,7 +26,7 @@ from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, remove, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
-from .config import from_yaml_text, run_folder
+from .config import run_folder
 from .loader import Loader, build_loader
 from .methods import METHODS
 from .objectives import build_objective
@@ -38,7 +38,6 @@ from .progress import Progress, over_ranks
 from .recipes import RECIPES
 from .signs import Signs
 from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
-from .view_ops import finish
 from .watch import Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
@@ -106,7 +105,7 @@ def _train(run: _Run, first_step: int) -> None:
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = _set_learning_rate(optimizer, cfg, step, run.steps_per_epoch)
-        images_VNCHW = finish(batch.views_VNCHW.to(run.device, non_blocking=True), batch.programs)
+        images_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
         # DDP averages over ranks; a rank with more images must weigh more for the global mean.
         weight = len(batch.index_N) * distributed.world_size() / batch_size
         optimizer.zero_grad(set_to_none=True)
@@ -145,12 +144,8 @@ def _open(
     found = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
-    earlier = from_yaml_text(found[1]["config"]).VIEWS.EXECUTOR if found else ""
-    cfg = executor.settle(cfg, earlier, data, recipes, device, log.info)
-    loader = build_loader(
-        cfg, data, recipes, device, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
-        executor=cfg.VIEWS.EXECUTOR,
-    )  # fmt: skip
+    size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=batch_size)
     if distributed.is_main():
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS

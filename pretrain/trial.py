@@ -109,7 +109,7 @@ def seconds_per_step(cfg: CfgNode, device: torch.device, steps: int, processes: 
         images = images.to(device)
         began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        objective.backward(images, Batch(images, index, index, None, {}), step, scaler.scale)
+        objective.backward(images, Batch(images, index, index, {}), step, scaler.scale)
         scaler.step(optimizer)
         scaler.update()
         objective.after_step(step)

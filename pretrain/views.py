@@ -1,10 +1,9 @@
-r"""Draws the random choices of a view by its recipe, and makes it on the CPU.
+r"""Draws the random choices of a view by its recipe, and makes it.
 
 A view is drawn in two parts: a box of the image with a flip, and a program, which is color operations with their values
-in order. Crop, resize and flip are always done on the CPU; the program runs on the CPU too (`make_views`) or in batches
-on the training device (`view_ops.finish`), from the same random streams.
+in order.
 
-Shape letters: V views, N images, H x W pixels of the image read, S x S of a view, L operations of a program.
+Shape letters: V views, H x W pixels of the image read, S x S of a view.
 """
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
     return Drawn(box, flip, offset, policy, np.array(program, np.float32).reshape(-1, 2))
 
 
-def crop_views(
+def make_views(
     image: np.ndarray, recipes: Sequence[Recipe], size: int, rng_of_view: Callable[[int], np.random.Generator]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Crops, resizes and flips every view, and draws what remains to be done to it.
+) -> np.ndarray:
+    """All views of an image.
 
     Args:
         image: (H, W, 3) uint8.
@@ -79,11 +78,9 @@ def crop_views(
         rng_of_view: the random stream of a view by its number.
 
     Returns:
-        (V, S, S, 3) uint8 and the programs (V, L, 2) float32, operation 0 where there is none; L is the longest
-        recipe's length.
+        (V, S, S, 3) uint8.
     """
     views = np.empty((len(recipes), size, size, 3), np.uint8)
-    programs = np.zeros((len(recipes), max(recipe.length for recipe in recipes), 2), np.float32)
     for v, recipe in enumerate(recipes):
         drawn = draw(recipe, image.shape[0], image.shape[1], rng_of_view(v))
         view = _cut(image, recipe, drawn, size)
@@ -95,17 +92,7 @@ def crop_views(
             policy = _Policy(AutoAugmentPolicy(recipe.policy))
             policy.drawn = drawn.policy
             views[v] = np.asarray(policy(Image.fromarray(views[v])))
-        programs[v, : len(drawn.program)] = drawn.program
-    return views, programs
-
-
-def make_views(
-    image: np.ndarray, recipes: Sequence[Recipe], size: int, rng_of_view: Callable[[int], np.random.Generator]
-) -> np.ndarray:
-    """All views of an image, finished on the CPU; arguments as `crop_views`. Returns (V, S, S, 3) uint8."""
-    views, programs = crop_views(image, recipes, size, rng_of_view)
-    for view, program in zip(views, programs, strict=True):
-        run_program(view, program)
+        run_program(views[v], drawn.program)
     return views
 
 

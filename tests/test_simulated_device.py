@@ -102,7 +102,7 @@ def _pretrain(images: Path, output: Path, device: str, steps: int, *more: str) -
 )
 def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp_path: Path, method: str) -> None:
     many = "2" if METHODS[method].many_keys else "1"
-    words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", many, "SOLVER.LOG_PERIOD", "1", "VIEWS.EXECUTOR", "device")
+    words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", many, "SOLVER.LOG_PERIOD", "1")
     *on_cpu, _ = elsewhere(_pretrain, images, tmp_path / "cpu", "cpu", 2, *words)
     *on_device, _ = elsewhere(_pretrain, images, tmp_path / "sim", "sim:0", 2, *words)
     assert len(on_cpu[0]) == 2 and on_device == on_cpu
@@ -112,7 +112,7 @@ def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp
 def test_a_step_of_pretraining_waits_for_nothing(
     elsewhere: Callable, images: Path, tmp_path: Path, method: str
 ) -> None:
-    words = ("METHOD.NAME", method, "SOLVER.LOG_PERIOD", "100", "VIEWS.EXECUTOR", "device")
+    words = ("METHOD.NAME", method, "SOLVER.LOG_PERIOD", "100")
     *_, waits = elsewhere(_pretrain, images, tmp_path, "sim:0", 4, *words)
     assert len(waits) == 4 and waits[1] and not waits[3] - waits[1]  # all waits are before the first steps
 

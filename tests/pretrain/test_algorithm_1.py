@@ -75,7 +75,7 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
         generator = torch.Generator().manual_seed(step)
         images = torch.randint(0, 256, (1 + m, N, 3, 16, 16), generator=generator).to(torch.uint8)
         optimizer.zero_grad()
-        batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), None, {})
+        batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), {})
         loss, _ = objective.backward(images, batch, step)
         optimizer.step()
         objective.after_step(step)

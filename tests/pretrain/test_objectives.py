@@ -39,7 +39,7 @@ def config(method: str, *more: str):
 def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lambda index: index % 3) -> Batch:
     generator, index = torch.Generator().manual_seed(seed), torch.arange(share.stop)[share]
     images = torch.randint(0, 256, (num_views, share.stop, 3, 16, 16), generator=generator).to(torch.uint8)
-    return Batch(images[:, share], index, labels(index), None, {})
+    return Batch(images[:, share], index, labels(index), {})
 
 
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
@@ -54,7 +54,7 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
         views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
         optimizer.zero_grad()
-        loss, _ = objective.backward(views, Batch(views, index, labels, None, {}), step, lambda loss: loss * weight)
+        loss, _ = objective.backward(views, Batch(views, index, labels, {}), step, lambda loss: loss * weight)
         optimizer.step()
         objective.after_step(step)
         watch.step(loss, step, 0.1, index)

@@ -121,7 +121,7 @@ def test_checkpoints_and_knn_count_in_no_rate(images, tmp_path, monkeypatch):
 
         return timed
 
-    monkeypatch.setattr(train, "finish", taking(2.0, train.finish))
+    monkeypatch.setattr(train.Watch, "step", taking(2.0, train.Watch.step))
     monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda *_: None))
     monkeypatch.setattr(
         train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1, "val_images": 1})

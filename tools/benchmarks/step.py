@@ -26,7 +26,6 @@ from pretrain.loader import build_loader
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.recipes import RECIPES
-from pretrain.view_ops import finish
 from tools.benchmarks.machine import about
 from tools.benchmarks.objectives import naive_jcl
 from tools.launcher.spec import ROOT
@@ -74,15 +73,15 @@ def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:
     """Endless steps of pretrain/train.py: seconds of each, and of these for the views."""
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
-    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=cfg.SOLVER.IMS_PER_BATCH,
-                          executor=cfg.VIEWS.EXECUTOR)  # fmt: skip
+    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE,
+                          batch_size=cfg.SOLVER.IMS_PER_BATCH)  # fmt: skip
     objective = build_objective(cfg, _DEVICE, len(loader), lambda _: None)
     optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
     batches = loader.batches(0, 1 << 30)
     while True:
         began = time.perf_counter()
         number, batch = next(batches)
-        images = finish(batch.views_VNCHW, batch.programs)
+        images = batch.views_VNCHW.contiguous()
         views = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         objective.backward(images, batch, number)

@@ -6,7 +6,6 @@ python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
 python tools/benchmark.py reading --folder /data
 python tools/benchmark.py step
-python tools/benchmark.py growth --json growth.json --plot growth.svg
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
 python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits.yaml
 python tools/benchmark.py peers --json peers.json
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _all(file: str) -> None:
-    """Runs what needs no other library and no config, on one thread; writes a file of numbers, and a plot beside it."""
+    """Runs what needs no other library and no config, on one thread; writes a file of numbers."""
     import torch
 
     from pretrain.common.run_folder import read_json, write_json
@@ -56,10 +55,9 @@ def _all(file: str) -> None:
     torch.set_num_threads(1)
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("objectives", "views", "reading", "step", "growth"):
+        for name in ("objectives", "views", "reading", "step"):
             print(f"\n# {name}", flush=True)
-            plot = ["--plot", str(Path(file).with_suffix(".svg"))] if name == "growth" else []
-            main([name, "--json", f"{folder}/{name}.json", *plot])
+            main([name, "--json", f"{folder}/{name}.json"])
             numbers[name] = read_json(Path(folder) / f"{name}.json")
     write_json(file, numbers)
 
@@ -77,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = commands.add_parser(
-        "all", allow_abbrev=False, help="objectives, views, reading, step and growth, on one thread, in one file"
+        "all", allow_abbrev=False, help="objectives, views, reading and step, on one thread, in one file"
     )
     sub.set_defaults(benchmark=("", "all"))
-    sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers; a plot of the growth beside it")
+    sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers")
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
     sub.add_argument("--queries", type=int, default=64, help="N, on one device")
     sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")
@@ -109,9 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
     sub = command("step", "step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-    sub = command("growth", "growth", 5, "a step's time and memory over M', K, D, N, image size, parts and processes")
-    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-    sub.add_argument("--plot", default="", metavar="FILE", help="also draw them, as SVG")
     sub = command("detection", "detection", 7, "an iteration of both detection engines, paired: time and memory")
     sub.add_argument("--config-file", required=True, help="as in configs/coco_mask_R50_FPN_1x_random.yaml")
     sub.add_argument("--images", type=int, default=2, help="per step, on one device")

@@ -12,7 +12,6 @@
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
-    python tools/launch.py fit --method jcl
 
 KEY VALUE words override the config. A run folder that holds part of the same run is resumed.
 `launch.py COMMAND --help` lists the options of a command, and `launch.py COMMAND --help-keys` the keys of its config.
@@ -93,13 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
     sub.add_argument("--json", action="store_true", help="print the findings as JSON")
-    sub = _command(commands, "fit", "finds by trial runs the largest batch of a recipe that fits this machine's device")
-    _add_recipe(sub)
-    sub.add_argument("--processes", type=int, default=1, metavar="N", help="that will share the batch (1)")
-    sub.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="assume the device has only this much")
-    key_words.add_keys(sub, _pretraining_keys)
-    sub.set_defaults(takes_overrides=True)
-    key_words.add_usage(sub)
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub.add_argument("--follow", "-f", action="store_true", help="show it again until nothing is pending or running")

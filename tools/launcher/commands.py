@@ -10,7 +10,6 @@ from pathlib import Path
 from pretrain.common import loggers
 from pretrain.common.errors import UserError, printable
 from pretrain.common.run_folder import read_json
-from pretrain.config import load_config
 
 from . import checks, control, stages
 from .graph import Graph, preview, run
@@ -89,12 +88,6 @@ def doctor(args: argparse.Namespace) -> int:
     from .doctor import run as examine
 
     return examine(args.output, args.data_root, args.json)
-
-
-def fit(args: argparse.Namespace) -> None:
-    from .fit import fit as search
-
-    search(load_config(_recipe(args), args.overrides), args.processes, int(args.memory * 2**30))
 
 
 def status(args: argparse.Namespace) -> None:

@@ -99,7 +99,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
         "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
         "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
-        "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), folder:/path or packed:/path"),
+        "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), or folder:/path"),
         "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
         "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from; empty: DATA.TRAIN"),
         "DATA.PROBE_LABELS": (

@@ -41,7 +41,7 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
                 datasets.refuse_unreadable(name, split, data.ROOT)
     labels.refuse_missing(data.PROBE_LABELS)
     if stage in ("linear", "finetune", "knn", "embedding") and all(
-        name.startswith(("folder:", "packed:")) for name in data_names(cfg)
+        name.startswith("folder:") for name in data_names(cfg)
     ):
         found = len(probe_data(cfg).train)  # of the user's own images; listing a named data set would take long
         batch = cfg[stage.upper()].IMS_PER_BATCH if stage in ("linear", "finetune") else 1

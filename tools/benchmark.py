@@ -55,7 +55,7 @@ def _all(file: str) -> None:
     torch.set_num_threads(1)
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("objectives", "views", "reading", "step"):
+        for name in ("objectives", "views", "step"):
             print(f"\n# {name}", flush=True)
             main([name, "--json", f"{folder}/{name}.json"])
             numbers[name] = read_json(Path(folder) / f"{name}.json")
@@ -74,9 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds; medians are printed ({rounds})")
         return sub
 
-    sub = commands.add_parser(
-        "all", allow_abbrev=False, help="objectives, views, reading and step, on one thread, in one file"
-    )
+    sub = commands.add_parser("all", allow_abbrev=False, help="objectives, views and step, on one thread, in one file")
     sub.set_defaults(benchmark=("", "all"))
     sub.add_argument("--json", required=True, metavar="FILE", help="for all numbers")
     sub = command("objectives", "objectives", 15, "losses of queue objectives, forward and backward: time and memory")
@@ -99,11 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("views", "views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, against PIL transforms")
     sub.add_argument("--views", type=int, default=6, help="views per image (M' + 1)")
     sub.add_argument("--size", type=int, default=224, help="pixels per side of a view")
-    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-    sub = command("reading", "reading", 5, "images of a folder of small files and packed, with a cold and a warm cache")
-    sub.add_argument("--images", type=int, default=50_000, help="files (50,000)")
-    sub.add_argument("--side", type=int, default=224, help="of the square images, pixels (224)")
-    sub.add_argument("--folder", default=".", help="where to write them, for as long as it runs; its disk is measured")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
     sub = command("step", "step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")

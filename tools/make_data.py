@@ -1,8 +1,7 @@
-"""Makes small data sets, packs image folders into a few large files, and draws subsets of COCO annotations.
+"""Makes small data sets, and draws subsets of COCO annotations.
 
 python tools/make_data.py digits datasets/digits
 python tools/make_data.py trees datasets/trees
-python tools/make_data.py pack datasets/imagenet packed/imagenet
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
 """
 
@@ -27,7 +26,7 @@ from tools.data.people import write_people
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
-_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "pack": 1, "subset": 1}
+_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,9 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         UserError: a count below 1, or a folder that holds something else.
     """
     args = vars(_parser().parse_args(argv))
-    if args["kind"] == "pack":
-        _pack(**args)
-        return
     if args["kind"] == "subset":
         _subset(**args)
         return
@@ -61,20 +57,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         make(output, args, lambda folder: write_digits(folder, *numbers))
     else:
         make(output, args, lambda folder: write_people(folder, images, args["size"], args["seed"]))
-
-
-def _pack(kind: str, source: str, output: str, longest_side: int, quality: int) -> None:
-    from tools.data.pack import digest, splits_of, write_packed
-
-    if longest_side < 0 or not 1 <= quality <= 100:
-        raise UserError(f"--longest-side {longest_side} must be at least 0, and --quality {quality} from 1 to 100")
-    splits = splits_of(Path(os.path.abspath(source)))
-    arguments = {
-        "kind": kind, "source": os.path.abspath(source), "longest_side": longest_side, "version": _VERSIONS[kind],
-        "quality": quality if longest_side else None, "splits": {name: digest(data) for name, data in splits.items()},
-    }  # fmt: skip
-    place = Path(os.path.abspath(output))
-    make(place, arguments, lambda folder: write_packed(folder, splits, longest_side, quality), resumes=True)
 
 
 def _subset(
@@ -117,11 +99,8 @@ def _trees(kind: str, output: str, test_region: int, window: int, patch: int, wh
     make(place, arguments, lambda folder: write_trees(folder, test_region, window, patch, file))
 
 
-def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None], *, resumes: bool = False) -> None:
+def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
     """Fills a temporary folder and renames it to ``output`` once it is complete; the same data are not made again.
-
-    Args:
-        resumes: ``write`` continues what it left when it was interrupted, with the same arguments.
 
     Raises:
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
@@ -137,10 +116,9 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None],
             return
         folder = output.parent / f".{output.name}.making"
         try:
-            if not resumes or _manifest_in(folder) != manifest:
-                shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
-                folder.mkdir()
-                (folder / _MANIFEST).write_text(manifest)
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
+            folder.mkdir()
+            (folder / _MANIFEST).write_text(manifest)
             write(folder)
             _sync(folder)
             folder.rename(output)
@@ -148,8 +126,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None],
         except OSError as error:
             raise cannot_write(output, error) from error
         finally:
-            if not resumes:
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     print(f"made {output}")
 
 
@@ -219,16 +196,6 @@ def _parser() -> argparse.ArgumentParser:
     trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")
     for command in (digits, people):
         command.add_argument("--seed", type=int, default=0)
-    pack = kinds.add_parser(
-        "pack", allow_abbrev=False, help="an image folder as a few large files, for DATA.TRAIN packed:OUTPUT"
-    )
-    pack.add_argument("source", help="a folder as in DATA.TRAIN folder:SOURCE")
-    pack.add_argument("output", help="folder to make")
-    pack.add_argument(
-        "--longest-side", type=int, default=0, metavar="PIXELS",
-        help="scale larger images down to it, as JPEGs; 0, the default: keep every file as it is",
-    )  # fmt: skip
-    pack.add_argument("--quality", type=int, default=95, help="of these JPEGs")
     subset = kinds.add_parser(
         "subset", allow_abbrev=False, help="shares of the images of a COCO annotation file, several draws of each"
     )

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, folder:/path or packed:/path")
+    parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, or folder:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets")
     parser.add_argument("--split", default="train", choices=("train", "val", "unlabelled"))
     parser.add_argument("--size", type=int, default=224, help="pixels per side of a view")

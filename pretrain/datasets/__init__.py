@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..common import image_io
 from ..common.errors import UserError, nearest
-from . import archives, folders, listing, packed
+from . import archives, folders, listing
 from .image_data import ImageData, MissingSplit
 
 __all__ = ["FOLDERS", "LOADERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
@@ -30,9 +30,9 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     """Opens a split of a data set.
 
     Args:
-        name: one of NAMES or LOADERS, ``packed:/path`` (see `packed`), or ``folder:/path``, which holds images (no
-            labels) or one folder per class. Folders in it that are named like splits (train, training, val, valid,
-            validation, test) are splits, never classes; test is the val split where there is no other.
+        name: one of NAMES or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
+            Folders in it that are named like splits (train, training, val, valid, validation, test) are splits, never
+            classes; test is the val split where there is no other.
         split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
             ``train`` split of stl10 is its labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -60,34 +60,28 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
     if name in LOADERS:  # they know where their images are
         return
     places = [Path(root) / folder for folder in FOLDERS.get(name, ())]
-    if name.startswith(("folder:", "packed:")):
+    if name.startswith("folder:"):
         places, download = [_path_in(name)], False
     if not any(map(os.path.isdir, places)) and not (places and download):
         load(name, "train", root)  # raises the error that shows the layout expected
 
 
 def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> None:
-    """Decodes the first and the last image of a split in folders or packed; other data sets are checked as they load.
+    """Decodes the first and the last image of a split in folders; other data sets are checked as they load.
 
     Raises:
         UserError: one of them cannot be read, or there is no such split.
     """
-    if name.startswith("packed:"):
-        data = packed.load_packed(_path_in(name), split)
-        for index in {0, len(data) - 1}:
-            data.read(index)
-    elif folder := _folder_of(name, split, root):
+    if folder := _folder_of(name, split, root):
         for path in folders.ends(folder):
             image_io.decode(image_io.read_file(str(path)), str(path))
 
 
 def count_up_to(most: int, name: str, split: str, root: str | Path = "datasets") -> int:
-    """The images of a split in folders or packed, but not more than ``most``, so that few folders are listed.
+    """The images of a split in folders, but not more than ``most``, so that few folders are listed.
 
     ``most`` for other data sets: they have fixed numbers of images, or are counted as they load.
     """
-    if name.startswith("packed:"):
-        return min(most, len(packed.load_packed(_path_in(name), split)))
     folder = _folder_of(name, split, root)
     return folders.count_up_to(most, folder) if folder else most
 
@@ -106,8 +100,6 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name.startswith("folder:"):
         folder = _path_in(name)
         return listing.cached((name, split), folder, lambda: folders.load_folder(folder, split))
-    if name.startswith("packed:"):
-        return packed.load_packed(_path_in(name), split)
     if name in ("imagenet", "imagenet100"):
         return listing.cached((name, split), root, lambda: folders.load_imagenet(name, split, root))
     if name in ("cifar10", "cifar100", "fashion_mnist"):
@@ -118,10 +110,8 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
         return archives.load_tiny_imagenet(split, root, download)
     known = (*NAMES, *LOADERS)
     if os.path.isdir(os.path.expanduser(name)):
-        raise UserError(f"{name!r} is a folder; write folder:{name}, or packed:{name} if make_data.py packed it")
-    raise UserError(
-        f"unknown data set {name!r}; choose {', '.join(known)}, folder:/path or packed:/path{nearest(name, known)}"
-    )
+        raise UserError(f"{name!r} is a folder; write folder:{name}")
+    raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{nearest(name, known)}")
 
 
 def _path_in(name: str) -> Path:

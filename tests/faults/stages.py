@@ -73,7 +73,6 @@ STAGES = {
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
     "data": Stage("tools.make_data", lambda work, data: ["digits", str(work / "digits"), "--images", "20",
                   "--val-images", "10", "--scenes", "4", "--val-scenes", "2"]),
-    "pack": Stage("tools.make_data", lambda work, data: ["pack", str(data / "images"), str(work / "packed")]),
     "torchvision": Stage("transfer.train_net", _detector("torchvision")),
     "detectron2": Stage("transfer.train_net", _detector("detectron2")),
     "report": Stage("tools.report", lambda work, data: [str(data / "run"), "--output", str(work / "report.md"),

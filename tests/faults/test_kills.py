@@ -21,13 +21,13 @@ _TIMES = {  # signal -> stage -> how often in the ordinary suite, in the slow on
     signal.SIGKILL: {
         "pretrain": (2, 14), "knn": (0, 4), "linear": (0, 8), "finetune": (0, 8), "embedding": (0, 4),
         "distributions": (0, 4),
-        "convert": (1, 6), "data": (0, 6), "pack": (0, 6), "torchvision": (2, 12), "detectron2": (0, 12),
+        "convert": (1, 6), "data": (0, 6), "torchvision": (2, 12), "detectron2": (0, 12),
         "report": (0, 4),
     },
     signal.SIGTERM: {
         "pretrain": (0, 6), "knn": (0, 2), "linear": (0, 3), "finetune": (0, 3), "embedding": (0, 2),
         "distributions": (0, 2),
-        "convert": (0, 2), "data": (0, 2), "pack": (0, 2), "torchvision": (0, 5), "detectron2": (0, 5),
+        "convert": (0, 2), "data": (0, 2), "torchvision": (0, 5), "detectron2": (0, 5),
         "report": (0, 2),
     },
 }  # fmt: skip

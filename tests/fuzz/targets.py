@@ -9,7 +9,6 @@ import io
 import json
 import random
 import shlex
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,17 +20,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from pycocotools.coco import COCO
-from safetensors import safe_open
 
 from pretrain.common import curves, image_io, metrics
 from pretrain.config import default_config, from_yaml_text, load_config
 from pretrain.datasets import ImageData, listing
-from pretrain.datasets.packed import INDEX, load_packed, shard_path
 from pretrain.probe import labels
 from tests.fuzz import draw, mutate, weights
-from tests.pretrain.images import write_folder
 from tests.transfer import tiny_coco
-from tools.data.pack import splits_of, write_packed
 from tools.launcher import commands, control, pipeline, resolve, stages, status, sweep
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
@@ -81,7 +76,6 @@ def targets(root: Path) -> dict[str, Target]:
         "weights_pth": Target("a.pth", weights.read_weights, draw.as_torch(weights.STATES)),
         "weights_pkl": Target("a.pkl", weights.read_weights, weights.draw_pickled),
         "weights_safetensors": Target("a.safetensors", weights.read_weights, weights.draw_safetensors),
-        "packed": Target("train/index.safetensors", _packed(root), draw.indices("packed", _packed_index(root))),
         "listing": Target("kept.safetensors", _listing, draw.indices("listing", _LISTING)),
         "features": Target("features_val.0.pth", weights.read_features, draw.as_torch([weights.FEATURES])),
         "metrics.json": Target("metrics.json", _metrics, _metrics_lines),
@@ -201,25 +195,6 @@ def _image(file: Path) -> None:
     found = image_io.decode(file.read_bytes(), "a")
     assert found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3 and found.size
     image_io.open_upright(str(file))
-
-
-def _packed_index(root: Path) -> dict[str, Any]:
-    write_folder(root / "unpacked", ["train/ant/1.png", "train/ant/2.png", "train/bee/3.png"])
-    write_packed(root / "packed", splits_of(root / "unpacked"), 0, 90)
-    with safe_open(root / "packed/train" / INDEX, "numpy") as opened:
-        about = json.loads(opened.metadata()["packed"])
-        return {"about": about, "arrays": {name: opened.get_tensor(name) for name in opened.keys()}}  # noqa: SIM118
-
-
-def _packed(root: Path) -> Callable[[Path], None]:
-    def read(file: Path) -> None:
-        shutil.copy(shard_path(root / "packed/train", 0), file.parent)
-        found = load_packed(file.parents[1], "train")
-        _look_at(found)
-        for index in range(min(len(found), 5)):
-            found.read(index)
-
-    return read
 
 
 def _look_at(data: ImageData) -> None:

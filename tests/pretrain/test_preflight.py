@@ -16,7 +16,6 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.datasets import folders
 from pretrain.encoder import build_backbone
-from tools import make_data
 
 SMALL = ["SOLVER.MAX_STEPS", "2", "SOLVER.IMS_PER_BATCH", "16", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0"]
 
@@ -93,15 +92,8 @@ def test_the_first_and_the_last_image_are_decoded(images: Path, tmp_path: Path, 
         ("SOLVER.IMS_PER_BATCH 3", 4, "IMS_PER_BATCH is 3, fewer images than the 4 processes"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True], ids=["folder", "packed"])
-def test_a_batch_that_cannot_be_had(
-    words: str, processes: int, problem: str, packed: bool, images: Path, tmp_path: Path
-) -> None:
-    name = f"folder:{images}"
-    if packed:
-        make_data.main(["pack", str(images), str(tmp_path / "packed")])
-        name, problem = f"packed:{tmp_path / 'packed'}", problem.replace("folder:", "packed:")
-    cfg = load_config(None, ["DATA.TRAIN", name, *words.split()])
+def test_a_batch_that_cannot_be_had(words: str, processes: int, problem: str, images: Path) -> None:
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{images}", *words.split()])
     with pytest.raises(UserError, match=problem) if problem else contextlib.nullcontext():
         preflight.refuse_indivisible(cfg, processes, data=True)
 

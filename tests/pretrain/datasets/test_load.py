@@ -27,7 +27,7 @@ from pretrain.datasets import load
         ("fashion_mnist", "val", "cannot read fashion_mnist: expected .*/FashionMNIST/raw/"),
         ("stl10", "train", "cannot read stl10: expected .*/stl10_binary/"),
         ("tiny_imagenet", "val", "cannot read tiny_imagenet: expected .*/tiny-imagenet-200/"),
-        (".", "train", "'.' is a folder; write folder:., or packed:."),
+        (".", "train", "'.' is a folder; write folder:."),
         ("cifra10", "train", "unknown data set 'cifra10'; .*did you mean 'cifar10'"),
         ("cifar10", "test", "no split 'test'; choose train or val"),
     ],

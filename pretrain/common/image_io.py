@@ -162,13 +162,6 @@ class Source(Protocol):
     def name(self, index: int) -> str: ...
 
 
-def check_ends(ends: np.ndarray, total: int, what: str) -> None:
-    """Raises ValueError unless ``ends`` says where parts end that fill ``total`` bytes: (N,) int64, never falling."""
-    good = ends.dtype == np.int64 and ends.ndim == 1 and (ends[-1] if len(ends) else 0) == total
-    if not good or (np.diff(ends, prepend=0) < 0).any():
-        raise ValueError(f"its {what} are damaged")
-
-
 class Files:
     """Image files. Their names are one array of bytes, which forked workers share: they would copy Python strings."""
 
@@ -180,27 +173,14 @@ class Files:
         self.folder, self.text, self.ends = str(folder), np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64)
 
     @classmethod
-    def of_arrays(cls, folder: str, text: np.ndarray, ends: np.ndarray) -> Files:
-        """From the attributes of an earlier one: the names as bytes, one after the other, and where each ends.
-
-        Raises:
-            ValueError: they are damaged.
-        """
-        if not isinstance(folder, str) or text.dtype != np.uint8 or text.ndim != 1:
-            raise ValueError("its names of images are damaged")
-        check_ends(ends, len(text), "names of images")
-        files = cls(folder, ())
-        files.text, files.ends = text, ends
-        return files
-
-    @classmethod
     def together(cls, folder: str | Path, parts: Sequence[Files]) -> Files:
         """The images of ``parts``, all of ``folder``, one part after the other."""
         starts = np.cumsum([0, *(len(part.text) for part in parts)])
-        ends = [part.ends + start for part, start in zip(parts, starts, strict=False)]
-        empty = cls(folder, ())
-        text = np.concatenate([empty.text, *(part.text for part in parts)])
-        return cls.of_arrays(empty.folder, text, np.concatenate([empty.ends, *ends]))
+        files = cls(folder, ())
+        files.text = np.concatenate([files.text, *(part.text for part in parts)])
+        ends = (part.ends + start for part, start in zip(parts, starts, strict=False))
+        files.ends = np.concatenate([files.ends, *ends])
+        return files
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..common import image_io
 from ..common.errors import UserError, nearest
-from . import archives, folders, listing
+from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
 __all__ = ["FOLDERS", "LOADERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
@@ -98,10 +98,9 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name in LOADERS:
         return LOADERS[name](split, root)
     if name.startswith("folder:"):
-        folder = _path_in(name)
-        return listing.cached((name, split), folder, lambda: folders.load_folder(folder, split))
+        return folders.load_folder(_path_in(name), split)
     if name in ("imagenet", "imagenet100"):
-        return listing.cached((name, split), root, lambda: folders.load_imagenet(name, split, root))
+        return folders.load_imagenet(name, split, root)
     if name in ("cifar10", "cifar100", "fashion_mnist"):
         return archives.load_with_torchvision(name, split, root, download)
     if name == "stl10":

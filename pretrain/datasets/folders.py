@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from .image_data import ImageData, MissingSplit
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 _THREADS = 16  # that list class folders: a file server takes milliseconds to answer, whatever it is asked
-LISTED: ContextVar[dict[str, int] | None] = ContextVar("listed", default=None)  # collects folder -> st_mtime_ns
 
 
 def load_folder(folder: Path, split: str) -> ImageData:
@@ -146,7 +144,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
     def images_of(label: int) -> Files:
         return Files(folder, (f"{classes[label]}/{image}" for image in _images_below(folder / classes[label])))
 
-    with ThreadPoolExecutor(_THREADS, initializer=LISTED.set, initargs=(LISTED.get(),)) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         of_classes = list(pool.map(images_of, there))
     files, counts = Files.together(folder, of_classes), np.zeros(len(classes), np.int64)
     counts[there] = [len(images) for images in of_classes]
@@ -161,8 +159,6 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
 def _entries(folder: Path) -> list[str | os.DirEntry[str]]:
     """What ``folder`` holds, by name; an image that is a regular file is its name alone: there may be a million."""
     try:
-        if (listed := LISTED.get()) is not None:
-            listed[os.path.abspath(folder)] = os.stat(folder).st_mtime_ns  # before: a change meanwhile must not hide
         with os.scandir(folder) as entries:
             kept = [e.name if _is_image(e.name) and _is_plain(e) else e for e in entries if e.name[0] != "."]
         kept.sort(key=lambda entry: entry if isinstance(entry, str) else entry.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -30,22 +29,6 @@ class ImageData:
     source: Source
     labels: np.ndarray | None
     classes: list[str]
-
-    @classmethod
-    def of_file(cls, source: Source, labels: np.ndarray | None, classes: Any) -> ImageData:
-        """With labels and class names from a file that may be damaged.
-
-        Raises:
-            ValueError: they cannot be labels and classes of these images.
-        """
-        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise ValueError("its classes are no list of names")
-        if labels is not None:
-            if labels.dtype != np.int64 or labels.shape != (len(source),):
-                raise ValueError(f"{len(source)} images have labels of shape {labels.shape} and type {labels.dtype}")
-            if len(labels) and not -1 <= labels.min() <= labels.max() < len(classes):
-                raise ValueError(f"a label is not one of the {len(classes)} classes")
-        return cls(source, labels, classes)
 
     def __len__(self) -> int:
         return len(self.source)

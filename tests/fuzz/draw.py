@@ -9,10 +9,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
-from safetensors.numpy import save as save_arrays
 
 from tests.fuzz import mutate
 
@@ -80,29 +78,3 @@ def _saved(value: Any) -> bytes:
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
-
-
-def indices(key: str, content: dict[str, Any]) -> Callable[[random.Random], bytes]:
-    """Arrays in a safetensors file whose metadata hold JSON; half of the files have changed bytes."""
-
-    def saved(given: dict[str, Any]) -> bytes:
-        return save_arrays(given["arrays"], {key: json.dumps(given["about"])})
-
-    def draw(rng: random.Random) -> bytes:
-        if rng.randrange(2) == 0:
-            return mutate.data(rng, [saved(content)])
-        changed = {**content, "arrays": dict(content["arrays"])}
-        if rng.randrange(2) == 0:
-            changed["about"] = mutate.value(rng, content["about"])
-        name = rng.choice([*changed["arrays"]])
-        array = changed["arrays"].pop(name).copy()
-        if (how := rng.randrange(4)) == 0:
-            array = rng.choice((array[:-1], array.astype(np.float64), array[None], array[:0], array.astype(np.int32)))
-        elif how <= 2:
-            limits = np.iinfo(array.dtype)
-            array[rng.randrange(len(array))] = rng.choice((0, 1, 77, limits.max, limits.min))
-        if how <= 2 or rng.randrange(4):
-            changed["arrays"][name] = array
-        return saved(changed)
-
-    return draw

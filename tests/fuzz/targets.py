@@ -23,7 +23,7 @@ from pycocotools.coco import COCO
 
 from pretrain.common import curves, image_io, metrics
 from pretrain.config import default_config, from_yaml_text, load_config
-from pretrain.datasets import ImageData, listing
+from pretrain.datasets import ImageData
 from pretrain.probe import labels
 from tests.fuzz import draw, mutate, weights
 from tests.transfer import tiny_coco
@@ -76,7 +76,6 @@ def targets(root: Path) -> dict[str, Target]:
         "weights_pth": Target("a.pth", weights.read_weights, draw.as_torch(weights.STATES)),
         "weights_pkl": Target("a.pkl", weights.read_weights, weights.draw_pickled),
         "weights_safetensors": Target("a.safetensors", weights.read_weights, weights.draw_safetensors),
-        "listing": Target("kept.safetensors", _listing, draw.indices("listing", _LISTING)),
         "features": Target("features_val.0.pth", weights.read_features, draw.as_torch([weights.FEATURES])),
         "metrics.json": Target("metrics.json", _metrics, _metrics_lines),
         "labels": Target("1percent.txt", _labels, lambda rng: mutate.data(rng, _NAMES)),
@@ -195,29 +194,6 @@ def _image(file: Path) -> None:
     found = image_io.decode(file.read_bytes(), "a")
     assert found.dtype == np.uint8 and found.ndim == 3 and found.shape[2] == 3 and found.size
     image_io.open_upright(str(file))
-
-
-def _look_at(data: ImageData) -> None:
-    """What every stage does with a data set."""
-    assert all(isinstance(name, str) for name in data.classes)
-    if data.labels is not None:
-        assert data.labels.shape == (len(data),)
-        assert all(-1 <= label < len(data.classes) for label in data.labels.tolist())
-    for index in range(min(len(data), 5)):
-        data.image_name(index)
-
-
-_LISTING = {
-    "about": {"key": "k", "listed": {}, "folder": "/images", "classes": ["ant", "bee"]},
-    "arrays": {
-        "text": np.frombuffer(b"ant/1.pngbee/2.png", np.uint8), "ends": np.array([9, 18]), "labels": np.array([0, 1]),
-    },
-}  # fmt: skip
-
-
-def _listing(file: Path) -> None:
-    if found := listing.read(file, "k"):
-        _look_at(found)
 
 
 def _metrics_lines(rng: random.Random) -> bytes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -68,112 +65,38 @@ def load_frozen(
     return backbone.eval().requires_grad_(False).to(device), source
 
 
-@dataclass(frozen=True)
-class FeatureFile:
-    """Where a rank keeps the features it has computed, so that a resumed probe does not compute them again.
-
-    Attributes:
-        path: of this rank's file.
-        made_from: backbone and protocol; features made from others are ignored.
-        warn: takes a line where the file cannot be read or written; the probe continues without it.
-    """
-
-    path: Path
-    made_from: dict[str, Any]
-    warn: Callable[[str], None]
-
-    def load(self, mine: np.ndarray, width: int) -> tuple[int, Tensor, Tensor] | None:
-        """(images done, their positions, features (N, width)) of the images at ``mine``; None: there are none."""
-        if not self.path.is_file():
-            return None
-        try:
-            found = checkpoint.read(self.path)
-        except UserError as error:
-            self.warn(f"{error}; computing the features again")
-            return None
-        if (found.get("made_from"), found.get("images")) != (self.made_from, _digest(mine)):
-            return None
-        done, index_N, features_NF = (found.get(name) for name in ("done", "index_N", "features_NF"))
-        if (
-            type(done) is int
-            and _is_plain(index_N, torch.int64, 1)
-            and _is_plain(features_NF, torch.float32, 2)
-            and features_NF.shape == (len(index_N), width)
-            and np.isin(index_N, mine[: max(0, done)]).all()
-        ):
-            return done, index_N, features_NF
-        self.warn(f"{self.path} is damaged; computing the features again")
-        return None
-
-    def save(self, mine: np.ndarray, done: int, index_N: Tensor, features_NF: Tensor) -> None:
-        content = {"made_from": self.made_from, "images": _digest(mine), "done": done, "index_N": index_N}
-        try:
-            checkpoint.save(self.path, {**content, "features_NF": features_NF.cpu()})
-        except UserError as error:
-            self.warn(f"{error}; a resumed probe will compute the features again")
-
-
-def _digest(mine: np.ndarray) -> str:
-    return hashlib.sha256(mine.tobytes()).hexdigest()
-
-
-def _is_plain(value: Any, dtype: torch.dtype, dims: int) -> TypeGuard[Tensor]:
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
-        return False
-    return value.dtype == dtype and value.ndim == dims
-
-
 @torch.no_grad()
-def extract(
-    backbone: ResNet,
-    data: datasets.ImageData,
-    cfg: CfgNode,
-    device: torch.device,
-    most: int = 0,
-    kept: FeatureFile | None = None,
-) -> Features:
+def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, most: int = 0) -> Features:
     """Features of all labeled images, gathered from every rank.
 
     The backbone runs in the mode it is in; pass it in eval mode.
 
     Args:
         most: use at most this many images, evenly spaced; 0: all.
-        kept: a file to read features from and to write them to, also when the work is stopped halfway.
 
     Raises:
         Stopped: a rank was asked to stop.
     """
-    mine = _my_share(data, most)
-    width = feature_dim(backbone)
-    empty = (0, torch.empty(0, dtype=torch.long), torch.empty(0, width))
-    done, index_N, features_NF = (kept.load(mine, width) if kept else None) or empty
-    left, positions, rows = len(mine) - done, [index_N], [features_NF.to(device)]
+    positions = _my_share(data, most)
+    index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]
     batches = loader.eval_batches(
-        data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, mine[done:], cfg.DATALOADER.ON_CORRUPT,
+        data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, positions, cfg.DATALOADER.ON_CORRUPT,
         device.type == "cuda",
     )  # fmt: skip
-    stop, reason = AgreedStop(device), ""
-    for _ in range(0, max(gather_objects(left)), _BATCH):  # the same number of times on every rank
+    stop = AgreedStop(device)
+    for _ in range(0, max(gather_objects(len(positions))), _BATCH):  # the same number of times on every rank
         batch = next(batches, None)
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
             with autocast(cfg.SOLVER.AMP, device.type):
-                rows.append(pooled_features(backbone, pixels).float())
-            positions.append(batch[1])
-            done = min(done + _BATCH, len(mine))
-        reason = stop.poll()
-        if reason:
-            break
-    index_N, features_NF = torch.cat(positions), torch.cat(rows)
-    if kept and left:
-        kept.save(mine, done, index_N, features_NF)
-    if reason:
-        distributed.barrier()  # no rank exits while another one writes
-        raise Stopped(reason)
-    index_N = index_N.to(device)
-    sizes = gather_objects(len(index_N))
-    features_NF, index_N = distributed.gather(features_NF, sizes), distributed.gather(index_N, sizes)
-    return Features(features_NF, torch.from_numpy(data.labels).to(device)[index_N], len(data.classes))
+                features_NF.append(pooled_features(backbone, pixels).float())
+            index_N.append(batch[1])
+        if reason := stop.poll():
+            raise Stopped(reason)
+    all_index_N, all_features_NF = torch.cat(index_N).to(device), torch.cat(features_NF)
+    sizes = gather_objects(len(all_index_N))
+    all_features_NF, all_index_N = distributed.gather(all_features_NF, sizes), distributed.gather(all_index_N, sizes)
+    return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 
 def _my_share(data: datasets.ImageData, most: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
 from ..encoder import build_backbone
 from .data import NotProbeable, ProbeData, probe_data
-from .features import FeatureFile, Features, extract, load_frozen
+from .features import Features, extract, load_frozen
 from .protocol import protocol
 from .run import probe_run
 
@@ -30,13 +30,13 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
 
     Raises:
         UserError: bad input, or OUTPUT_DIR belongs to another stage or a live run.
-        Stopped: asked to stop; the features computed so far are kept.
+        Stopped: asked to stop.
     """
     with probe_run(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.open_data()
         run.start()
-        score = _score(backbone, data, cfg, run.device, run.feature_files(source))
+        score = _score(backbone, data, cfg, run.device)
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
         results |= warning_if_random(backbone, source, data, cfg, run.device, run.log)
         run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({words(cfg, score)})")
@@ -89,12 +89,9 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
         encoder.train(training)
 
 
-def _score(
-    encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device,
-    kept: Callable[[str], FeatureFile | None] = lambda _split: None,
-) -> dict[str, float]:  # fmt: skip
-    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES, kept("train"))
-    val = extract(encoder, data.val, cfg, device, kept=kept("val"))
+def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device) -> dict[str, float]:
+    train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
+    val = extract(encoder, data.val, cfg, device)
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
 
 

@@ -42,14 +42,13 @@ class _Heads:
     def __init__(self, run: ProbeRun, backbone: ResNet, source: dict[str, Any], data: ProbeData) -> None:
         cfg, device = run.cfg, run.device
         self.heads = Heads(feature_dim(backbone), len(data.train.classes), cfg.LINEAR).to(device)
-        kept = run.feature_files(source)
-        self._val = extract(backbone, data.val, cfg, device, kept=kept("val"))
+        self._val = extract(backbone, data.val, cfg, device)
         learned, self._held_out = data.train, None
         if len(self.heads.rates) > 1:
             learned, unseen = _split(data.train)
-            self._held_out = extract(backbone, unseen, cfg, device, kept=kept("held_out"))
+            self._held_out = extract(backbone, unseen, cfg, device)
         if cfg.LINEAR.AUGMENT == "none":
-            self.stream: Stream = _Cached(extract(backbone, learned, cfg, device, kept=kept("train")), cfg)
+            self.stream: Stream = _Cached(extract(backbone, learned, cfg, device), cfg)
         else:
             self.stream = Augmented(run, cfg.LINEAR, backbone, learned)
 

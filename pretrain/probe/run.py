@@ -19,7 +19,6 @@ from ..common.process_group import on_every_rank, on_first_rank, refuse_disagree
 from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .data import ProbeData, probe_data
-from .features import FeatureFile
 from .protocol import protocol
 
 
@@ -59,12 +58,6 @@ class ProbeRun:
 
         on_first_rank(write)
 
-    def feature_files(self, source: dict[str, Any]) -> Callable[[str], FeatureFile]:
-        """Names a split's `FeatureFile` of this rank; ``source`` is what `load_frozen` says of the backbone."""
-        made_from = {"source": source, "protocol": protocol(self.cfg)}
-        rank = f"rank{distributed.rank()}of{distributed.world_size()}"
-        return lambda split: FeatureFile(self.folder / f"features_{split}.{rank}.pth", made_from, self.log.warning)
-
     def finish(self, results: dict[str, Any], table: str = "", draw: Callable[[], Any] | None = None) -> dict[str, Any]:
         """Writes the products, then results.json, which says that the probe is complete; returns the results.
 
@@ -73,9 +66,6 @@ class ProbeRun:
             draw: returns the matplotlib figure for <name>.png.
         """
         results = {"stage": self.name, **results}
-        distributed.barrier()
-        for kept in self.folder.glob("features_*.pth"):  # on every rank: it may have its own disk
-            remove(kept)
 
         def write() -> None:
             if table:

@@ -76,7 +76,6 @@ def targets(root: Path) -> dict[str, Target]:
         "weights_pth": Target("a.pth", weights.read_weights, draw.as_torch(weights.STATES)),
         "weights_pkl": Target("a.pkl", weights.read_weights, weights.draw_pickled),
         "weights_safetensors": Target("a.safetensors", weights.read_weights, weights.draw_safetensors),
-        "features": Target("features_val.0.pth", weights.read_features, draw.as_torch([weights.FEATURES])),
         "metrics.json": Target("metrics.json", _metrics, _metrics_lines),
         "labels": Target("1percent.txt", _labels, lambda rng: mutate.data(rng, _NAMES)),
     }  # fmt: skip

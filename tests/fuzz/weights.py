@@ -1,9 +1,8 @@
-"""Weights, checkpoints and kept features: valid ones, and how they are read."""
+"""Weights and checkpoints: valid ones, and how they are read."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import pickle
@@ -22,7 +21,6 @@ from pretrain.common.backbone_file import load_backbone
 from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.config import default_config, load_config
 from pretrain.probe.classifier import restored
-from pretrain.probe.features import FeatureFile
 from pretrain.probe.heads import Heads
 from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
 from tests.fuzz import mutate
@@ -82,21 +80,6 @@ def read_weights(file: Path) -> None:
         found = read(file)
         backbone = found[0] if isinstance(found, tuple) else found
         assert all(torch.isfinite(tensor).all() for tensor in backbone.state_dict.values())
-
-
-_MINE = np.array([2, 3, 5, 8, 9])
-FEATURES = {
-    "made_from": {"weights": "a"}, "images": hashlib.sha256(_MINE.tobytes()).hexdigest(), "done": 4,
-    "index_N": torch.tensor([2, 3, 8]),
-    "features_NF": torch.ones(3, 8),
-}  # fmt: skip
-
-
-def read_features(file: Path) -> None:
-    if found := FeatureFile(file, {"weights": "a"}, lambda _: None).load(_MINE, 8):
-        done, index_N, features_NF = found
-        assert done >= len(index_N) and features_NF.shape == (len(index_N), 8)
-        assert set(index_N.tolist()) <= set(_MINE.tolist())
 
 
 def checkpoints(root: Path) -> list[Any]:

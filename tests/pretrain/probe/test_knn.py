@@ -117,18 +117,6 @@ def test_knn_of_the_random_encoder(images, tmp_path):
     }  # fmt: skip
 
 
-def test_a_stopped_knn_computes_no_feature_twice(images, tmp_path, monkeypatch):
-    seen = _stop_in_batch(monkeypatch, 14)  # 12 batches to learn from; the second of four to be scored
-    with pytest.raises(interrupt.Stopped, match="asked"):
-        knn.main(_config(images, tmp_path / "run"), "random")
-    assert len(seen) == 14
-    interrupt.clear()
-    results = knn.main(_config(images, tmp_path / "run"), "random")
-    assert len(seen) == 16 and not list((tmp_path / "run").glob("*.pth"))
-    monkeypatch.undo()
-    assert knn.main(_config(images, tmp_path / "whole"), "random")["metrics"] == results["metrics"]
-
-
 def test_a_stop_is_noticed_between_two_parts_of_the_vote():
     part = Features(torch.eye(6), torch.arange(6), 6)
     interrupt.request_stop("asked")

@@ -13,7 +13,6 @@ from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import features, linear
 from pretrain.probe.data import probe_data
-from pretrain.probe.protocol import protocol
 from tests.pretrain.ranks import run_ranks
 from tests.resnets import resnet_state
 
@@ -148,55 +147,6 @@ def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, mon
         interrupt.clear()
     assert reached == [2, 4, 6, 8, 10, 12]
     _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
-
-
-def test_features_are_computed_once_whatever_stops(images, tmp_path, monkeypatch):
-    """16 validation images and 48 to learn from, in batches of 8; the first attempt is stopped in the fourth."""
-    monkeypatch.setattr(features, "_BATCH", 8)
-    linear.main(_config(images, tmp_path / "whole", "LINEAR.AUGMENT", "none"), "random")
-    seen, real = [], features.pooled_features
-
-    def counted(backbone, pixels):
-        seen.append(len(pixels))
-        if len(seen) == 4:
-            interrupt.request_stop("asked")
-        return real(backbone, pixels)
-
-    monkeypatch.setattr(features, "pooled_features", counted)
-    cfg = _config(images, tmp_path / "run", "LINEAR.AUGMENT", "none")
-    with pytest.raises(interrupt.Stopped, match="asked"):
-        linear.main(cfg, "random")
-    assert sum(seen) == 4 * 8
-    with monkeypatch.context() as patch:
-        _stop_after_steps(patch, 4)
-        with pytest.raises(interrupt.Stopped) as caught:
-            linear.main(cfg, "random")
-    assert "checkpoint of step 4;" in caught.value.remedy
-    interrupt.clear()
-    linear.main(cfg, "random")
-    assert sum(seen) == 16 + 48
-    _assert_same_end(tmp_path / "whole", tmp_path / "run")
-    assert not list((tmp_path / "run").glob("features_*"))
-
-
-def test_kept_features_of_another_protocol_are_not_taken(images, tmp_path):
-    cfg = _config(images, tmp_path, "LINEAR.AUGMENT", "none")
-    data, device = probe_data(cfg), torch.device("cpu")
-    backbone, source = features.load_frozen("random", cfg, device)
-    warned = []
-
-    def kept(cfg):
-        return features.FeatureFile(tmp_path / "kept.pth", {**source, **protocol(cfg)}, warned.append)
-
-    first = features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF
-    backbone.conv1.weight.data.zero_()  # a second extraction would show
-    assert torch.equal(features.extract(backbone, data.val, cfg, device, kept=kept(cfg)).features_NF, first)
-    other = _config(images, tmp_path, "PROBE.IMAGE_SIZE", "20")
-    assert not torch.equal(features.extract(backbone, data.val, other, device, kept=kept(other)).features_NF, first)
-    assert not warned
-    (tmp_path / "kept.pth").write_bytes(b"damaged")
-    again = features.extract(backbone, data.val, other, device, kept=kept(other)).features_NF
-    assert len(warned) == 1 and "damaged" in warned[0] and again.shape == first.shape
 
 
 def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):

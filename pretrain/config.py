@@ -29,7 +29,7 @@ FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOAD
 # Prefixes of keys that do not change what pretraining learns, so that a run may be resumed under other values: besides
 # the ones above, those that only probes read (they do change the result of a probe), and the parts of a batch, which
 # change the number of BN groups where that is 0: a resumed run then warns of it.
-FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.", "FINETUNE.")
+FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.")
 
 # Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
 # whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
@@ -43,7 +43,7 @@ _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(hig
 _LR_SCHEDULE = Choice(("cosine", "step"))
 
 _LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
-          "FINETUNE.STEPS": "epochs", "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
+          "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
 _QUEUE_KEYS = ("MODEL.QUEUE_SIZE", "MODEL.EMA_MOMENTUM", "MODEL.EMA_SCHEDULE", "MODEL.EMA_UPDATE")
 
@@ -102,11 +102,6 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), or folder:/path"),
         "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
         "DATA.PROBE_TRAIN": ("", None, "labeled images that probes learn from; empty: DATA.TRAIN"),
-        "DATA.PROBE_LABELS": (
-            "", None,
-            "share of each class that probes and finetune learn from, as 1% (or 1%:3: its fold 3), or a file with an "
-            "image's name per line; empty: all",
-        ),
         "DATA.DOWNLOAD": (False, None, "fetch a named data set that is missing and may be fetched"),
         "DATALOADER.NUM_WORKERS": (4, Range(high=1024), "worker processes per rank"),
         "DATALOADER.ON_CORRUPT": (
@@ -172,16 +167,6 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "heads trained side by side, one per learning rate; the best one is chosen on a tenth of the training "
             "images, which none of them learns from; [] is [BASE_LR]",
         ),
-        "FINETUNE.BACKBONE_LR": (0.02, AT_LEAST_0, "learning rate of the backbone; finetune's defaults: SwAV's for 1%"),
-        "FINETUNE.BASE_LR": (5.0, AT_LEAST_0, "learning rate of the classifier"),
-        "FINETUNE.IMS_PER_BATCH": (256, _AT_LEAST_1, "the global batch"),
-        "FINETUNE.EPOCHS": (20, _AT_LEAST_1, "passes over the labeled training images"),
-        "FINETUNE.LR_SCHEDULE": ("step", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
-        "FINETUNE.STEPS": ([12, 16], None, "step: epochs at which the learning rates fall"),
-        "FINETUNE.GAMMA": (0.2, AT_LEAST_0, "step: by this factor"),
-        "FINETUNE.MOMENTUM": (0.9, SHARE, "of SGD"),
-        "FINETUNE.WEIGHT_DECAY": (0.0, AT_LEAST_0, "of classifier and backbone"),
-        "FINETUNE.AUGMENT": ("crop_flip", recipes, "augmentation of the training images"),
         "OUTPUT_DIR": ("", None, "the run folder"),
         "SEED": (0, Range(high=(1 << 32) - 1), "of weights, order and augmentation"),  # times a million it must fit in
         # the 64 bits of a generator's seed

@@ -87,7 +87,7 @@ class Loader:
         if len(data) < batch_size:
             raise UserError(
                 f"the global batch is {batch_size} images but the data set holds {len(data)}; "
-                f"set IMS_PER_BATCH (in SOLVER, LINEAR or FINETUNE) to at most {len(data)}, or add images"
+                f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(data)}, or add images"
             )
         self.corrupt_count = 0
         self._corrupt_images: set[int] = set()

@@ -12,7 +12,6 @@ from .common import disk
 from .common.errors import UserError
 from .common.files import existing_file
 from .methods import METHODS
-from .probe import labels
 from .probe.data import probe_data
 from .probe.protocol import data_names
 from .shares import local_bn_groups
@@ -39,14 +38,12 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
             datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
             if cfg.DATALOADER.ON_CORRUPT == "error":
                 datasets.refuse_unreadable(name, split, data.ROOT)
-    labels.refuse_missing(data.PROBE_LABELS)
-    if stage in ("linear", "finetune", "knn", "embedding") and all(
-        name.startswith("folder:") for name in data_names(cfg)
-    ):
+    if stage in ("linear", "knn", "embedding") and all(name.startswith("folder:") for name in data_names(cfg)):
         found = len(probe_data(cfg).train)  # of the user's own images; listing a named data set would take long
-        batch = cfg[stage.upper()].IMS_PER_BATCH if stage in ("linear", "finetune") else 1
-        if batch > found:
-            raise UserError(f"{stage.upper()}.IMS_PER_BATCH is {batch}, above the {found} labeled images; lower it")
+        if stage == "linear" and found < cfg.LINEAR.IMS_PER_BATCH:
+            raise UserError(
+                f"LINEAR.IMS_PER_BATCH is {cfg.LINEAR.IMS_PER_BATCH}, above the {found} labeled images; lower it"
+            )
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
         existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
@@ -76,11 +73,9 @@ def refuse_indivisible(cfg: CfgNode, processes: int, *, data: bool) -> None:
         )
 
 
-def checkpoint_bytes(cfg: CfgNode, stage: str = "pretrain") -> int:
-    """What the checkpoints of a pretraining or ``finetune`` take at their fullest, while a new one is written."""
+def checkpoint_bytes(cfg: CfgNode) -> int:
+    """What the checkpoints of a pretraining take at their fullest, while a new one is written."""
     backbone = disk.BACKBONE[cfg.MODEL.ARCH]
-    if stage == "finetune":  # weights and momentum, twice
-        return 4 * backbone * disk.BYTES
     widths = [512 if cfg.MODEL.ARCH in ("resnet18", "resnet34") else 2048, *cfg.MODEL.HEAD_HIDDEN_DIMS]
     encoder = backbone + sum(disk.linear(a, b) for a, b in pairwise([*widths, cfg.MODEL.EMBEDDING_DIM]))
     has_queue = METHODS[cfg.METHOD.NAME].kind == "queue"

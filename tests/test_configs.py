@@ -17,8 +17,7 @@ from transfer.config import load_config as load_detector_config
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 PRETRAIN = [path for path in sorted((CONFIGS / "pretrain").glob("*.yaml")) if not path.name.startswith("Base-")]
-RECIPES = [*sorted(CONFIGS.glob("*.yaml")), *PRETRAIN, *sorted(CONFIGS.glob("linear/*.yaml")),
-           *sorted(CONFIGS.glob("finetune/*.yaml"))]  # fmt: skip
+RECIPES = [*sorted(CONFIGS.glob("*.yaml")), *PRETRAIN, *sorted(CONFIGS.glob("linear/*.yaml"))]
 PLANS = [*sorted((CONFIGS / "pipeline").rglob("*.yaml")), *sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))]
 FRAGMENTS = sorted({*CONFIGS.rglob("*.yaml")} - {*RECIPES, *PLANS})
 

@@ -43,8 +43,7 @@ RUN_ELSEWHERE = {
 DIGITS = "digits --images 70 --val-images 20 --scenes 6 --val-scenes 4"
 PRETRAINING = (
     "DATA.TRAIN folder:datasets/digits/images SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 "
-    "VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 LINEAR.EPOCHS 1 LINEAR.IMS_PER_BATCH 16 "
-    "FINETUNE.EPOCHS 1 FINETUNE.IMS_PER_BATCH 8"
+    "VIEWS.IMAGE_SIZE 32 DATALOADER.NUM_WORKERS 0 LINEAR.EPOCHS 1 LINEAR.IMS_PER_BATCH 16"
 )
 COCO = "datasets/digits/coco"
 FINE_TUNING = (
@@ -279,7 +278,7 @@ def small(program: str, words: Sequence[str]) -> list[str]:
     if program != "tools/launch.py" or {"--dry-run", "--help-keys"} & set(words):
         return list(words)
     more = ["--cluster", "debug", "--gpus", "0"]
-    if words[0] in ("pretrain", "linear", "finetune", "knn", "embedding", "distributions"):
+    if words[0] in ("pretrain", "linear", "knn", "embedding", "distributions"):
         return [*words, *more, *PRETRAINING.split()]
     if words[0] == "pipeline":
         plan = yaml.safe_load(Path(words[1]).read_text())

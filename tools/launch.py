@@ -117,7 +117,6 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     _add_resources(sub, _pretraining_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
-        ("finetune", "fine-tunes the whole network as a classifier, for example with few labels"),
         ("knn", "scores frozen features with kNN"),
         ("embedding", "draws a t-SNE plot of validation features"),
     ):

@@ -82,7 +82,7 @@ def explained(name: str) -> Iterator[None]:
                 f"the data loader's workers found no room for a batch: {_SHARED_MEMORY}, and run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            section = name.upper() if name in ("linear", "finetune") else "SOLVER"
+            section = "LINEAR" if name == "linear" else "SOLVER"
             batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"
             less = "lower PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else f"lower {batch}"
             if section == "SOLVER" and name in ("pretrain", "transfer"):

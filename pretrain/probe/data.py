@@ -8,7 +8,6 @@ from fvcore.common.config import CfgNode
 
 from .. import datasets
 from ..common.errors import UserError
-from . import labels
 from .protocol import data_names
 
 
@@ -26,14 +25,12 @@ class ProbeData(NamedTuple):
 def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeData:
     """The labeled train and val images of DATA.PROBE_TRAIN and DATA.VAL (both default to DATA.TRAIN's own splits).
 
-    Of the train images, those that DATA.PROBE_LABELS chooses.
-
     Args:
         opened: the train split of DATA.TRAIN, if it is open already: listing a large one takes long.
 
     Raises:
         NotProbeable: there are no labels, or no val split.
-        UserError: a data set is missing, the two name different classes, or DATA.PROBE_LABELS does not fit.
+        UserError: a data set is missing, or the two name different classes.
     """
     train_name, val_name = data_names(cfg)
     if opened is None or cfg.DATA.PROBE_TRAIN:
@@ -55,4 +52,4 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
         )
     if train.classes != val.classes:
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
-    return ProbeData(labels.chosen(train.labeled(), cfg.DATA.PROBE_LABELS), val.labeled())
+    return ProbeData(train.labeled(), val.labeled())

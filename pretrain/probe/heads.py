@@ -1,8 +1,7 @@
-"""Linear classifiers, trained side by side on frozen features, or one together with its backbone."""
+"""Linear classifiers, trained side by side on frozen features."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,37 +19,29 @@ class Heads(nn.Module):
     """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks.
 
     Args:
-        settings: the config's section LINEAR or FINETUNE.
-        backbone: trained as well, by FINETUNE.BACKBONE_LR; None: it is frozen.
-        scaler: of the gradients of fp16; None: none.
+        settings: the config's section LINEAR.
     """
 
-    def __init__(
-        self, features: int, classes: int, settings: CfgNode, backbone: nn.Module | None = None,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, features: int, classes: int, settings: CfgNode) -> None:
         super().__init__()
         self.settings = settings
-        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self.diverged: list[float] = []
-        self.rates = [float(lr) for lr in settings.get("LRS", [])] or [settings.BASE_LR]
+        self.rates = [float(lr) for lr in settings.LRS] or [settings.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
         for head in heads:  # as in MoCo's protocol
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
         self.heads = nn.ModuleList(heads)
         groups = [{"params": list(h.parameters()), "lr": lr} for h, lr in zip(self.heads, self.rates, strict=True)]
-        if backbone is not None:
-            groups.append({"params": list(backbone.parameters()), "lr": settings.BACKBONE_LR})
-        self._base_rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.SGD(groups, momentum=settings.MOMENTUM, weight_decay=settings.WEIGHT_DECAY)
 
     def set_rates(self, epoch: int) -> float:
+        """Sets every head's learning rate for ``epoch``; returns the factor by which it differs from ``rates``."""
         factor = schedule.learning_rate(
             epoch, 1, self.settings.EPOCHS, base_lr=1.0, kind=self.settings.LR_SCHEDULE,
             milestones=self.settings.STEPS, gamma=self.settings.GAMMA,
         )  # fmt: skip
-        for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
         return factor
 
@@ -60,16 +51,14 @@ class Heads(nn.Module):
         share = len(labels_n) * ranks / self.settings.IMS_PER_BATCH  # a rank with more images weighs more
         losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
         self.optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(losses.sum() * share).backward()
+        (losses.sum() * share).backward()
         means = losses.detach() * share
         if ranks > 1:  # one collective carries losses and gradients
-            trained = itertools.chain(*(group["params"] for group in self.optimizer.param_groups))
-            grads = [p.grad for p in trained if p.grad is not None]
+            grads = [p.grad for p in self.parameters() if p.grad is not None]
             flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
             means, *parts = flat.split([len(means), *(g.numel() for g in grads)])
             torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
+        self.optimizer.step()
         return means
 
     def retire(self, losses_H: Tensor, epoch: int, log: Callable[[str], None]) -> None:
@@ -89,8 +78,7 @@ class Heads(nn.Module):
                     nn.init.zeros_(parameter)
                     self.optimizer.state.pop(parameter, None)
         if len(self.diverged) == len(self.rates):
-            remedy = "LINEAR.BASE_LR or LINEAR.LRS" if "LRS" in self.settings else "FINETUNE.BASE_LR or BACKBONE_LR"
-            raise UserError(f"the classifier's loss is not finite in epoch {epoch}; lower {remedy}")
+            raise UserError(f"the classifier's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR or LINEAR.LRS")
 
     @torch.no_grad()
     def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
@@ -108,13 +96,12 @@ class Heads(nn.Module):
 
     def state(self) -> dict[str, Any]:
         return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "diverged": self.diverged, "scaler": self._scaler.state_dict()}  # fmt: skip
+                "diverged": self.diverged}  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.diverged = [rate for rate in self.rates if rate in state["diverged"]]
-        self._scaler.load_state_dict(state.get("scaler", {}))  # that of an earlier version's probe is missing
 
 
 def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:

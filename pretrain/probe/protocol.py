@@ -10,7 +10,6 @@ from fvcore.common.config import CfgNode
 from ..common.config_io import flatten
 from ..common.errors import UserError
 from ..config import default_config
-from . import labels
 
 if TYPE_CHECKING:
     from .data import ProbeData
@@ -20,26 +19,23 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
     """What decides a score apart from the backbone: data, image size, precision and the settings of the probe.
 
     Args:
-        probe: linear | finetune | knn; empty: only what decides how features are computed.
+        probe: linear | knn; empty: only what decides how features are computed.
         data: adds the numbers of labeled images.
     """
     own = {}
-    if probe in ("linear", "finetune"):
-        settings = cfg[probe.upper()]
-        own = {key: settings[key] for key in sorted(settings)}
-        if len(settings.get("LRS", [])) > 1:
+    if probe == "linear":
+        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+        if len(cfg.LINEAR.LRS) > 1:
             own["chosen_on"] = "a tenth of the training images"
     elif probe == "knn":
         own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), data_names(cfg)
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
     usual = default_config()  # results of versions without these keys have the usual values
-    keys = {"mean": ("VIEWS", "MEAN"), "std": ("VIEWS", "STD"), "labels": ("DATA", "PROBE_LABELS")}
+    keys = {"mean": ("VIEWS", "MEAN"), "std": ("VIEWS", "STD")}
     others = {
         name: cfg[section][key] for name, (section, key) in keys.items() if cfg[section][key] != usual[section][key]
     }
-    if "labels" in others:
-        others["labels"] = labels.identity(others["labels"])
     return {**own, "image_size": size, "resize": resize, **others, "amp": cfg.SOLVER.AMP,
             "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
@@ -56,10 +52,9 @@ def evaluation_size(cfg: CfgNode) -> tuple[int, int]:
     return size, cfg.PROBE.RESIZE or (round(size * 256 / 224) if is_cropped else 0)
 
 
-def classifier_settings(cfg: CfgNode, stage: str) -> dict[str, Any]:
-    """What the result of a linear probe or of fine-tuning depends on, apart from the backbone: protocol, data, seed."""
-    own = (f"{stage.upper()}.", "LINEAR.ENCODER", "SEED")
-    return {**{key: value for key, value in flatten(cfg) if key.startswith(own)}, **protocol(cfg)}
+def linear_settings(cfg: CfgNode) -> dict[str, Any]:
+    """What the result of a linear probe depends on, apart from the backbone: protocol, data, seed."""
+    return {**{key: value for key, value in flatten(cfg) if key.startswith(("LINEAR.", "SEED"))}, **protocol(cfg)}
 
 
 def check_same_probe(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -65,8 +65,6 @@ STAGES = {
     "pretrain": Stage("tools.launch", _pretrain),
     "knn": Stage("tools.launch", _probe("knn")),
     "linear": Stage("tools.launch", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
-    "finetune": Stage("tools.launch", _probe("finetune", "FINETUNE.EPOCHS", "3", "FINETUNE.IMS_PER_BATCH", "16",
-                                             "DATA.PROBE_LABELS", "75%")),
     "embedding": Stage("tools.launch", _probe("embedding")),
     "distributions": Stage("tools.launch", lambda work, data: ["distributions", str(data / "run"), "--cluster", "debug",
                                                                "OUTPUT_DIR", str(work / "run")]),

@@ -19,13 +19,13 @@ from tests.faults.stages import STAGES, content, is_running, left_in_shared_memo
 
 _TIMES = {  # signal -> stage -> how often in the ordinary suite, in the slow one
     signal.SIGKILL: {
-        "pretrain": (2, 14), "knn": (0, 4), "linear": (0, 8), "finetune": (0, 8), "embedding": (0, 4),
+        "pretrain": (2, 14), "knn": (0, 4), "linear": (0, 8), "embedding": (0, 4),
         "distributions": (0, 4),
         "convert": (1, 6), "data": (0, 6), "torchvision": (2, 12), "detectron2": (0, 12),
         "report": (0, 4),
     },
     signal.SIGTERM: {
-        "pretrain": (0, 6), "knn": (0, 2), "linear": (0, 3), "finetune": (0, 3), "embedding": (0, 2),
+        "pretrain": (0, 6), "knn": (0, 2), "linear": (0, 3), "embedding": (0, 2),
         "distributions": (0, 2),
         "convert": (0, 2), "data": (0, 2), "torchvision": (0, 5), "detectron2": (0, 5),
         "report": (0, 2),
@@ -60,7 +60,7 @@ def test_an_interrupted_stage_goes_on(
     assert ended.status in stops, f"{where}: {ended.text}"
     assert "Traceback" not in ended.text, f"{where}: {ended.text}"
     step, says = newest(tmp_path)
-    assert step or 2 * part < of or name not in ("pretrain", "linear", "finetune", "torchvision", "detectron2"), where
+    assert step or 2 * part < of or name not in ("pretrain", "linear", "torchvision", "detectron2"), where
     ended = commands.run(stage.module, *stage.arguments(tmp_path, data), under=tmp_path)
     assert ended.status == 0 and says in ended.text, f"{where}, then: {ended.text}"
     assert not left_over(tmp_path), where

@@ -23,8 +23,6 @@ from pycocotools.coco import COCO
 
 from pretrain.common import curves, image_io, metrics
 from pretrain.config import default_config, from_yaml_text, load_config
-from pretrain.datasets import ImageData
-from pretrain.probe import labels
 from tests.fuzz import draw, mutate, weights
 from tests.transfer import tiny_coco
 from tools.launcher import commands, control, pipeline, resolve, stages, status, sweep
@@ -77,7 +75,6 @@ def targets(root: Path) -> dict[str, Target]:
         "weights_pkl": Target("a.pkl", weights.read_weights, weights.draw_pickled),
         "weights_safetensors": Target("a.safetensors", weights.read_weights, weights.draw_safetensors),
         "metrics.json": Target("metrics.json", _metrics, _metrics_lines),
-        "labels": Target("1percent.txt", _labels, lambda rng: mutate.data(rng, _NAMES)),
     }  # fmt: skip
 
 
@@ -214,10 +211,3 @@ def _metrics(file: Path) -> None:
 
 
 _NAMES = [b"n01_1.JPEG\nn02_2.JPEG\n", b"ant/n01_1.JPEG\r\nbee/n02_2.JPEG"]
-
-
-def _labels(file: Path) -> None:
-    names = [f"{c}/{n}_{i}.JPEG" for c, n, i in (("ant", "n01", 1), ("ant", "n01", 2), ("bee", "n02", 2))]
-    data = ImageData(image_io.Files("/images", names), np.array([0, 0, 1]), ["ant", "bee"])
-    labels.identity(str(file))
-    assert 0 < len(labels.chosen(data, str(file))) < 3

@@ -29,7 +29,7 @@ NAMES = (
     "pretraining_config", "detector_config", "overrides", "pipeline", "sweep", "site", "launch.json", "results.json",
     "coco", "image", "checkpoint", "checkpoint_probe", "checkpoint_torchvision", "weights_pth",
     "weights_pkl", "weights_safetensors",
-    "metrics.json", "labels",
+    "metrics.json",
 )  # fmt: skip
 FOUND = sorted((Path(__file__).parent / "found").glob("*/*"))
 _SECONDS, _BYTES = 20, 2 << 30  # per input

@@ -20,8 +20,8 @@ from pretrain.common import checkpoint
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.config import default_config, load_config
-from pretrain.probe.classifier import restored
 from pretrain.probe.heads import Heads
+from pretrain.probe.linear import restored
 from pretrain.state import find_checkpoint, from_checkpoint, to_checkpoint
 from tests.fuzz import mutate
 from tests.pretrain import runs

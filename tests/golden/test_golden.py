@@ -15,8 +15,8 @@ import torchvision
 import pretrain
 from pretrain.common import checkpoint
 from pretrain.config import load_config
-from pretrain.probe.classifier import restored
 from pretrain.probe.heads import Heads
+from pretrain.probe.linear import restored
 from pretrain.state import from_checkpoint
 from tests.golden import tiny
 from tests.pretrain.runs import training

@@ -87,11 +87,11 @@ def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
 
 def checkpoint_bytes(spec: StageSpec) -> int:
     """What the checkpoints of a pretraining stage take at their fullest; 0 for others."""
-    if spec.stage in ("pretrain", "finetune"):
+    if spec.stage == "pretrain":
         from pretrain.config import from_yaml_text
         from pretrain.preflight import checkpoint_bytes as of_pretraining
 
-        return of_pretraining(from_yaml_text(spec.config), spec.stage)
+        return of_pretraining(from_yaml_text(spec.config))
     return 0
 
 
@@ -113,12 +113,12 @@ def refuse_other_run(spec: StageSpec, options: Options) -> None:
         from pretrain.config import check_same_run, from_yaml_text
 
         check_same_run(from_yaml_text(spec.config), earlier, kept, folder)
-    if earlier and spec.stage in ("linear", "finetune") and (has_checkpoint or (folder / "results.json").exists()):
+    if earlier and spec.stage == "linear" and (has_checkpoint or (folder / "results.json").exists()):
         from pretrain.config import from_yaml_text
-        from pretrain.probe.protocol import check_same_probe, classifier_settings
+        from pretrain.probe.protocol import check_same_probe, linear_settings
 
         before, now = from_yaml_text(earlier, kept), from_yaml_text(spec.config)
-        check_same_probe(folder, classifier_settings(before, spec.stage), classifier_settings(now, spec.stage))
+        check_same_probe(folder, linear_settings(before), linear_settings(now))
 
 
 def _refuse_other_training(spec: StageSpec, options: Options) -> None:

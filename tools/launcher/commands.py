@@ -47,7 +47,7 @@ def probe(args: argparse.Namespace) -> int:
     return _start(stages.probe(args.command, weights, args.config_file, args.overrides), from_arguments(args), args)
 
 
-linear = finetune = knn = embedding = probe
+linear = knn = embedding = probe
 
 
 def convert(args: argparse.Namespace) -> int:

@@ -22,9 +22,7 @@ from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm", "debug")
 _SLURM_ONLY = ("nodes", "partition", "account", "qos", "constraint", "exclude", "mem", "comment", "setup", "sbatch")
-STAGES = (
-    *("data", "pretrain", "linear", "finetune", "knn", "embedding", "distributions", "convert", "transfer", "report"),
-)
+STAGES = (*("data", "pretrain", "linear", "knn", "embedding", "distributions", "convert", "transfer", "report"),)
 
 
 def _option(default: Any, text: str | None = None, *, sbatch: bool = False, **argument: Any) -> Any:

@@ -11,7 +11,6 @@ BRANCHES:                                  # what is compared, by name
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
-FINETUNE: [configs/finetune/R50_IN1k_1pct.yaml]
 DISTRIBUTIONS: [own]                       # JCL's Fig. 3, a run per branch
 TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is set per branch
   mask: configs/coco_mask_R50_FPN_1x_jcl.yaml
@@ -40,7 +39,7 @@ from .spec import StageSpec
 
 DEFAULTS: dict[str, Any] = {
     "OUTPUT_DIR": "", "DATA": [], "SEEDS": [], "BASELINE": "", "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [],
-    "FINETUNE": [], "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "",
+    "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "",
 }  # fmt: skip
 _BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
 _DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
@@ -164,7 +163,7 @@ def _probes(
     name: str, weights: str, overrides: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...], base: str
 ) -> list[Node]:
     nodes = []
-    for stage in ("knn", "linear", "finetune", "distributions"):
+    for stage in ("knn", "linear", "distributions"):
         files = [plan[stage.upper()]] if isinstance(plan[stage.upper()], str) else plan[stage.upper()]
         for file in ("" if file == "own" else str(file) for file in files):
             key = f"{name}/{stage}" if len(files) == 1 else f"{name}/{stage}_{Path(file).stem or 'own'}"

@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = {
     "pretrain": "pretrain.train:main",
     "linear": "pretrain.probe.linear:main",
-    "finetune": "pretrain.probe.finetune:main",
     "knn": "pretrain.probe.knn:main",
     "embedding": "pretrain.probe.embedding:main",
     "distributions": "pretrain.probe.distributions:main",
@@ -97,13 +96,9 @@ class StageSpec:
 
         It omits what does not change the result: keys at their default (so that a key which a later version adds leaves
         complete work complete), keys that only affect where and how fast a stage runs, the location of ``root``, and
-        the paths of weights and of a list of labels (their content counts).
+        the paths of weights (their content counts).
         """
         config = {key: self._placeless(value) for key, value in self._changed_keys()}
-        if labels := config.get("DATA.PROBE_LABELS"):
-            from pretrain.probe.labels import identity
-
-            config["DATA.PROBE_LABELS"] = identity(labels)
         work = {"arguments": [self.stage, *self._placeless(self.args)], "config": config, "parents": self.parents}
         return json.loads(json.dumps(work))
 

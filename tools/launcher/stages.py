@@ -57,7 +57,7 @@ def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpe
 
 
 def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:
-    """The ``linear``, ``finetune``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
+    """The ``linear``, ``knn`` or ``embedding`` probe of a run folder, a checkpoint or ``random``.
 
     Args:
         base: config as YAML text under ``config_file``; empty: that of the run ``weights``, where it is one.

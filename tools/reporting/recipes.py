@@ -9,7 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",
     "Linear probe": "configs/linear/*.yaml",
-    "Fine-tuning of a classifier": "configs/finetune/*.yaml",
     "Detection on COCO": "configs/*.yaml",
     "Pipelines": "configs/pipeline/*.yaml",
     "Studies": "configs/pipeline/evidence/*.yaml",

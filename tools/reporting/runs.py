@@ -20,7 +20,7 @@ from transfer.config import FREE_ANYWHERE, OWN, keys
 from .files import Run
 
 Protocol = dict[str, Any]
-_KINDS = {"knn": "kNN", "linear": "linear", "finetune": "fine-tuned"}  # by stage
+_KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
 # Prefixes of keys of a detector's config that do not change what is measured, or that have their own place in a table.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
@@ -52,10 +52,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Probe:
-    """Scores (from 0 to 100) of a backbone, frozen or fine-tuned.
+    """Scores (from 0 to 100) of a frozen backbone.
 
     Attributes:
-        kind: kNN | linear | fine-tuned.
+        kind: kNN | linear.
         origin: of the backbone, as the probe recorded it.
         steps: of the backbone's pretraining; None if the weights do not record them.
         scored_on: the data set whose validation images were classified.

@@ -14,7 +14,7 @@ from pretrain.common.run_folder import read_json
 from .document import Table
 
 _TASKS = {"bbox": "box AP", "segm": "mask AP", "keypoints": "keypoint AP"}
-_PROBES = {"knn": "kNN top-1", "linear": "linear top-1", "finetune": "fine-tuned top-1"}
+_PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _COLUMNS = 4  # panels beside one another
 _SPREAD = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 

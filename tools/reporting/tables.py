@@ -13,7 +13,7 @@ from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differi
 
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
-_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5"), "fine-tuned": ("top1", "top5")}
+_SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
 _ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 

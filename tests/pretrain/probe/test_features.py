@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config import load_config
 from pretrain.encoder import pooled_features
-from pretrain.probe import classifier, features, linear
+from pretrain.probe import features, linear
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_linear_probe_leaves_out_images_without_a_label(stl10, augment):
 def test_probes_run_in_the_precision_of_the_run(stl10, amp, dtype, monkeypatch):
     """fp16 is chosen where a GPU has no bf16."""
     seen = []
-    for module in (features, classifier):
+    for module in (features, linear):
         monkeypatch.setattr(module, "pooled_features", lambda *a: seen.append(pooled_features(*a)) or seen[-1])
     words = ("MODEL.STEM", "imagenet", "LINEAR.AUGMENT", "pad_flip", "LINEAR.EPOCHS", "1")  # the fast stem
     cfg = _config(stl10, "SOLVER.AMP", amp, *words)

@@ -13,8 +13,8 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from .common import extensions, plain_yaml
-from .common.config_io import flatten, get, kind, merge_file, merge_overrides
+from .common import extensions
+from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
 from .common.key_words import Key
 from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
@@ -237,7 +237,7 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
     """
     cfg = default_config()
     try:
-        cfg.merge_from_other_cfg(CfgNode(plain_yaml.load(text)))
+        cfg.merge_from_other_cfg(CfgNode(parse_yaml(text)))
     except (KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
         remedy = "use the version that wrote it"

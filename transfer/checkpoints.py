@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.common import checkpoint, torch_file
+from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import on_every_rank, on_first_rank
 from pretrain.common.run_folder import read_json, remove, write_json
+from pretrain.common.weights_file import load_torch
 
 from .early import EVALUATING
 
@@ -164,7 +165,7 @@ def _is_text(value: Any) -> bool:
 def _iteration(path: Path) -> int:
     """The last completed iteration, read without the tensors; -1 where none is stored."""
     try:
-        return int(torch_file.load(path, with_tensors=False).get("iteration", -1))
+        return int(load_torch(path, mmap=True).get("iteration", -1))
     except Exception:  # damaged, or not plain: first in order, so that reading all of it says what is wrong
         return sys.maxsize
 

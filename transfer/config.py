@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common import plain_yaml
-from pretrain.common.config_io import flatten, merge_file, merge_overrides
+from pretrain.common.config_io import flatten, merge_file, merge_overrides, parse_yaml
 from pretrain.common.errors import UserError, one_line
 
 HONORED = """
@@ -171,7 +170,7 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     if not kept.is_file():
         return
     try:
-        earlier = dict(flatten(plain_yaml.load(_one_name(kept.read_text()))))
+        earlier = dict(flatten(parse_yaml(_one_name(kept.read_text()))))
         # A cleaned copy of a data set lies in the run folder, which may have been moved.
         then, now = (f"coco:{Path(folder) / 'datasets'}/" for folder in (earlier["OUTPUT_DIR"], cfg.OUTPUT_DIR))
         earlier["DATASETS.TRAIN"] = [name.replace(then, now) for name in earlier["DATASETS.TRAIN"]]

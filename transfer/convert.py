@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common import plain_yaml
+from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
 from pretrain.common.lock import claim
@@ -197,7 +197,7 @@ def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, A
 def _statistics(config: Any) -> dict[str, Any]:
     """The statistics in the config (YAML text) of a pretraining of this project, 0 to 255; empty if it has none."""
     with contextlib.suppress(LookupError, TypeError, ValueError):
-        views = plain_yaml.load(config)["VIEWS"]
+        views = parse_yaml(config)["VIEWS"]
         return {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
     return {}
 

@@ -18,9 +18,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common import plain_yaml
 from pretrain.common.backbone_file import infer_arch
-from pretrain.common.config_io import get
+from pretrain.common.config_io import get, parse_yaml
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
 from pretrain.common.resnet_names import DEPTHS, PREFIX, from_c4, to_torchvision
@@ -106,7 +105,7 @@ def detector_provenance(path: Path) -> dict[str, Any]:
     config: Any = {}
     # Pretraining's config.yaml has no such keys, and the file may be another program's.
     with contextlib.suppress(LookupError, TypeError, ValueError, OSError):
-        config = plain_yaml.load_file(beside)
+        config = parse_yaml(beside.read_text())
         model = config["MODEL"]
         found = {
             "INPUT.FORMAT": config["INPUT"]["FORMAT"],

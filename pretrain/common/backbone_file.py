@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checkpoint, plain_yaml
+from . import checkpoint
+from .config_io import parse_yaml
 from .errors import UserError, shortlist
 from .foreign_names import renamed
 from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
@@ -205,7 +206,7 @@ def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[s
         found["config"] = config
         # It may be another project's config, or no config at all; then it is kept as it is.
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            method = plain_yaml.load(config)["METHOD"]["NAME"]
+            method = parse_yaml(config)["METHOD"]["NAME"]
     if isinstance(method, str):
         found["method"] = method
     for key in ("epoch", "step") if "fine_tuned_on" not in earlier else ():  # those of a fine-tuning are its own

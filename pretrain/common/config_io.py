@@ -44,6 +44,21 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def parse_yaml(text: str) -> dict[str, Any]:
+    """The sections of a config from its text, such as a run folder or a checkpoint records.
+
+    Raises:
+        ValueError: it is not YAML, or does not hold ``KEY: value`` lines.
+    """
+    try:
+        loaded: Any = yaml.safe_load(text)
+    except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"is not YAML ({one_line(error)[:100]})") from error
+    if not isinstance(loaded, dict):
+        raise ValueError(f"holds a {type(loaded).__name__}, not KEY: value lines")
+    return loaded
+
+
 def get(cfg: CfgNode, key: str) -> Any:
     """The value of a dotted key such as ``SOLVER.BASE_LR``, or None where ``cfg`` has no such key."""
     node: Any = cfg

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import codecs
+import collections
 import errno
 import hashlib
+import io
 import json
 import os
 import pickle
+import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import plain_pickle, torch_file
 from .errors import UserError, first_line, one_line
 from .files import empty_or_text, existing_file, sha256
 from .foreign_names import nested
 from .run_folder import read_json
 
-_LONGEST_PROVENANCE = 2**20
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _KINDS = {".pkl": "pickle", ".safetensors": "safetensors file"}
+_REBUILD = {  # NumPy's own functions: of an array in protocols 0 to 4, of a scalar, and of an array in protocol 5
+    "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
+    "multiarray.scalar": np.float32(1).__reduce__()[0],
+    "numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+}
+_ALLOWED: dict[str, Any] = {  # in a pickle, besides plain types; none of them runs code of the file
+    "numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "_codecs.encode": codecs.encode,
+    "collections.OrderedDict": collections.OrderedDict, "__builtin__.bytes": bytes, "builtins.bytes": bytes,
+    **{f"numpy.{core}.{name}": rebuild for core in ("core", "_core") for name, rebuild in _REBUILD.items()},
+}  # fmt: skip
+_ALLOWED_BY_TORCH: list[Any] = [
+    argparse.Namespace, *map(type, map(np.dtype, "?bhilqBHILQefdFDU")), *((f, name) for name, f in _ALLOWED.items()),
+]  # fmt: skip
+_NOT_PLAIN = re.compile("GLOBAL|Can only|Trying to call|operand 149")  # 149: a protocol that torch reads only unsafely
 
 
 class Damaged(UserError):
@@ -83,7 +101,7 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     try:
         content = reader(path, unsafe_pickle)
     except Exception as error:  # a damaged pickle raises anything
-        if isinstance(error, pickle.UnpicklingError) and "Unsupported class" in str(error):
+        if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             raise UserError(
                 f"{path} holds more than dense tensors, arrays and plain types; if you trust its source, convert it "
                 f"first: python tools/convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle (with --to-torchvision for "
@@ -99,6 +117,28 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise Damaged(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
     return content
+
+
+def load_torch(path: Path, mmap: bool = False) -> Any:
+    """The content of a torch file, on the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
+
+    Args:
+        mmap: maps a file of torch 1.6 or later without reading its tensors, whose checksums are not verified then.
+
+    Raises:
+        pickle.UnpicklingError: it holds anything else (the message names it).
+        Exception: of any other type: it is damaged, or no torch file.
+    """
+    is_zip = zipfile.is_zipfile(path)
+    if is_zip and not mmap:
+        with zipfile.ZipFile(path) as archive:
+            if name := archive.testzip():  # torch does not verify the checksums
+                raise ValueError(f"{name} does not have its checksum")
+    try:
+        with torch.serialization.safe_globals(_ALLOWED_BY_TORCH):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    except pickle.UnpicklingError as error:  # torch advises to run the file's code; only the reason is of use
+        raise pickle.UnpicklingError(str(error).rpartition("WeightsUnpickler error: ")[2]) from error
 
 
 def tensor_digest(*tensors: Tensor) -> str:
@@ -140,11 +180,12 @@ def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
                 raise UserError(f"{path}: {name} is an array of {value.dtype}, which no tensor can hold") from error
         if not isinstance(value, Tensor):
             raise UserError(f"{path}: {name} is a {type(value).__name__}, not a tensor; the file holds no weights")
-        if value.layout != torch.strided or value.is_meta or value.is_quantized:
-            kind = f"of {value.dtype}" if value.is_quantized else f"of layout {value.layout}"
-            kind = "without values (meta)" if value.is_meta else kind
+        if value.layout != torch.strided or value.is_meta:
+            kind = "without values (meta)" if value.is_meta else f"of layout {value.layout}"
             raise UserError(f"{path}: {name} is a tensor {kind}; save it again as a dense tensor, with its values")
-        tensors[str(name)] = value
+        if value.nbytes > path.stat().st_size:
+            raise UserError(f"{path}: {name} is longer than the file, of repeated values; save it again as .clone()")
+        tensors[str(name)] = value.detach()
     return tensors
 
 
@@ -167,7 +208,7 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
     try:
         found: Any = content.get("provenance") or (beside if kept else {})
         found = json.loads(found) if isinstance(found, str) else found  # safetensors' metadata are text
-        _check_length(found)  # it goes into results.json
+        json.dumps(found)  # it goes into results.json
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: its provenance is damaged ({one_line(error)}); {again}") from error
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
@@ -175,19 +216,10 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
     return {key: value for key, value in found.items() if key != "tensors"}  # digests, in files of earlier versions
 
 
-def _check_length(provenance: Any) -> None:
-    """Its parts may be shared, so that a few bytes stand for gigabytes of text; `iterencode` writes it in parts."""
-    length = 0
-    for part in json.JSONEncoder().iterencode(provenance):
-        length += len(part)
-        if length > _LONGEST_PROVENANCE:
-            raise ValueError(f"longer than {_LONGEST_PROVENANCE:,} characters")
-
-
 def _read_torch(path: Path, unsafe: bool) -> Any:
     if what := empty_or_text(path):
         raise ValueError(what)
-    return torch.load(path, map_location="cpu", weights_only=False) if unsafe else torch_file.load(path)
+    return torch.load(path, map_location="cpu", weights_only=False) if unsafe else load_torch(path)
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:
@@ -199,5 +231,12 @@ def _read_safetensors(path: Path, _unsafe: bool) -> Any:
 
 
 def _read_pickle(path: Path, unsafe: bool) -> Any:
-    content = path.read_bytes()
-    return pickle.loads(content, encoding="latin1") if unsafe else plain_pickle.load(content)
+    reader = pickle.Unpickler if unsafe else _ArrayUnpickler
+    return reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _ALLOWED:
+            raise pickle.UnpicklingError(f"Unsupported GLOBAL {module}.{name}")
+        return _ALLOWED[f"{module}.{name}"]

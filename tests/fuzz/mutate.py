@@ -18,12 +18,8 @@ _WORDS = (b"\x00" * 8, b"\xff" * 8, b"\n", b"'", b"{", b"}", b"[", b"]", b": ", 
           b"../")  # fmt: skip
 
 
-def value(rng: random.Random, given: Any, others: Sequence[Any] = ()) -> Any:
-    """A copy of nested dictionaries and lists with one to three places changed.
-
-    Args:
-        others: values to put in besides NASTY, such as tensors.
-    """
+def value(rng: random.Random, given: Any) -> Any:
+    """A copy of nested dictionaries and lists with one to three places changed."""
     root = [copy.copy(given) if not isinstance(given, (dict, list)) else _copied(given)]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = list(_places(root))
@@ -31,7 +27,7 @@ def value(rng: random.Random, given: Any, others: Sequence[Any] = ()) -> Any:
         at = container[key]
         how = rng.randrange(7)
         if how <= 2:
-            container[key] = _copied(rng.choice([*NASTY, *others, container[rng.choice(_keys(container))]]))
+            container[key] = _copied(rng.choice([*NASTY, container[rng.choice(_keys(container))]]))
         elif how == 3 and container is not root:
             del container[key]
         elif how == 4 and isinstance(container, dict):
@@ -95,7 +91,7 @@ def _keys(container: Any) -> list[Any]:
 
 
 def _copied(given: Any) -> Any:
-    """A deep copy of dictionaries and lists; other values, such as tensors, are shared."""
+    """A deep copy of dictionaries and lists."""
     if isinstance(given, dict):
         return {key: _copied(one) for key, one in given.items()}
     return [_copied(one) for one in given] if isinstance(given, list) else given

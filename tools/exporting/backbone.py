@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from pretrain.common import plain_yaml
+from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import stage_of
@@ -99,7 +99,7 @@ def read(source: Path) -> Backbone:
     mean, std = ([round(value / 255, 6) for value in known[f"MODEL.PIXEL_{name}"]] for name in ("MEAN", "STD"))
     size = _USUAL_SIZE
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
-        size = evaluation_size(CfgNode(plain_yaml.load(known["config"])))
+        size = evaluation_size(CfgNode(parse_yaml(known["config"])))
     return Backbone(path, resnet.eval().requires_grad_(False), file.arch, file.stem, mean, std, *size, known)
 
 

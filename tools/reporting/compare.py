@@ -10,8 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common import plain_yaml
-from pretrain.common.config_io import flatten
+from pretrain.common.config_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import read_metrics
 from pretrain.common.run_folder import read_json
@@ -124,7 +123,7 @@ def _config(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{run} is not a run folder (no config.yaml); name one, such as runs/demo/jcl/pretrain")
     try:
-        config = dict(flatten(plain_yaml.load_file(path)))
+        config = dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}") from error
     return {key: value for key, value in config.items() if key != "OUTPUT_DIR"}

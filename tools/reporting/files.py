@@ -13,8 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import plain_yaml
-from pretrain.common.config_io import flatten
+from pretrain.common.config_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import json_text, read_json
 
@@ -113,7 +112,7 @@ def short_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 def _config(path: Path, unread: list[str]) -> dict[str, Any]:
     try:
-        return plain_yaml.load_file(path)
+        return parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
         unread.append(f"{path}: {error}; the protocol of this run is unknown")
         return {}

@@ -12,8 +12,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import plain_yaml
-from pretrain.common.config_io import flatten
+from pretrain.common.config_io import flatten, parse_yaml
 from pretrain.probe.protocol import protocol
 from transfer.config import FREE_ANYWHERE, OWN, keys
 
@@ -132,7 +131,7 @@ def origin_of(provenance: Mapping[str, Any]) -> Origin:
     """The origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""
     text = provenance.get("config")
     try:  # the checkpoint of another project may hold another kind of config
-        config = dict(flatten(plain_yaml.load(text))) if isinstance(text, str) else {}
+        config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
     except ValueError:
         config = {}
     return _origin(provenance, config)
@@ -235,7 +234,7 @@ def _detections(run: Run) -> Iterable[Detection]:
         raise ValueError(f"its detector is {protocol['detector']!r}, not faster, mask or keypoint")
     if not isinstance(engine["name"], str):
         raise TypeError(f"its engine is {engine['name']!r}")
-    config = dict(flatten(plain_yaml.load(results["config"]))) if results.get("config") else {}
+    config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
     weights = results.get("weights") or {}
     origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
     if weights.get("path") and not origin.source:

@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from pretrain.common import checkpoint, torch_file
+from pretrain.common import checkpoint, weights_file
 from pretrain.common.errors import UserError
 
 
@@ -55,7 +55,7 @@ def test_a_failing_disk_is_not_damage(tmp_path, monkeypatch):
     def fail(*_args, **_kwargs):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(torch_file, "load", fail)
+    monkeypatch.setattr(weights_file, "load_torch", fail)
     with pytest.raises(UserError, match=r"cannot read .*00000002\.pth"):  # not 1 instead: the work of step 2 is there
         checkpoint.newest(tmp_path, lambda text: pytest.fail(text))
 

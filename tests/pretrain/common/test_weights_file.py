@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import io
+import collections
+import contextlib
 import os
 import pickle
 import random
@@ -13,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save_file
 
-from pretrain.common import torch_file
+from pretrain.common import weights_file
 from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.run_folder import write_json
 from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file, tensor_digest
+from tests.fuzz import mutate
 from transfer.convert import convert
 from transfer.weights import read_weights
 
@@ -88,22 +90,59 @@ def write_with(thing: Any, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["x.pth", "x.pkl"])
-def test_a_programs_options_are_data(tmp_path: Path, name: str) -> None:
-    file = read_weights_file(write_with(argparse.Namespace(lr=0.03), tmp_path / name))
-    assert file.content["args"].lr == 0.03 and list(file.tensors) == ["a"]
+def as_saved(path: Path, content: Any, kind: Any) -> Any:
+    """``content`` after it was written as a torch file (kind: zip or not) or a .pkl (kind: protocol), and read."""
+    if path.suffix == ".pkl":
+        path.write_bytes(pickle.dumps(content, kind))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=kind)
+    return read(path)
 
 
-def test_a_pickle_cannot_change_argparse(tmp_path: Path) -> None:
-    """BUILD on the class itself would set an attribute that every later command line reads as its option."""
-    content = b"\x80\x02cargparse\nNamespace\nN}X\x03\x00\x00\x00badI01\ns\x86b."
-    pickle.Unpickler(io.BytesIO(content)).load()
-    assert vars(argparse.Namespace).get("bad")
-    del argparse.Namespace.bad  # type: ignore[attr-defined]
-    (tmp_path / "x.pkl").write_bytes(content)
-    with pytest.raises(UserError):
-        read_weights_file(tmp_path / "x.pkl")
-    assert not hasattr(argparse.Namespace, "bad")
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_each_value_of_a_torch_file_is_read(tmp_path: Path, is_zip: bool) -> None:
+    grid = torch.arange(12.0).reshape(3, 4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    tensors = [grid.to(dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)]
+    tensors += [grid, grid.T, grid[1:, ::2], torch.empty(0, 3), torch.tensor(3), torch.nn.Parameter(grid)]
+    plain = {"a": [1, 2.5, "text", b"\xff", b"", None, (1, "a"), 2**70, {1}], "b": collections.OrderedDict(a=1)}
+    others = [argparse.Namespace(lr=0.03, names=["a"]), np.float64(3.5), np.int64(3), torch.Size([1]), torch.float16]
+    content = {"tensors": tensors, "model": model.state_dict(), "plain": plain, "others": others, "array": np.eye(2)}
+    loaded = as_saved(tmp_path / "c.pth", content, is_zip)
+    for one, two in zip(loaded["tensors"], tensors, strict=True):
+        assert (one.dtype, one.shape) == (two.dtype, two.shape) and torch.equal(one, two)
+    assert loaded["plain"] == plain and loaded["others"] == others and np.array_equal(loaded["array"], np.eye(2))
+    model.load_state_dict(loaded["model"])
+    assert loaded["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_each_value_of_a_pickle_is_read(tmp_path: Path, protocol: int) -> None:
+    arrays = [np.arange(6, dtype="f4").reshape(2, 3), np.asfortranarray(np.eye(2)), np.zeros(0), np.array(["a"])]
+    content = {"arrays": arrays, "epoch": np.int64(3), "names": ["a", b"\xff", b""]}
+    loaded = as_saved(tmp_path / "c.pkl", content, protocol)
+    assert all(
+        np.array_equal(one, two) and one.dtype == two.dtype for one, two in zip(loaded["arrays"], arrays, strict=True)
+    )
+    assert (loaded["epoch"], loaded["names"]) == (3, content["names"])
+
+
+def test_a_flipped_bit_and_a_cut_file_are_damage(tmp_path: Path) -> None:
+    """torch itself does not verify the checksums."""
+    torch.save({"a": torch.full((100,), 7.0)}, path := tmp_path / "c.pth")
+    data = path.read_bytes()
+    flipped = bytearray(data)
+    flipped[data.index(torch.full((100,), 7.0).numpy().tobytes()) + 30] ^= 1
+    for damaged in (flipped, data[:-1], data[: len(data) // 2], data[:10]):
+        path.write_bytes(damaged)
+        with pytest.raises(Damaged, match=r"c\.pth is damaged or not a checkpoint: "):
+            read(path)
+
+
+def test_a_tensor_is_not_longer_than_its_file(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "c.pth")
+    with pytest.raises(UserError, match=r"c\.pth: a is longer than the file"):
+        read_weights_file(tmp_path / "c.pth")
 
 
 @pytest.mark.parametrize("thing", [_Code(), argparse.Namespace(hidden=_Code())])
@@ -116,27 +155,18 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
     assert list(read_weights_file(path, unsafe_pickle=True).tensors) == ["a"]
 
 
-def test_the_format_before_torch_1_6_is_read(tmp_path: Path) -> None:
-    torch.save(WEIGHTS, tmp_path / "old.pth.tar", _use_new_zipfile_serialization=False)
-    assert torch.equal(read(tmp_path / "old.pth.tar")["bn1.bias"], WEIGHTS["bn1.bias"])
-
-
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
-@pytest.mark.filterwarnings("ignore:.*quantize")
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
         (torch.eye(2).to_sparse(), "a is a tensor of layout torch.sparse_coo; save it again as a dense tensor"),
         (torch.ones(2, device="meta"), r"a is a tensor without values \(meta\)"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "a is a tensor of torch.qint8"),
     ],
 )
 def test_tensors_without_dense_values_are_named(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:
     torch.save({"a": tensor}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="holds more than dense tensors"):
-        read_weights_file(tmp_path / "w.pth")
     with pytest.raises(UserError, match=message):
-        read_weights_file(tmp_path / "w.pth", unsafe_pickle=True)
+        read_weights_file(tmp_path / "w.pth")
 
 
 def test_values_that_no_network_can_use() -> None:
@@ -165,20 +195,6 @@ def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:
     assert [tensors[name].tolist() for name in "ab"] == [[0, 1, 2], [2, 1, 0]]
 
 
-def nested() -> list[Any]:
-    value: list[Any] = []
-    for _ in range(100_000):
-        value = [value]
-    return value
-
-
-def shared() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for _ in range(100):
-        value = {"a": value, "b": value}
-    return value
-
-
 @pytest.mark.parametrize(
     "provenance, message",
     [
@@ -187,19 +203,11 @@ def shared() -> dict[str, Any]:
         ({"epoch": torch.zeros(1)}, "its provenance is damaged"),
         ([1], "its provenance is a list, not an object with names"),
         ({1: 2}, "its provenance is a dict, not an object with names"),
-        (shared(), r"its provenance is damaged \(longer than 1,048,576 characters\)"),
     ],
 )
 def test_damaged_provenance_is_one_line(tmp_path: Path, provenance: Any, message: str) -> None:
     torch.save({"model": WEIGHTS, "provenance": provenance}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=message):
-        read_weights_file(tmp_path / "w.pth")
-
-
-def test_provenance_nested_too_deeply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "w.pth").write_bytes(b"\0")
-    monkeypatch.setattr(torch_file, "load", lambda _path: {"model": {}, "provenance": nested()})
-    with pytest.raises(UserError, match="its provenance is damaged"):
         read_weights_file(tmp_path / "w.pth")
 
 
@@ -250,7 +258,7 @@ def test_a_failing_disk_or_memory_is_not_damage(
     path = tmp_path / f"w{suffix}"
     path.write_bytes(pickle.dumps({"a": 1}))
     monkeypatch.setattr("safetensors.safe_open", fail)
-    monkeypatch.setattr(torch_file, "load", fail)
+    monkeypatch.setattr(weights_file, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(UserError, match=message) as caught:
         read(path)
@@ -259,22 +267,16 @@ def test_a_failing_disk_or_memory_is_not_damage(
 
 @pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
 def test_a_file_with_any_bytes_wrong_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
-    rng = random.Random(suffix)
     path = tmp_path / f"w{suffix}"
     if suffix == ".safetensors":
-        path.write_bytes(save(WEIGHTS, metadata={"provenance": "{}"}))
+        save_file(WEIGHTS, path, metadata={"provenance": "{}"})
     elif suffix == ".pkl":
         path.write_bytes(pickle.dumps({"model": {k: v.numpy() for k, v in WEIGHTS.items()}, "__author__": "a"}, 2))
     else:
-        torch.save({"model": WEIGHTS, "provenance": {}}, path, _use_new_zipfile_serialization=False)
+        torch.save({"model": WEIGHTS, "provenance": {}}, path)
     data = path.read_bytes()
-    for _ in range(200):
-        damaged = bytearray(data)
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            damaged[rng.randrange(min(len(data), 600))] = rng.choice([0, 1, 46, 82, 99, 128, 255, rng.randrange(256)])
-        path.write_bytes(damaged[: rng.choice([len(data), rng.randrange(len(data))])])
-        try:
+    for seed in range(60):
+        path.write_bytes(mutate.data(random.Random(seed), [data]))
+        with contextlib.suppress(UserError):
             for name, tensor in read_weights_file(path).tensors.items():
                 check_values(tensor, name, path)
-        except UserError as error:
-            assert "\n" not in str(error)

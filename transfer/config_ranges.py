@@ -105,11 +105,15 @@ def check_training(cfg: CfgNode) -> None:
 
 
 def check_parts(cfg: CfgNode, world: int) -> None:
-    """Checks that every process has an image for each of its parts.
+    """Checks that the batch can be divided among the processes, and that each has an image for each of its parts.
 
     Raises:
-        UserError: it has not.
+        UserError: it cannot, or it has not.
     """
+    if cfg.SOLVER.IMS_PER_BATCH % world:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}; it must be a multiple of the {world} processes"
+        )
     parts, mine = cfg.SOLVER.get("ACCUMULATE", 1), cfg.SOLVER.IMS_PER_BATCH // world
     if parts != 1 and not 1 <= parts <= mine:
         raise UserError(

@@ -54,7 +54,7 @@ def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
 
 
 def refuse_indivisible(spec: StageSpec, options: Options, *, count: bool = True) -> None:
-    """Checks that a pretraining's batch can be divided among its processes, and that the data hold one.
+    """Checks that a batch can be divided among the processes, and that the data of a pretraining hold one.
 
     Args:
         count: the data, unless the stage runs on a cluster, whose nodes may have other disks.
@@ -68,6 +68,12 @@ def refuse_indivisible(spec: StageSpec, options: Options, *, count: bool = True)
 
         cfg = from_yaml_text(spec.config)
         preflight.refuse_indivisible(cfg, _world_size(spec, options), data=count and options.cluster != "slurm")
+    elif spec.stage == "transfer" and not _is_evaluation(spec):
+        from transfer.config import scale_to_world
+        from transfer.config_ranges import check_parts
+
+        world = _world_size(spec, options)
+        check_parts(scale_to_world(_detector_config(spec), world), world)
 
 
 def _world_size(spec: StageSpec, options: Options) -> int:

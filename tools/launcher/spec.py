@@ -161,9 +161,11 @@ class StageSpec:
         Raises:
             UserError: nothing there, a folder without a checkpoint, or a text file.
         """
+        goes_on = any(Path(self.folder).glob("checkpoint_*.pth")) or any(Path(self.folder).glob("model_*.pth"))
         for path, content in self.inputs.items():
-            if not content:
-                raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; name another")
+            if not content and not (goes_on and self.stage in ("pretrain", "transfer")):  # which read only their own
+                remedy = "convert a run first: tools/convert_to_d2.py" if self.stage == "transfer" else "name another"
+                raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 

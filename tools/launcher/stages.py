@@ -50,10 +50,7 @@ def methods() -> list[str]:
 def pretrain(config_file: str | Path, overrides: Sequence[str] = ()) -> StageSpec:
     """Pretraining by a recipe, in OUTPUT_DIR or runs/<recipe>."""
     cfg = _load(config_file, overrides)
-    weights = cfg.MODEL.WEIGHTS
-    content = content_of(weights) if weights else ""
-    inputs = {weights: content} if content else {}
-    return _spec("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=inputs)
+    return _spec("pretrain", cfg, f"runs/{Path(config_file).stem}", (), inputs=_weights(cfg))
 
 
 def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[str] = (), base: str = "") -> StageSpec:
@@ -119,11 +116,9 @@ def transfer(
     changed = {key: value for key, value in flatten(cfg) if value != defaults.get(key) and key != "OUTPUT_DIR"}
     words = ["--eval-only" if eval_only else "--resume", "--engine", _engine(engine, output)]
     words += ["--visualize", str(visualize)] if visualize else []
-    weights = cfg.MODEL.WEIGHTS
-    inputs = {weights: content_of(weights)} if Path(weights).is_file() else {}
     return StageSpec(
         "transfer", output, ENTRIES["transfer"], config=_nested(changed), args=([*words, "OUTPUT_DIR", output],),
-        inputs=inputs,
+        inputs=_weights(cfg),
     )  # fmt: skip
 
 
@@ -200,6 +195,12 @@ def _refuse_fine_tuning(config_file: str | Path) -> None:
     raise UserError(
         f"{config_file} is a fine-tuning config; run: python tools/launch.py transfer --config-file {config_file}"
     )
+
+
+def _weights(cfg: Any) -> dict[str, str]:
+    """MODEL.WEIGHTS and its content, unless it is an address."""
+    weights = cfg.MODEL.WEIGHTS
+    return {weights: content_of(weights)} if weights and "://" not in weights else {}
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:

@@ -146,8 +146,6 @@ def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
         raise UserError(
             "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device; set it False, or SOLVER.BF16 True"
         )
-    if own.SOLVER.IMS_PER_BATCH % world:
-        raise UserError(f"SOLVER.IMS_PER_BATCH is {own.SOLVER.IMS_PER_BATCH}, not a multiple of the {world} processes")
     own.freeze()
     return own
 

@@ -58,12 +58,8 @@ def training_batches(
         flip: the index of every keypoint's mirror image.
 
     Raises:
-        UserError: the batch cannot be divided among the ranks, or a record is bad.
+        UserError: a record is bad.
     """
-    if cfg.SOLVER.IMS_PER_BATCH % world:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}; it must be a multiple of the {world} processes"
-        )
     loader = cfg.DATALOADER
     weights: Sequence[float] = [1.0] * len(records)
     if loader.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":

@@ -174,6 +174,17 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     assert "--kill-on-bad-exit=1" in srun and "--cpus-per-task=6" in srun
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "no weights at weights/jcl_R50_IN1k_200ep.pth: .*tools/convert_to_d2.py"),
+     (["MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12"], "is 12; it must be a multiple of the 8 processes")],
+)  # fmt: skip
+def test_a_fine_tuning_that_cannot_start_is_refused_before_it_queues(words: list[str], message: str):
+    config = str(ROOT / "configs/coco_R50_FPN_1x_jcl.yaml")
+    with pytest.raises(UserError, match=message):
+        launch.main(["transfer", "--config-file", config, "--cluster", "slurm", "--gpus", "8", *words])
+
+
 def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
     for name in ("one", "two"):
         spec = stages.pretrain(stages.recipe_of("mocov2"), [*TINY, "OUTPUT_DIR", str(tmp_path / name)])

@@ -27,12 +27,6 @@ def test_the_same_position_gives_the_same_record_whatever_came_before(tmp_path):
     assert "target" not in loader.Mapped(records, mapper(), None)[0]
 
 
-def test_a_batch_that_cannot_be_divided_is_refused(tmp_path):
-    cfg = tiny_coco.config(tmp_path / "out", tiny_coco.write(tmp_path), SOLVER__IMS_PER_BATCH=3)
-    with pytest.raises(UserError, match=r"IMS_PER_BATCH is 3; it must be a multiple of the 2 processes"):
-        loader.training_batches(cfg, [], (), 0, 2, seed=0, start=0, workers=0)
-
-
 def test_shares_of_the_test_images_are_disjoint_and_complete(tmp_path):
     name = tiny_coco.write(tmp_path)
     cfg, (records, _) = tiny_coco.config(tmp_path / "out", name), data.load_coco(name)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from . import preflight
-from .common import disk, interrupt, key_words, loggers
+from .common import interrupt, key_words, loggers
 from .common.errors import run_command_line
 from .config import described_keys, load_config, run_folder
 
@@ -30,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = run_folder(cfg)
         preflight.refuse_missing_data(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
         preflight.refuse_indivisible(cfg, int(os.environ.get("WORLD_SIZE", "1")), data=True)
-        disk.refuse_full(folder, preflight.checkpoint_bytes(cfg) - disk.held_bytes(folder))
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 
 from fvcore.common.config import CfgNode
 
 from . import datasets
-from .common import disk
 from .common.errors import UserError
 from .common.files import existing_file
 from .methods import METHODS
 from .probe.data import probe_data
 from .probe.protocol import data_names
 from .shares import local_bn_groups
-
-_OPTIMIZER_STATE = {"sgd": 1, "lars": 1, "adamw": 2}  # values per weight
 
 
 def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
@@ -71,14 +67,3 @@ def refuse_indivisible(cfg: CfgNode, processes: int, *, data: bool) -> None:
             f"SOLVER.IMS_PER_BATCH is {solver.IMS_PER_BATCH}, but {name} holds only {count} images; set it to at most "
             f"{count}, or add images"
         )
-
-
-def checkpoint_bytes(cfg: CfgNode) -> int:
-    """What the checkpoints of a pretraining take at their fullest, while a new one is written."""
-    backbone = disk.BACKBONE[cfg.MODEL.ARCH]
-    widths = [512 if cfg.MODEL.ARCH in ("resnet18", "resnet34") else 2048, *cfg.MODEL.HEAD_HIDDEN_DIMS]
-    encoder = backbone + sum(disk.linear(a, b) for a, b in pairwise([*widths, cfg.MODEL.EMBEDDING_DIM]))
-    has_queue = METHODS[cfg.METHOD.NAME].kind == "queue"
-    values = encoder * (1 + has_queue + _OPTIMIZER_STATE[cfg.SOLVER.OPTIMIZER])
-    values += has_queue * cfg.MODEL.QUEUE_SIZE * cfg.MODEL.EMBEDDING_DIM
-    return values * disk.BYTES * (cfg.SOLVER.CHECKPOINT_KEEP + 1)

@@ -71,9 +71,6 @@ MISTAKES = {
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg",
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg: ",
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:images"): "IMS_PER_BATCH is 256, but folder:images holds only 1",
-    ("pretrain/__main__.py", "DATA.TRAIN=folder:images", "SOLVER.IMS_PER_BATCH=1", "SOLVER.CHECKPOINT_KEEP=1000000"): (
-        "GiB left; free space, keep fewer by SOLVER.CHECKPOINT_* (pretraining, detection), or choose another OUTPUT_DIR"
-    ),
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
     (LAUNCH, "knn", *LOCAL, "pretrained", "DATA.TRAIN", "folder:images", "OUTPUT_DIR", "own"): "has no labels to probe",
     ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",

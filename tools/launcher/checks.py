@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import disk
 from pretrain.common.run_folder import refuse_other_stage
 
 from .options import Options
@@ -79,26 +78,6 @@ def refuse_indivisible(spec: StageSpec, options: Options, *, count: bool = True)
 def _world_size(spec: StageSpec, options: Options) -> int:
     options = options.fitting(spec)
     return 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
-
-
-def refuse_full_disk(specs: Sequence[StageSpec], folder: str | Path) -> None:
-    """Checks that the disk of ``folder`` has room for what the stages that are not complete have yet to write.
-
-    Raises:
-        UserError: it has not.
-    """
-    missing = [spec for spec in specs if not spec.is_complete()]
-    disk.refuse_full(folder, sum(max(0, checkpoint_bytes(spec) - disk.held_bytes(spec.folder)) for spec in missing))
-
-
-def checkpoint_bytes(spec: StageSpec) -> int:
-    """What the checkpoints of a pretraining stage take at their fullest; 0 for others."""
-    if spec.stage == "pretrain":
-        from pretrain.config import from_yaml_text
-        from pretrain.preflight import checkpoint_bytes as of_pretraining
-
-        return of_pretraining(from_yaml_text(spec.config))
-    return 0
 
 
 def refuse_other_run(spec: StageSpec, options: Options) -> None:

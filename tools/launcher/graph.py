@@ -18,10 +18,9 @@ from pretrain.common.lock import claim, start_of
 from pretrain.common.run_folder import write_json
 
 from . import attach, control
-from .checks import checkpoint_bytes, refuse_full_disk, refuse_indivisible
+from .checks import refuse_indivisible
 from .local_graph import LocalGraph, short
 from .options import Options
-from .run import time_and_disk
 from .spec import StageSpec
 from .submit import Refused, new_log_folder, refuse_if_running, snapshot, submit
 from .submit import preview as preview_script
@@ -170,7 +169,7 @@ def submit_all(graph: Graph, options: Options) -> int:
 
 
 def preview(graph: Graph, options: Options) -> None:
-    """The graph, and for what is missing the scripts or commands, times and disk."""
+    """The graph, and for what is missing the scripts or commands, and times."""
     missing = []
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
@@ -189,10 +188,9 @@ def preview(graph: Graph, options: Options) -> None:
     for node in missing:
         dependency = _dependency("afterok", [f"<job of {parent}>" for parent in node.parents if parent in keys])
         script = preview_script(node.spec, options, dependency, code)
-        print(f"# {node.key}: {time_and_disk(node.spec, options.fitting(node.spec))}\n{script}\n")
-    total = sum(checkpoint_bytes(node.spec) for node in missing) / 2**30
+        print(f"# {node.key}\n{script}\n")
     limit = f"{options.minutes} minutes per job" if options.minutes else "no time limit"
-    print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}; {total:.2f} GiB of pretraining checkpoints")
+    print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}")
 
 
 def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
@@ -217,7 +215,6 @@ def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, s
                 missing[node.key] = node
         except UserError as error:
             refused.append(f"{node.key}: {error}")
-    refuse_full_disk([node.spec for node in missing.values()], graph.output)
     if not refused and not _active_job(graph.report):
         refuse_if_running(Path(graph.report.folder))
     if len(refused) > 1:

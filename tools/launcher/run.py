@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import disk, interrupt
+from pretrain.common import interrupt
 
 from . import attach, control
-from .checks import checkpoint_bytes
 from .job import StageJob
 from .options import Options
 from .spec import StageSpec
@@ -96,15 +95,6 @@ def raise_if_not_done(spec: StageSpec, last: dict[str, Any]) -> None:
 
 
 def show(spec: StageSpec, options: Options) -> None:
-    """What would be submitted: the script or command, its time and its disk."""
+    """What would be submitted: the script or command."""
     print(f"# {spec.stage} -> {spec.folder}")
     print(preview(spec, options.fitting(spec)))
-    print(f"# {time_and_disk(spec, options)}")
-
-
-def time_and_disk(spec: StageSpec, options: Options) -> str:
-    """Says the time limit, the largest size of pretraining's checkpoints, and the free space."""
-    limit = f"at most {options.minutes} minutes per job, then it is requeued" if options.minutes else "no time limit"
-    needed, free = checkpoint_bytes(spec) / 2**30, disk.free_bytes(spec.folder) / 2**30
-    size = f"about {needed:.2f} GiB in checkpoints, " if needed else ""
-    return f"time: {limit}; disk: {size}{free:.0f} GiB free"

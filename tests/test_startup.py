@@ -74,7 +74,7 @@ MISTAKES = {
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
     (LAUNCH, "knn", *LOCAL, "pretrained", "DATA.TRAIN", "folder:images", "OUTPUT_DIR", "own"): "has no labels to probe",
     ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",
-    (*TRANSFER,): "no annotation file at datasets/coco/annotations",
+    (*TRANSFER,): "no weights at weights/jcl_R50_IN1k_200ep.pth: neither a file nor a folder",
     (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "pretrained"): (
         "is a run folder of pretraining; convert it first: python tools/convert_to_d2.py pretrained "
         "weights/pretrained.pth\n"

@@ -105,15 +105,15 @@ COCO = f"{ROOT}/configs/coco_R50_FPN_1x_jcl.yaml"
         (["pretrain", "--method", "jcl", "DATA.TRAIN", "folder:here", "DATA.VAL", "folder:gone"], "folder at gone"),
         (
             ["pretrain", "--method", "jcl", "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"],
-            "no file of MODEL.WEIGHTS at gone.pth",
+            "no weights at gone.pth",
         ),
         (["knn", "random"], "no ImageNet at datasets/imagenet/train"),
         (["linear", "random", "DATA.TRAIN", "folder:here", "DATA.PROBE_TRAIN", "folder:gone"], "folder at gone"),
-        (["transfer", "--config-file", COCO, "--engine", "torchvision"], "no annotation file at datasets/coco/"),
+        (["transfer", "--config-file", COCO, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         (
             ["transfer", "--config-file", COCO, "--engine", "torchvision", "DATASETS.TRAIN", "('coco:a.json:here',)",
              "DATASETS.TEST", "('coco:a.json:here',)", "MODEL.WEIGHTS", "gone.pth"],
-            "no file of MODEL.WEIGHTS at gone.pth",
+            "no weights at gone.pth",
         ),
     ],
 )  # fmt: skip
@@ -130,6 +130,7 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
     tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
     monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
     words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", f"folder:{images}"]
     assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "48", "MODEL.WEIGHTS", "run"]) == 0

@@ -53,7 +53,7 @@ MISTAKES = {
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
     ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
     ("transfer/train_net.py", "--config-file", LEAF, "SEED", "-1", "--num-gpus", "0"): "at least 1 process",
-    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--num-gpu"): "expected one argument",
+    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--num-gpu"): "did you mean '--num-gpus'",
     ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--resum3"): "did you mean '--resume'?",
     ("transfer/train_net.py", "--help-keys", "SOLVR"): "did you mean 'SOLVER.'?",
     (LAUNCH, "pretrain", "--method", "jcl", "SOLVER.EPOCHS", "0", "--cluster", "local"): "SOLVER.EPOCHS is 0; it must",
@@ -81,7 +81,7 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
-    (*TRANSFER, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine' (only ",
+    (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "", "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine' (only ",
     ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
         "other names of Detectron2's DatasetCatalog need --engine detectron2"
     ),
@@ -96,7 +96,7 @@ MISTAKES = {
     (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
     (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "run with a different config (SOLVER.BASE_LR ",
     (*TRANSFER, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of transfer",
-    (*TRANSFER, "--eval-only", "OUTPUT_DIR", "moved"): "is the run folder of transfer, not of evaluation",
+    (*TRANSFER, "--eval-only", "OUTPUT_DIR", "moved", "MODEL.WEIGHTS", ""): "is the run folder of transfer, not of evaluation",
 }  # fmt: skip
 COMPLETE = [
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"),

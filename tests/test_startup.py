@@ -21,6 +21,7 @@ LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
 LAUNCH = "tools/launch.py"
 LOCAL = ("--cluster", "local", "--gpus", "0")
 TRANSFER = (LAUNCH, "transfer", *LOCAL, "--config-file", LEAF, "--engine", "torchvision")
+NO_WEIGHTS = ("MODEL.WEIGHTS", "")
 TINY_DATA = ("DATASETS.TRAIN", "('coco:a.json:images',)", "DATASETS.TEST", "()")
 # Runs each command line as the shell does, in one process, and prints how it ended and which large libraries it needed.
 SCRIPT = """
@@ -81,7 +82,7 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
-    (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "", "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine' (only ",
+    (*TRANSFER, *NO_WEIGHTS, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine'",
     ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
         "other names of Detectron2's DatasetCatalog need --engine detectron2"
     ),
@@ -96,7 +97,7 @@ MISTAKES = {
     (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
     (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "run with a different config (SOLVER.BASE_LR ",
     (*TRANSFER, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of transfer",
-    (*TRANSFER, "--eval-only", "OUTPUT_DIR", "moved", "MODEL.WEIGHTS", ""): "is the run folder of transfer, not of evaluation",
+    (*TRANSFER, "--eval-only", *NO_WEIGHTS, "OUTPUT_DIR", "moved"): "is the run folder of transfer, not of evaluation",
 }  # fmt: skip
 COMPLETE = [
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"),

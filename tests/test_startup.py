@@ -82,7 +82,7 @@ MISTAKES = {
     ),
     ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
     ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
-    (*TRANSFER, *NO_WEIGHTS, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER is 'mine'",
+    (*TRANSFER, *NO_WEIGHTS, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER",
     ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
         "other names of Detectron2's DatasetCatalog need --engine detectron2"
     ),

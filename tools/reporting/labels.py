@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
 from .document import Table
@@ -12,37 +13,43 @@ from .runs import Detection, Protocol
 from .seeds import mean_and_interval, with_interval
 from .tables import TASK_NAMES
 
-_SUBSET = re.compile(r"(?:^|[/:])([\d.]+)pct_fold\d+\.json(?::|$)")
+_SUBSET = re.compile(r"(?:^|[/:])([\d.]+)pct_fold(\d+)\.json(?::|$)")
 _BY_SHARE = ("train", "DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS")
-Scores = dict[str, dict[float, list[float]]]  # initialization -> share in percent -> AP of each fold and seed
+Scores = dict[str, dict[float, list[float]]]  # initialization -> share in percent -> AP of each fold
 
 
 def tables(runs: Sequence[Detection]) -> Iterable[Table]:
     """Yields one table per detector, test set and protocol that was trained on at least two shares."""
-    groups: dict[str, list[tuple[float, Detection]]] = {}
+    groups: dict[str, list[tuple[float, str, Detection]]] = {}
     for run in runs:
-        shares = {float(match[1]) for name in run.protocol["train"] if (match := _SUBSET.search(name))}
-        if len(shares) == 1 and len(run.protocol["train"]) == 1 and not run.evaluated_only:
-            groups.setdefault(repr((run.headline[0], run.test, _kept(run.protocol))), []).append((shares.pop(), run))
+        match = _SUBSET.search(run.protocol["train"][0]) if len(run.protocol["train"]) == 1 else None
+        if match and not run.evaluated_only:
+            member = (float(match[1]), match[2], run)
+            groups.setdefault(repr((run.headline[0], run.test, _kept(run.protocol))), []).append(member)
     for members in groups.values():
         yield from _tables_of(members)
 
 
-def _tables_of(members: Sequence[tuple[float, Detection]]) -> Iterable[Table]:
-    first = members[0][1]
+def _tables_of(members: Sequence[tuple[float, str, Detection]]) -> Iterable[Table]:
+    first = members[0][-1]
     task = TASKS[first.detector]
-    starts = _starts([run for _, run in members])
+    starts = _starts([run for *_, run in members])
     schedules: dict[float, Any] = {}  # of each share, that of its first run
-    scores: Scores = {}
+    by_fold: dict[str, dict[float, dict[str, list[float]]]] = {}
     left_out = 0
-    for share, run in members:
+    for share, fold, run in members:
         images = ("train", "DATASETS.TRAIN")
         schedule = [(name, value) for name, value in run.protocol.items() if _follows(name) and name not in images]
         ap = run.metrics.get(task, {}).get("AP")
         if schedules.setdefault(share, schedule) != schedule:
             left_out += 1
         elif ap is not None:
-            scores.setdefault(starts[_identity(run)], {}).setdefault(share, []).append(ap)
+            folds = by_fold.setdefault(starts[_identity(run)], {}).setdefault(share, {})
+            folds.setdefault(fold, []).append(ap)
+    scores = {
+        start: {share: [mean(values) for values in folds.values()] for share, folds in line.items()}
+        for start, line in by_fold.items()
+    }
     if len({share for line in scores.values() for share in line}) > 1:
         yield _table(first, task, scores, left_out)
 
@@ -81,8 +88,8 @@ def _table(run: Detection, task: str, scores: Scores, left_out: int) -> Table:
     rows = [[start, *(_cell(line.get(share, [])) for share in shares)] for start, line in scores.items()]
     notes = [
         f"{run.headline[0]}, tested on {run.test}: {TASK_NAMES[task]} AP (from 0 to 100), mean and 95% interval "
-        "(Student's t) over folds and seeds, whose number is in brackets. A share is one of the training images, with "
-        "their labels."
+        "(Student's t) over folds, whose number is in brackets; the seeds of a fold count by their mean. A share is "
+        "one of the training images, with their labels."
     ]
     if left_out:
         notes.append(f"Left out, because another run of their share has another schedule: {left_out}.")

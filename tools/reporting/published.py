@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 from . import papers
@@ -17,19 +18,30 @@ Scores = Mapping[str, float | None]
 
 
 class _Measured(NamedTuple):
-    """A run of ours that is comparable to a row of a paper; ``engine``: of a detector, else empty."""
+    """A run of ours that is comparable to a row of a paper.
+
+    Attributes:
+        sample: its checkpoint, whose runs count once, by their mean; a detector from random weights counts itself.
+        engine: of a detector, else empty.
+    """
 
     verdict: papers.Verdict
     scores: Scores
+    sample: str
     engine: str
 
 
 def tables(rows: Sequence[Row], runs: Sequence[Detection]) -> Iterable[Table]:
     """A table per published one that has a row with a comparable run, in whole, and per engine of ours."""
-    measured = [_Measured(linear_result(row, [probe]), probe.scores, "") for row in rows for probe in row.probes]
+    measured = []
+    for row in rows:
+        for probe in row.probes:
+            sample = probe.origin.sha256 or str(row.folder)
+            measured.append(_Measured(linear_result(row, [probe]), probe.scores, sample, ""))
     for run in runs:
         scores = run.metrics.get(papers.TASKS[run.detector], {})
-        measured.append(_Measured(papers.detection_result(run), scores, run.engine))
+        sample = run.origin.sha256 or str(run.folder)
+        measured.append(_Measured(papers.detection_result(run), scores, sample, run.engine))
     measured = [one for one in measured if one.verdict.numbers]
     for name, engine in dict.fromkeys((one.verdict.table, one.engine) for one in measured):
         yield _table(name, engine, [one for one in measured if (one.verdict.table, one.engine) == (name, engine)])
@@ -43,10 +55,16 @@ def _table(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
     for row in papers.rows_of(name):
         line = [_label(row)]
         for metric in metrics:
-            ours = [one.scores.get(metric) for one in measured if one.verdict.row is row]
-            line += [row[metric] or "-", *_beside([value for value in ours if value is not None], row[metric])]
+            samples: dict[str, list[float]] = {}
+            for one in measured:
+                if one.verdict.row is row and (value := one.scores.get(metric)) is not None:
+                    samples.setdefault(one.sample, []).append(value)
+            line += [row[metric] or "-", *_beside([mean(values) for values in samples.values()], row[metric])]
         lines.append(line)
-    notes = ["Ours: the mean ± 95% interval (Student's t) of the runs whose configs are those of the row's recipes."]
+    notes = [
+        "Ours: the mean ± 95% interval (Student's t) over checkpoints whose configs are those of the row's recipes; "
+        "several runs of one checkpoint are one sample, their mean."
+    ]
     if engine not in ("", "detectron2"):
         notes.append("The paper's engine is Detectron2, this table's is not.")
     return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, lines)

@@ -189,3 +189,17 @@ def test_a_papers_whole_table_has_the_mean_of_our_seeds_beside_its_numbers(tmp_p
 def test_a_papers_table_without_a_comparable_run_is_not_shown(tmp_path: Path):
     write(tmp_path / "d", detector("SOLVER.MAX_ITER", "100"))
     assert "Published" not in render([tmp_path])
+
+
+def test_two_probes_of_one_checkpoint_are_one_sample(tmp_path: Path):
+    config = pretrain(tmp_path / "a")
+    for number, top1 in enumerate((70.0, 70.2)):
+        probe(tmp_path / f"a/linear{number}", config, top1, "SEED", number, recipe="R50_IN1k_100ep")
+    assert measured_top1(tmp_path) == ["70.1"]
+    probe(tmp_path / "b/linear", pretrain(tmp_path / "b", "SEED", "2"), 71.1, recipe="R50_IN1k_100ep")
+    assert measured_top1(tmp_path) == [f"70.6 ± {t.ppf(0.975, 1) * 0.5:.1f} [n 2]"]
+
+
+def measured_top1(folder: Path) -> list[str]:
+    (table,) = [one for one in report.gather([folder]).tables if one.title == f"Published: {TABLE}1"]
+    return [row[2] for row in table.rows if row[2] != "-"]

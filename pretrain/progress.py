@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -35,8 +33,7 @@ class Progress:
     def __init__(
         self, total_steps: int, start_step: int, images_per_step: int, logger: logging.Logger, show: bool, name: str
     ) -> None:
-        self._total, self._start, self._step, self._batch = total_steps, start_step, start_step, images_per_step
-        self._logger, self._show = logger, show
+        self._total, self._step, self._batch, self._logger = total_steps, start_step, images_per_step, logger
         self._bar = tqdm(
             total=total_steps, initial=start_step, desc=name, unit="step", disable=not (show and sys.stderr.isatty()),
             dynamic_ncols=True,
@@ -67,8 +64,6 @@ class Progress:
     def advance(self) -> None:
         self._step += 1
         self._bar.update()
-        if self._step == self._start + 1 and self._show and (age := _age_of_process()) is not None:
-            self._logger.info(f"first step done {age:.1f} s after the process started")
 
     def rates(self, seconds_waited: float | None = None) -> dict[str, float]:
         """Since the last call: images_per_second (all ranks), data_wait_share (0 to 1), eta_seconds, max_memory_mib.
@@ -106,15 +101,6 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def _age_of_process() -> float | None:
-    """Seconds; None where there is no /proc."""
-    try:
-        ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except OSError:
-        return None
 
 
 def over_ranks(

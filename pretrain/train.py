@@ -19,7 +19,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from . import datasets, distributed, schedule, view_grid
-from .common import checkpoint, curves, interrupt, process_group
+from .common import checkpoint, interrupt, process_group
 from .common.errors import UserError
 from .common.files import sha256
 from .common.metrics import MetricsWriter
@@ -314,7 +314,6 @@ def _finish(run: _Run) -> dict[str, Any]:
         results["checkpoint_sha256"] = sha256(folder / checkpoint.FINAL)  # names the run in what is made of it
         for path in folder.glob("checkpoint_[0-9]*.pth"):
             remove(path)
-        curves.write(folder)
         write_json(folder / "results.json", results)
         run.log.info(f"done: {folder / checkpoint.FINAL}")
         return results

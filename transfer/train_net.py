@@ -216,7 +216,6 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     """Runs one rank's part; rank 0 writes results.json and returns its content, the other ranks return {}."""
     name, cfg = settle(args)
 
-    from pretrain.common import curves
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage
     from transfer import checkpoints
@@ -256,8 +255,6 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 raise
             if os.environ.get("RANK", "0") != "0":
                 return {}
-            if not args.eval_only:
-                curves.write(out)
             cfg.defrost()
             # Record the names as given: a cleaned copy's name has this folder in it, and would match no other run.
             cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = train, tests

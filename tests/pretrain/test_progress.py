@@ -1,11 +1,7 @@
 """Rates come from a clock that the test moves."""
 
 import logging
-import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,24 +45,6 @@ def test_the_eta_counts_days(clock, caplog):
     with caplog.at_level(logging.INFO):
         progress.report("loss 1", progress.rates())
     assert "  eta 1 day, 6:00:00  " in caplog.text
-
-
-_STARTS = """
-import logging, time
-from pretrain.progress import Progress
-logging.basicConfig(level="INFO")
-progress = Progress(10, 4, 8, logging.getLogger("test"), True, "test")
-time.sleep(1)
-progress.advance()
-progress.advance()
-"""
-
-
-def test_the_first_step_says_how_long_the_start_took():
-    began, root = time.monotonic(), Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", _STARTS], cwd=root, capture_output=True, text=True, check=True)
-    (seconds,) = re.findall(r"first step done ([\d.]+) s after the process started", done.stderr)
-    assert 1 < float(seconds) < time.monotonic() - began + 0.1
 
 
 def test_the_rank_that_waits_longest_gives_the_verdict(clock):

@@ -35,7 +35,7 @@ def whole(images, tmp_path_factory) -> Path:
 def test_a_run_folder_is_self_contained(whole):
     names = {p.name for p in whole.iterdir()}
     wanted = "config.yaml metrics.json log.txt checkpoint_final.pth results.json environment.txt stage.txt"
-    assert {*wanted.split(), "views.png", "curves.png"} <= names
+    assert {*wanted.split(), "views.png"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
     logged = lines(whole, "loss")
     assert [line["iteration"] for line in logged] == list(range(2 * STEPS_PER_EPOCH))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.curves import points
 from pretrain.common.metrics import read_metrics
 
 from .charts import Line, Styles, line_chart, looks
@@ -15,6 +14,12 @@ from .document import Report
 from .files import Plan, short_names
 from .runs import Detection, Item, Pretraining
 
+_TITLES = {  # of what runs log; those that a run has are drawn
+    "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
+    "queue_accuracy": "queue accuracy (%)", "feature_spread": "feature spread (0: collapsed)",
+    "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
+    "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
+}  # fmt: skip
 _POINTS = 400  # of a line; more cannot be seen
 
 
@@ -98,3 +103,25 @@ def _protocol(item: Item) -> Any:
     if isinstance(item, Pretraining):
         return item.origin.data, item.probe and (item.probe.scored_on, item.probe.protocol)
     return item.scored_on, item.protocol
+
+
+def points(logged: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Title of a chart -> completed iterations and values, of the lines in metrics.json.
+
+    AP has a chart per test set where there are several: their names are ``SET/bbox/AP``.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in logged:
+        for name, value in line.items():
+            if (title := _title(name)) and isinstance(value, (int, float)) and not isinstance(value, bool):
+                found.setdefault(title, []).append((line["iteration"] + 1, value))
+    order = list(_TITLES.values())
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0].partition(" on ")[0])))
+
+
+def _title(name: str) -> str:
+    test_set, _, metric = name.rpartition("/")[0].rpartition("/") if name.endswith("/AP") else ("", "", "")
+    if test_set:
+        title = _TITLES.get(f"{metric}/AP", "")
+        return title and f"{title} on {test_set.removeprefix('coco:')}"  # whole: two files may have the same name
+    return _TITLES.get(name, "")

@@ -57,3 +57,16 @@ def test_a_long_curve_is_thinned_and_ends_where_the_run_does(tmp_path: Path, dra
     curves.groups(report.gather([tmp_path]))
     (line,) = drawn["loss"]
     assert 200 < len(line.x) <= 401 and (line.x[0], line.x[-1], line.y[-1]) == (1, 1234, 1233.0)
+
+
+def test_each_test_set_has_its_own_curve_of_ap():
+    logged = [
+        {"iteration": 1, "lr": 0.1, "a/bbox/AP": 1.0, "coco:/x/b.json:/y/bbox/AP": 2.0, "a/bbox/AP50": 3.0},
+        {"iteration": 1, "coco:/z/b.json:/y/bbox/AP": 6.0},
+        {"iteration": 3, "a/bbox/AP": 4.0, "AP": 5.0},
+    ]
+    expected = {
+        "learning rate": [(2, 0.1)], "box AP on a": [(2, 1.0), (4, 4.0)],
+        "box AP on /x/b.json:/y": [(2, 2.0)], "box AP on /z/b.json:/y": [(2, 6.0)],
+    }  # fmt: skip
+    assert curves.points(logged) == expected

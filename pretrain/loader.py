@@ -202,9 +202,6 @@ class _Views(Dataset):
     seed: int
     skip_corrupt: bool
 
-    def name(self, item: tuple[int, int]) -> str:
-        return self.data.image_name(item[1])
-
     def __getitems__(self, items: list[tuple[int, int]]) -> Batch | _Failure:
         views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
         used = np.empty(len(items), np.int64)
@@ -242,9 +239,6 @@ class _EvalViews(Dataset):
     size: int
     resize: int
     skip_corrupt: bool
-
-    def name(self, position: int) -> str:
-        return self.data.image_name(position)
 
     def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | _Failure:
         images: list[np.ndarray] = []

@@ -15,7 +15,6 @@ import pytest
 
 from pretrain.common import image_io
 from pretrain.common.errors import UserError
-from pretrain.common.workers import REPORT_AFTER_S
 from tests.pretrain.runs import assert_same_end, lines, overrides, run
 
 READ = image_io.read_file
@@ -82,7 +81,7 @@ def test_shared_memory_that_is_too_small_is_one_line_at_once(images: Path, tmp_p
     small = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
     words = overrides(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2", "VIEWS.IMAGE_SIZE", "128")
     command = [*small, sys.executable, "-m", "pretrain", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_AFTER_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "permission denied" in done.stderr:
         pytest.skip(done.stderr)
     assert "Traceback" not in done.stderr and done.returncode == 2

@@ -157,10 +157,6 @@ class _Mapped(Dataset):
     def __init__(self, records: Dataset, mapper: Callable[[dict[str, Any]], dict[str, Any]], seed: int) -> None:
         self._records, self._mapper, self._seed = records, mapper, seed
 
-    def name(self, item: tuple[int, int]) -> str:
-        """The image file of an item."""
-        return self._records[item[1]]["file_name"]
-
     def __getitem__(self, item: tuple[int, int]) -> dict[str, Any] | UserError:
         position, index = item
         words = [part & 0xFFFFFFFF for number in (self._seed, position) for part in (number, number >> 32)]

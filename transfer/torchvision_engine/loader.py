@@ -43,10 +43,6 @@ class Mapped(Dataset):
         except UserError as error:
             return error
 
-    def name(self, item: Any) -> str:
-        """The image file of an item."""
-        return self.records[item if self.seed is None else item[1]]["file_name"]
-
 
 def training_batches(
     cfg: CfgNode, records: Sequence[dict[str, Any]], flip: Sequence[int], rank: int, world: int, *, seed: int,

@@ -13,7 +13,6 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed
 from .common.errors import UserError
 
 
@@ -157,8 +156,11 @@ def split_batch_norm(module: nn.Module, groups: Sequence[int]) -> None:
         cast(Grouped, child).groups = groups
 
 
-def bn_parts(encoder: torchvision.models.ResNet) -> int:
-    """Parts of the global batch that have BN statistics of their own; for equal results, runs must agree on them."""
-    if isinstance(encoder.bn1, nn.SyncBatchNorm):
-        return 1
-    return len(getattr(encoder.bn1, "groups", "1")) * distributed.world_size()
+def set_bn_groups(encoder: nn.Module, groups: Sequence[int]) -> None:
+    """Sets the images in each group of the next training batch; no effect on batch norm that was not split.
+
+    Micro-batches with groups of the same sizes share a graph of torch.compile: nothing else changes between them.
+    """
+    for module in encoder.modules():
+        if isinstance(module, Grouped):
+            module.groups = groups

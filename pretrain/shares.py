@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from .common.errors import UserError
 
@@ -57,3 +58,25 @@ def local_bn_groups(
     first, count = rank * groups // ranks, groups // ranks
     bounds = [slice_bounds(total, group, groups) for group in range(first, first + count)]
     return [stop - start for start, stop in bounds]
+
+
+class MicroBatch(NamedTuple):
+    """A part of a rank's batch that goes through an encoder by itself.
+
+    Attributes:
+        images: its positions in the rank's batch.
+        bn_groups: images in each part of it that has BN statistics of its own.
+    """
+
+    images: slice
+    bn_groups: Sequence[int]
+
+
+def micro_batches(bn_groups: Sequence[int], count: int) -> list[MicroBatch]:
+    """Divides a rank's BN groups into ``count`` micro-batches of equally many, so that no group is cut."""
+    size, start, parts = len(bn_groups) // count, 0, []
+    for first in range(0, len(bn_groups), size):
+        groups = list(bn_groups[first : first + size])
+        parts.append(MicroBatch(slice(start, start + sum(groups)), groups))
+        start += sum(groups)
+    return parts

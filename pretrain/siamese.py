@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import distributed, views
-from .accumulate import Parts
 from .common.errors import UserError
+from .encoder import set_bn_groups
 from .queue import NegativeQueue
+from .shares import MicroBatch
 
 Embed = Callable[[nn.Module, Tensor], Tensor]  # `embed` with its settings bound
 
@@ -44,7 +45,7 @@ class SiameseEncoder(nn.Module):
 
     @torch.no_grad()
     def encode_keys(
-        self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed, parts: Parts
+        self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed, parts: Sequence[MicroBatch]
     ) -> Tensor:
         """All M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
 
@@ -52,7 +53,7 @@ class SiameseEncoder(nn.Module):
             images_MnCHW: this rank's key views; they travel between ranks as they are (uint8 is 4 times smaller).
             total: N, images in the global batch.
             shuffle: generator in the same state on every rank; draws one permutation of the M' N rows.
-            parts: of the rank's positions after the shuffle.
+            parts: micro-batches of the rank's positions after the shuffle.
 
         Returns:
             (M, n, D) unit-norm keys.
@@ -60,11 +61,11 @@ class SiameseEncoder(nn.Module):
         num_keys, count = images_MnCHW.shape[:2]
         order = torch.randperm(num_keys * total, generator=shuffle)
         plan = distributed.ExchangePlan(order, num_keys, total)
-        rows = plan.scatter(images_MnCHW.flatten(0, 1))
+        rows = plan.scatter(images_MnCHW.flatten(0, 1)).unflatten(0, (count, num_keys))
         keys = []
-        for index, images in enumerate(parts.images):
-            with parts.taking(self.encoder_k, index):
-                keys.append(embed(self.encoder_k, rows.view(count, num_keys, *rows.shape[1:])[images].flatten(0, 1)))
+        for part in parts:
+            set_bn_groups(self.encoder_k, part.bn_groups)
+            keys.append(embed(self.encoder_k, rows[part.images].flatten(0, 1)))
         return plan.collect(torch.cat(keys)).view(num_keys, count, -1)
 
 

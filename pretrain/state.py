@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -14,18 +14,9 @@ from .common import checkpoint, process_group
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
 from .config import check_same_run
-from .encoder import bn_parts
-from .objectives import InBatchObjective, QueueObjective
+from .steps import Training
 
 _REMEDY = "choose another OUTPUT_DIR"
-
-
-class Training(NamedTuple):
-    """Everything that a step changes."""
-
-    objective: QueueObjective | InBatchObjective
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
 
 
 def to_checkpoint(
@@ -39,7 +30,6 @@ def to_checkpoint(
     Raises:
         UserError: a weight is not finite, which no later step would fix.
     """
-    encoder = training.objective.encoder
     if not _is_finite(training.objective.model):
         raise UserError(
             f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
@@ -51,7 +41,7 @@ def to_checkpoint(
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
         "optimizer": training.optimizer.state_dict(), "step": step, "steps_per_epoch": steps_per_epoch,
         "scaler": training.scaler.state_dict(), "method": cfg.METHOD.NAME,
-        "bn_groups": bn_parts(encoder), "skipped_steps": skipped_steps, "config": cfg.dump(),
+        "bn_groups": training.objective.bn_groups, "skipped_steps": skipped_steps, "config": cfg.dump(),
     }  # fmt: skip
 
 
@@ -64,7 +54,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
     Raises:
         UserError: the checkpoint is incomplete, of another model, or holds weights that are not finite.
     """
-    model, encoder = training.objective.model, training.objective.encoder
+    model = training.objective.model
     with checkpoint.restoring("the checkpoint", training.optimizer, _REMEDY):
         names = {_moco_name(name): name for name in model.state_dict()}
         weights = state["state_dict"].items()
@@ -72,7 +62,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         training.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # empty if the run was not fp16 so far
             training.scaler.load_state_dict(state["scaler"])
-        step, now = int(state["step"]), bn_parts(encoder)
+        step, now = int(state["step"]), training.objective.bn_groups
         earlier = int(state.get("bn_groups", now))
         if step < 0:
             raise ValueError(f"its step is {step}")

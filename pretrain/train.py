@@ -37,7 +37,8 @@ from .probe.protocol import protocol
 from .progress import Progress, over_ranks
 from .recipes import RECIPES
 from .signs import Signs
-from .state import Training, digest, find_checkpoint, from_checkpoint, to_checkpoint
+from .state import digest, find_checkpoint, from_checkpoint, to_checkpoint
+from .steps import Training, training_step
 from .watch import Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
@@ -100,21 +101,13 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 
 
 def _train(run: _Run, first_step: int) -> None:
-    """The training loop; it names everything that a step changes."""
-    cfg, (objective, optimizer, scaler), watch = run.cfg, run.training, run.watch
+    """The training loop; `steps` names everything that a step changes."""
+    cfg, watch = run.cfg, run.watch
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
-        lr = _set_learning_rate(optimizer, cfg, step, run.steps_per_epoch)
-        images_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
-        # DDP averages over ranks; a rank with more images must weigh more for the global mean.
-        weight = len(batch.index_N) * distributed.world_size() / batch_size
-        optimizer.zero_grad(set_to_none=True)
-        loss, metrics = objective.backward(
-            images_VNCHW, batch, step, lambda loss, weight=weight: scaler.scale(loss * weight)
-        )
-        scaler.step(optimizer)
-        scaler.update()
-        objective.after_step(step)
+        lr = _set_learning_rate(run.training.optimizer, cfg, step, run.steps_per_epoch)
+        views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
+        loss, metrics = training_step(run.training, batch._replace(views_VNCHW=views_VNCHW), step)
         watch.step(loss, step, lr, batch.index_N)
         run.progress.advance()
 
@@ -190,7 +183,7 @@ def _open(
             log.warning(f"the recipe was changed after {change}")
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
-        Watch(objective.model, scaler, data.image_name, int(state.get("skipped_steps", 0))),
+        Watch(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics[0] if metrics else None, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
         state.get("recipe_changes", []),

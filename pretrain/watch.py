@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import distributed
 from .common import interrupt, process_group
@@ -15,27 +15,24 @@ from .common.skipped_steps import SkippedSteps
 
 
 class Watch:
-    """Non-finite losses, skipped fp16 steps and requests to stop; averages BN statistics over ranks.
-
-    One collective per step carries all of it. The averages are those of the ranks' moments, so that a checkpoint of
-    rank 0 is right for every rank, and resuming loses nothing.
+    """Non-finite losses, skipped fp16 steps and requests to stop, which one collective per step shares.
 
     Args:
-        model: its BN statistics are averaged.
+        device: of the loss.
         scaler: of the loss; a step of fp16 whose scaled gradients overflow is skipped.
         image_name: position in the data set -> name.
         skipped_steps: by an earlier part of this run.
     """
 
     def __init__(
-        self, model: nn.Module, scaler: torch.amp.GradScaler, image_name: Callable[[int], str], skipped_steps: int = 0
-    ) -> None:
+        self, device: torch.device, scaler: torch.amp.GradScaler, image_name: Callable[[int], str],
+        skipped_steps: int = 0,
+    ) -> None:  # fmt: skip
         self._scaler, self._image_name = scaler, image_name
         self.skipped = SkippedSteps("set SOLVER.AMP bf16 or none")
         self.skipped.total = skipped_steps
         self.skipped.see(scaler.get_scale(), 0)
-        self._statistics = [b for b in model.buffers() if b.is_floating_point() and b.ndim == 1]
-        self._one = torch.ones((), device=next(model.parameters()).device)
+        self._one = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
         self._stop_agreed = False
 
@@ -50,9 +47,7 @@ class Watch:
         bad = (~loss.isfinite()).float()
         shared = torch.stack([bad, torch.full_like(bad, bool(interrupt.stop_requested()))])
         if distributed.world_size() > 1:
-            flat = distributed.mean_(torch.cat([shared, *self._statistics]))
-            torch._foreach_copy_(self._statistics, list(flat[2:].split([b.numel() for b in self._statistics])))
-            shared = flat[:2]
+            shared = distributed.mean_(shared)
         report = AsyncHostCopy(torch.cat([bad[None], shared, self._scaler.scale(self._one)[None]]))
         self._sent = (report, step, lr, index_N)
 

@@ -14,7 +14,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
-from pretrain.state import Training
+from pretrain.steps import Training
 from pretrain.train import main
 
 STEPS_PER_EPOCH = 6

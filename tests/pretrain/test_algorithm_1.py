@@ -19,6 +19,7 @@ from pretrain.config import load_config
 from pretrain.loader import Batch
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
+from pretrain.steps import Training, training_step
 
 N, D, K, GROUPS, RATE, MOMENTUM, EMA, DECAY, TAU = 8, 16, 20, 2, 0.1, 0.9, 0.9, 1e-4, 0.2
 COMMON = {
@@ -66,7 +67,7 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
     cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
     objective = build_objective(cfg, torch.device("cpu"), 4, lambda _: None)
-    optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
+    optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
     f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0
     velocities = [torch.zeros_like(p) for p in f.parameters()]
@@ -74,11 +75,8 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         images = torch.randint(0, 256, (1 + m, N, 3, 16, 16), generator=generator).to(torch.uint8)
-        optimizer.zero_grad()
         batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), {})
-        loss, _ = objective.backward(images, batch, step)
-        optimizer.step()
-        objective.after_step(step)
+        loss, _ = training_step(Training(objective, optimizer, scaler), batch, step)
 
         x = views.normalize(images, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         if before_keys:

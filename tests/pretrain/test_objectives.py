@@ -7,18 +7,16 @@ import torch
 from torchvision.models import ResNet
 
 from pretrain import distributed
-from pretrain.accumulate import Parts
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.encoder import Grouped
 from pretrain.loader import Batch
 from pretrain.methods import METHODS
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
-from pretrain.shares import slice_bounds
+from pretrain.shares import MicroBatch, slice_bounds
 from pretrain.siamese import embed
 from pretrain.state import to_checkpoint
-from pretrain.watch import Watch
+from pretrain.steps import Training, training_step
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
 
@@ -47,17 +45,12 @@ def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     cfg = config(method, *more)
     objective, total = build_objective(cfg, torch.device("cpu"), 4, lambda _: None), cfg.SOLVER.IMS_PER_BATCH
     optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
-    watch = Watch(objective.model, scaler, str)
     start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
     weight, out = (stop - start) * distributed.world_size() / total, {}
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
         views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
-        optimizer.zero_grad()
-        loss, _ = objective.backward(views, Batch(views, index, labels, {}), step, lambda loss: loss * weight)
-        optimizer.step()
-        objective.after_step(step)
-        watch.step(loss, step, 0.1, index)
+        loss, _ = training_step(Training(objective, optimizer, scaler), Batch(views, index, labels, {}), step)
         out[f"loss{step}"] = distributed.mean_(loss * weight)
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in objective.encoder.named_parameters()}
@@ -123,25 +116,24 @@ def test_groups_follow_the_parts():
 def test_micro_batches_compile_to_one_graph_per_encoder():
     """Dynamo guards on what an encoder's modules hold; its limit of 8 graphs would leave the rest uncompiled."""
     words = ("SOLVER.ACCUMULATE", "8", "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "16")
-    graphs, objective = [], training(config("mocov2", *words)).objective
-    for encoder in objective.model.children():
+    graphs, run = [], training(config("mocov2", *words))
+    for encoder in run.objective.model.children():
         if isinstance(encoder, ResNet):
             encoder.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
-    objective.backward(batch_of(2, share=slice(16)).views_VNCHW, batch_of(2, share=slice(16)), 0)
+    training_step(run, batch_of(2, share=slice(16)), 0)
     assert len(graphs) == 2
 
 
 @pytest.mark.parametrize("method", ["jcl", "simclr"])
 def test_no_more_than_a_part_goes_through_an_encoder_at_once(method):
-    objective = training(config(method, "SOLVER.ACCUMULATE", "2")).objective
+    run = training(config(method, "SOLVER.ACCUMULATE", "2"))
     seen: list[int] = []
-    for encoder in objective.model.children():
+    for encoder in run.objective.model.children():
         encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    objective.backward(batch_of(2).views_VNCHW, batch_of(2), 0)
+    training_step(run, batch_of(2), 0)
     assert set(seen) == (
         {N // 2} if method == "jcl" else {N}
     )  # N / 2 images, of which SimCLR's encoder takes both views
-    assert all(norm.groups == [N // 2] * 2 for norm in objective.encoder.modules() if isinstance(norm, Grouped))
 
 
 def test_batch_norm_of_one_image_is_refused():
@@ -168,7 +160,7 @@ def test_shuffling_hides_the_batch_statistics():
     model.encoder_k.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, 0, 0, 0].clone()))
     images = torch.arange(N, dtype=torch.uint8).view(1, N, 1, 1, 1).expand(1, N, 3, 16, 16) * 10
     plain = lambda encoder, x: torch.nn.functional.normalize(encoder(x.float()))  # noqa: E731
-    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain, Parts(model, 1))
+    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain, [MicroBatch(slice(N), [N // 2] * 2)])
     order = (seen[0] / 10).long()
     assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
     groups_of_keys = {i: position * 2 // N for position, i in enumerate(order.tolist())}
@@ -177,8 +169,7 @@ def test_shuffling_hides_the_batch_statistics():
 
 
 def _loss(method: str, batch: Batch, *more: str) -> float:
-    objective = build_objective(config(method, *more), torch.device("cpu"), 4, lambda _: None)
-    return float(objective.backward(batch.views_VNCHW, batch, 0)[0])
+    return float(training_step(training(config(method, *more)), batch, 0)[0])
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
@@ -195,14 +186,10 @@ def test_an_image_without_a_label_is_alike_to_its_own_views_only():
 
 def test_jcls_lambda_rises_where_its_schedule_is_linear():
     """Of 2 epochs of 4 steps the first has half of lambda."""
-    objective = build_objective(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"),
-                                torch.device("cpu"), 4, lambda _: None)  # fmt: skip
     for step, constant in ((3, "4.0"), (4, "8.0")):
-        other = build_objective(config("jcl", "METHOD.JCL_LAMBDA", constant), torch.device("cpu"), 4, lambda _: None)
-        batch, results = batch_of(V), []
-        for each in (objective, other):
-            each.model.load_state_dict(other.model.state_dict())
-            results.append(each.backward(batch.views_VNCHW, batch, step)[0])
+        rising = training(config("jcl", "METHOD.LAMBDA_SCHEDULE", "linear", "METHOD.JCL_LAMBDA", "8.0"))
+        other = training(config("jcl", "METHOD.JCL_LAMBDA", constant))
+        results = [training_step(run, batch_of(V), step)[0] for run in (rising, other)]
         assert torch.equal(*results)
 
 

@@ -26,6 +26,7 @@ from pretrain.loader import build_loader
 from pretrain.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.recipes import RECIPES
+from pretrain.steps import Training, training_step
 from tools.benchmarks.machine import about
 from tools.benchmarks.objectives import naive_jcl
 from tools.launcher.spec import ROOT
@@ -76,17 +77,15 @@ def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:
     loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE,
                           batch_size=cfg.SOLVER.IMS_PER_BATCH)  # fmt: skip
     objective = build_objective(cfg, _DEVICE, len(loader), lambda _: None)
-    optimizer = build_optimizer(objective.encoder, cfg.SOLVER)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     batches = loader.batches(0, 1 << 30)
     while True:
         began = time.perf_counter()
         number, batch = next(batches)
-        images = batch.views_VNCHW.contiguous()
+        batch = batch._replace(views_VNCHW=batch.views_VNCHW.contiguous())
         views = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        objective.backward(images, batch, number)
-        optimizer.step()
-        objective.after_step(number)
+        training_step(training, batch, number)
         yield time.perf_counter() - began, views - began
 
 

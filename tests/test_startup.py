@@ -21,8 +21,6 @@ LEAF = str(ROOT / "configs" / "coco_R50_FPN_1x_jcl.yaml")
 LAUNCH = "tools/launch.py"
 LOCAL = ("--cluster", "local", "--gpus", "0")
 TRANSFER = (LAUNCH, "transfer", *LOCAL, "--config-file", LEAF, "--engine", "torchvision")
-NO_WEIGHTS = ("MODEL.WEIGHTS", "")
-TINY_DATA = ("DATASETS.TRAIN", "('coco:a.json:images',)", "DATASETS.TEST", "()")
 # Runs each command line as the shell does, in one process, and prints how it ended and which large libraries it needed.
 SCRIPT = """
 import contextlib, io, json, runpy, sys
@@ -45,60 +43,22 @@ KEYS = {
     (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
     ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0 and ",
 }  # fmt: skip
+# One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
-    ("tools/convert_to_d2.py", LEAF, "out.txt"): "must end in .pth",
     ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
-    ("tools/export.py", LEAF, "out", "--format", "onnx"): "must end in .onnx",
-    ("transfer/train_net.py", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
-    ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "did you mean 'SOLVER.BASE_LR'?",
-    ("transfer/train_net.py", "--config-file", LEAF, "--num-gpus", "0"): "at least 1 process",
-    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "-1", "--num-gpus", "0"): "at least 1 process",
-    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--num-gpu"): "did you mean '--num-gpus'",
-    ("transfer/train_net.py", "--config-file", LEAF, "SEED", "1", "--resum3"): "did you mean '--resume'?",
-    ("transfer/train_net.py", "--help-keys", "SOLVR"): "did you mean 'SOLVER.'?",
-    (LAUNCH, "pretrain", "--method", "jcl", "SOLVER.EPOCHS", "0", "--cluster", "local"): "SOLVER.EPOCHS is 0; it must",
-    (LAUNCH, "pretrain", "--method", "foo"): "name a recipe of your own by --config-file FILE",
-    (LAUNCH, "pretrain", "--method", "jcl", "METHOD.K1", "2.0"): "METHOD.K1",
-    (LAUNCH, "transfer", "--config-file", "nowhere.yaml"): "no config file at nowhere.yaml",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
-    ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "did you mean 'moco_v",
+    ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "moco_v",
     ("tools/make_data.py", "digits", "x", "--size", "1"): "--size is 1",
+    ("pretrain/__main__.py", "DATA.TRAIN", "folder:broken"): "broken/c.jpg",
+    ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "SOLVER.BASE_LR'",
+    ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "--resume",
+    (LAUNCH, "pretrain", "--method", "jcl", "SOLVER.EPOCHS", "0", "--cluster", "local"): "SOLVER.EPOCHS is 0",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "datasets/imagenet/train",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "different config (SEED",
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SOLVER.EPOCHS", "210", "OUTPUT_DIR", "pretrained"): (
-        "(SOLVER.EPOCHS 200 -> 210); the learning rate follows EPOCHS from the first step; to train longer, set "
-        "MODEL.WEIGHTS "
-    ),
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg",
-    ("pretrain/__main__.py", "DATA.TRAIN", "folder:broken"): "cannot decode image broken/c.jpg: ",
-    ("pretrain/__main__.py", "DATA.TRAIN", "folder:images"): "IMS_PER_BATCH is 256, but folder:images holds only 1",
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "no ImageNet at datasets/imagenet/train",
-    (LAUNCH, "knn", *LOCAL, "pretrained", "DATA.TRAIN", "folder:images", "OUTPUT_DIR", "own"): "has no labels to probe",
-    ("pretrain/__main__.py", "SOLVER.EPOCHS", "0"): "SOLVER.EPOCHS is 0; it must be at least 1",
-    (*TRANSFER,): "no weights at weights/jcl_R50_IN1k_200ep.pth: neither a file nor a folder",
-    (*TRANSFER, *TINY_DATA, "MODEL.WEIGHTS", "pretrained"): (
-        "is a run folder of pretraining; convert it first: python tools/convert_to_d2.py pretrained "
-        "weights/pretrained.pth\n"
-    ),
-    ("transfer/train_net.py", "--config-file", LEAF): "no annotation file at datasets/coco/annotations",
-    ("transfer/train_net.py", "--config-file", LEAF, *TINY_DATA, "MODEL.WEIGHTS", "lost.pth"): "no file of MODEL.WEIGH",
-    (*TRANSFER, *NO_WEIGHTS, *TINY_DATA, "INPUT.MAPPER", "mine", "--cluster", "slurm"): "cannot honor INPUT.MAPPER",
-    ("transfer/train_net.py", "--config-file", LEAF, "--engine", "torchvision", "DATASETS.TEST", "('mine',)"): (
-        "other names of Detectron2's DatasetCatalog need --engine detectron2"
-    ),
-    ("transfer/train_net.py", "--config-file", LEAF, "--import", "lost.py"): "--import lost.py: there is no such file",
-    ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "add --resume to continue it, or choose ",
-    ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not ",
-    ("transfer/train_net.py", "--resume", "--config-file", LEAF, "SOLVER.GAMMA", "0.2", "OUTPUT_DIR", "box"): (
-        "holds a training run with a different config (SOLVER.GAMMA 0.1 -> 0.2)"
-    ),
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "OUTPUT_DIR", "pretrained/knn"): "the run folder of knn, not of",
-    (LAUNCH, "linear", *LOCAL, "pretrained", "LINEAR.BASE_LR", "1.0"): "a different probe (LINEAR.BASE_LR 30.0 -> 1.0)",
     (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
-    (*TRANSFER, "SOLVER.BASE_LR", "0.5", "OUTPUT_DIR", "box"): "run with a different config (SOLVER.BASE_LR ",
-    (*TRANSFER, "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of transfer",
-    (*TRANSFER, "--eval-only", *NO_WEIGHTS, "OUTPUT_DIR", "moved"): "is the run folder of transfer, not of evaluation",
-}  # fmt: skip
+    (*TRANSFER,): "weights/jcl_R50_IN1k_200ep.pth",
+}
 COMPLETE = [
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"),
     (LAUNCH, "linear", *LOCAL, "pretrained"),
@@ -132,16 +92,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
-        Path("images").mkdir()
-        Image.new("RGB", (8, 8)).save("images/a.jpg")
         Path("broken").mkdir()
-        for name in "abc":
-            (Path("broken") / f"{name}.jpg").write_bytes(
-                Path("images/a.jpg").read_bytes()[: -200 if name == "c" else None]
-            )
-        Path("a.json").touch()
-        (root / "moved/eval_only").mkdir(parents=True)
-        (root / "moved/eval_only/stage.txt").write_text("transfer")
+        Image.new("RGB", (8, 8)).save("broken/a.jpg")
+        Path("broken/c.jpg").write_bytes(Path("broken/a.jpg").read_bytes()[:-200])
     commands = [HELP, *KEYS, *MISTAKES, *COMPLETE]
     words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from pretrain.common.errors import UserError
 from pretrain.datasets import load
 from tools import make_data
 from tools.data import digits as make_digits
-from tools.data import people as make_people
 from tools.data.coco_writer import CocoWriter, polygons
 from tools.data.people import KEYPOINTS
 
@@ -75,18 +73,6 @@ def test_a_used_folder_is_refused(digits: Path, tmp_path: Path):
     assert files(tmp_path) == {"mine.txt": b"precious"}
 
 
-def test_a_folder_of_digits_that_an_earlier_version_made_is_accepted(digits: Path):
-    """The manifest of a folder is compared as text: a new key, or another version, would refuse complete data."""
-    manifest = {"kind": "digits", "images": 60, "val_images": 30, "size": 24, "scenes": 12, "val_scenes": 6}
-    expected = {**manifest, "seed": 0, "version": 1}
-    assert (digits / "made.json").read_text() == json.dumps(expected, sort_keys=True) + "\n"
-
-
-def test_an_empty_folder_is_filled(tmp_path: Path):
-    make_data.main(["people", str(tmp_path), "--images", "1", "--val-images", "1", "--size", "64"])
-    assert (tmp_path / "coco" / "annotations" / "keypoints_val.json").is_file()
-
-
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     script = (
         "import os, sys; from tools import make_data; from tools.data import coco_writer\n"
@@ -99,16 +85,6 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     assert killed.returncode == -9 and not output.exists()
     make_data.main(["digits", str(output), *DIGITS])
     assert len(list((output / "images").rglob("*.jpg"))) == 90
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(make_data, "write_digits", full)
-    with pytest.raises(UserError, match="No space left on device; free space or choose another folder"):
-        make_data.main(["digits", str(tmp_path / "d"), *DIGITS])
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -165,16 +141,6 @@ def test_digits_as_coco(digits: Path, split: str):
         assert np.median(pixels[~masks.any(axis=0)]) < 90
 
 
-def test_clutter_changes_only_the_image_folder(digits: Path, tmp_path: Path):
-    make_data.main(["digits", str(tmp_path / "d"), *DIGITS, "--clutter"])
-    plain, cluttered = files(digits), files(tmp_path / "d")
-    assert plain.keys() == cluttered.keys()
-    assert all(content != cluttered[name] for name, content in plain.items() if name.startswith("images"))
-    assert json.loads(plain["made.json"]).keys() == json.loads(cluttered["made.json"]).keys() - {"clutter"}
-    with pytest.raises(UserError, match="holds data made with"):
-        make_data.main(["digits", str(digits), *DIGITS, "--clutter"])
-
-
 def test_clutter_is_behind_the_digit_and_under_one_bar():
     """Ink can only appear around the digit, and disappear along a line."""
     digits = make_digits._split_digits(0)["train"]
@@ -222,39 +188,6 @@ def test_people(people: Path):
     assert (np.bincount(flags, minlength=3) > 10).all()
 
 
-def test_people_as_an_image_folder(people: Path):
-    """A crop for every figure whose wrists are in the picture, square, of its own split's scenes."""
-    train, val = (load(f"folder:{people / 'images'}", split) for split in ("train", "val"))
-    assert train.classes == val.classes == ["0_raised", "1_raised", "2_raised"]
-    assert train.read(0).shape == (64, 64, 3) and train.labels is not None
-    assert len(train) > 20 and (np.bincount(train.labels) > 0).all()
-    coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
-    seen: dict[str, int] = {}
-    for annotation in coco.loadAnns(coco.getAnnIds(iscrowd=False)):
-        _, y, v = np.array(annotation["keypoints"]).reshape(17, 3).T
-        arms = [KEYPOINTS.index(f"{side}_{joint}") for joint in ("shoulder", "wrist") for side in ("left", "right")]
-        if v[arms].all():
-            name = f"{int((y[arms[2:]] < y[arms[:2]]).sum())}_raised/{annotation['image_id'] - 1:05d}"
-            seen[name] = seen.get(name, 0) + 1
-    made = [str(path.relative_to(people / "images" / "train")) for path in (people / "images" / "train").rglob("*.jpg")]
-    assert len(seen) > 10
-    assert all(sum(crop.startswith(name) for crop in made) >= count for name, count in seen.items())
-
-
-def test_a_crop_is_a_square_inside_the_picture_that_holds_the_figure():
-    image = np.zeros((60, 80, 3), np.uint8)
-    for box in (np.s_[0:20, 0:10], np.s_[40:60, 50:80], np.s_[5:60, 20:30], np.s_[20:30, 0:80]):
-        mask = np.zeros((60, 80), bool)
-        mask[box] = True
-        image[:], image[box] = 100, 200
-        crop = make_people._crop(image, mask)
-        whole = min(box[1].stop - box[1].start, 60) / (box[1].stop - box[1].start)
-        height, width = box[0].stop - box[0].start, box[1].stop - box[1].start
-        side = min(round(1.2 * max(height, width)), 60)
-        assert crop.shape == (64, 64, 3)
-        assert np.isclose((crop > 150).mean(), height * width * whole / side**2, rtol=0.1)
-
-
 def test_left_is_on_the_right_of_a_figure_that_faces_us(people: Path):
     coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
     points = np.array([a["keypoints"] for a in coco.loadAnns(coco.getAnnIds(iscrowd=False))]).reshape(-1, 17, 3)
@@ -298,38 +231,6 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path: Path):
 
     make_data.make(output, arguments, write)
     assert files(output).keys() == {"a.txt", "made.json"} and os.listdir(tmp_path) == ["digits"]
-
-
-def test_what_another_run_has_made_meanwhile_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    output = tmp_path / "digits"
-    claim = make_data.claim
-
-    def slow_claim(*args, **kwargs):
-        monkeypatch.setattr(make_data, "claim", claim)
-        make_data.make(output, {}, lambda folder: (folder / "a.txt").write_text("first") and None)
-        return claim(*args, **kwargs)
-
-    monkeypatch.setattr(make_data, "claim", slow_claim)
-    make_data.make(output, {}, lambda _: pytest.fail("written twice"))
-    assert (output / "a.txt").read_text() == "first"
-    assert capsys.readouterr().out == f"made {output}\n{output} already exists\n"
-
-
-def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    synced: dict[str, bool] = {}
-    fsync, output = os.fsync, tmp_path / "set"
-
-    def noted(descriptor: int) -> None:
-        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = output.exists()
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    make_data.make(output, {}, lambda folder: (folder / "sub").mkdir() or (folder / "sub/a").touch())
-    before = {path.rpartition("/.set.making")[2] for path, named in synced.items() if not named}
-    assert before == {"", "/sub", "/sub/a", "/made.json"}
-    assert [path for path, named in synced.items() if named] == [str(tmp_path)]
 
 
 def test_what_a_killed_run_left_is_removed(tmp_path: Path):

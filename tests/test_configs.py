@@ -38,7 +38,7 @@ def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Pat
 def test_a_fragment_says_so_and_is_used(path: Path) -> None:
     assert "Not run by itself." in header(path)
     bases = {base.resolve() for recipe in RECIPES for base in bases_of(recipe)}
-    assert path.resolve() in bases
+    assert path.resolve() in bases or path.parent.name == "schedules"  # for recipes that users write
 
 
 def bases_of(path: Path) -> list[Path]:

@@ -15,8 +15,10 @@ from transfer import train_net
 from transfer.config import check_supported, load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-LEAVES = sorted(path.name for path in CONFIGS.glob("coco_*_FPN_*.yaml"))
-BASES = sorted(path.name for path in CONFIGS.glob("Base-*FPN-?x*.yaml"))
+INITS = ("random", "supervised_msra", "mocov1", "mocov2", "jcl")
+LEAVES = [f"coco_{detector}R50_FPN_1x_{init}.yaml" for detector in ("", "mask_", "keypoint_") for init in INITS]
+CONVOLUTIONS = "coco_mask_R50_FPN_1x_4conv1fc.yaml"
+BASES = [*(f"Base-{detector}RCNN-FPN-1x.yaml" for detector in ("", "Mask-", "Keypoint-")), CONVOLUTIONS]
 C4 = sorted(path.name for path in CONFIGS.glob("*C4*.yaml"))
 SMOKE = {  # a recipe's own heads on 64-96 pixels with a ResNet-18, 2 iterations of 2 images on a CPU
     key: value
@@ -35,21 +37,20 @@ def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
     return tiny_coco.words(SMOKE | data | {"MODEL.ROI_HEADS.NUM_CLASSES": 1 if keypoints else 3})
 
 
-def test_there_is_a_leaf_for_every_row_of_table_2_and_a_base_for_every_schedule() -> None:
-    inits = ("random", "supervised", "supervised_msra", "mocov1", "mocov2", "jcl")
-    assert {f"coco_{d}R50_FPN_1x_{init}.yaml" for d in ("", "mask_", "keypoint_") for init in inits} == set(LEAVES)
-    schedules = {f"Base-{d}RCNN-FPN-{n}x.yaml" for d in ("", "Mask-", "Keypoint-") for n in (1, 2, 3)}
-    assert schedules | {"Base-Mask-RCNN-FPN-1x-4conv1fc.yaml"} == set(BASES)
+@pytest.mark.parametrize(("schedule", "times", "steps"), [("2x", 2, (120000, 160000)), ("3x", 3, (210000, 250000))])
+def test_a_schedule_is_mixed_into_a_recipe(tmp_path: Path, schedule: str, times: int, steps: tuple[int, int]) -> None:
+    mixed = tmp_path / "mixed.yaml"
+    mixed.write_text(f"_BASE_: [{CONFIGS}/coco_mask_R50_FPN_1x_jcl.yaml, {CONFIGS}/schedules/{schedule}.yaml]\n")
+    solver = load_config(mixed).SOLVER
+    assert (solver.MAX_ITER, tuple(solver.STEPS), solver.BASE_LR) == (90000 * times, steps, 0.02)
 
 
 @pytest.mark.parametrize("recipe", [*LEAVES, *BASES])
 def test_protocol(recipe: str) -> None:
     cfg = load_config(CONFIGS / recipe)
     check_supported(cfg)
-    times = next(n for n in (1, 2, 3) if f"{n}x" in recipe)
-    steps = {1: (60000, 80000), 2: (120000, 160000), 3: (210000, 250000)}[times]
-    assert (16, 0.02, 90000 * times) == (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER)
-    assert tuple(cfg.SOLVER.STEPS) == steps
+    assert (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER) == (16, 0.02, 90000)
+    assert tuple(cfg.SOLVER.STEPS) == (60000, 80000)
     assert (cfg.MODEL.RESNETS.NORM, cfg.MODEL.FPN.NORM) == ("SyncBN", "SyncBN")
     assert cfg.MODEL.BACKBONE.FREEZE_AT == 0 and cfg.TEST.PRECISE_BN.ENABLED
     images = (cfg.INPUT.FORMAT, list(cfg.MODEL.PIXEL_MEAN), list(cfg.MODEL.PIXEL_STD), cfg.MODEL.RESNETS.STRIDE_IN_1X1)
@@ -76,7 +77,7 @@ def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
 
 
 QUICK = {
-    ("detectron2", "Base-Mask-RCNN-FPN-1x-4conv1fc.yaml"),
+    ("detectron2", CONVOLUTIONS),
     ("torchvision", "coco_keypoint_R50_FPN_1x_random.yaml"),
 }
 MARK = {"detectron2": [pytest.mark.detectron2], "torchvision": []}
@@ -85,7 +86,7 @@ MARK = {"detectron2": [pytest.mark.detectron2], "torchvision": []}
 FORMS = [
     pytest.param(recipe, engine, marks=[*MARK[engine], *([] if (engine, recipe) in QUICK else [pytest.mark.slow])])
     for engine in MARK
-    for recipe in (*(leaf for leaf in LEAVES if "random" in leaf), "Base-Mask-RCNN-FPN-1x-4conv1fc.yaml")
+    for recipe in (*(leaf for leaf in LEAVES if "random" in leaf), CONVOLUTIONS)
 ]
 
 

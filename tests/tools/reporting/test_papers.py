@@ -131,8 +131,8 @@ def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
 @pytest.mark.parametrize(
     ("leaf", "overrides", "released", "reason"),
     [
-        ("Base-Mask-RCNN-FPN-2x", (), False, "SOLVER.MAX_ITER 180000 (recipe: 90000)"),
-        ("Base-Mask-RCNN-FPN-1x-4conv1fc", (), False, "MODEL.ROI_BOX_HEAD"),
+        (JCL, ("SOLVER.MAX_ITER", "180000"), False, "SOLVER.MAX_ITER 180000 (recipe: 90000)"),
+        ("coco_mask_R50_FPN_1x_4conv1fc", (), False, "MODEL.ROI_BOX_HEAD"),
         (JCL, ("INPUT.MIN_SIZE_TRAIN", "(800,)"), False, "INPUT.MIN_SIZE_TRAIN [800] (recipe: "),
         (JCL, ("SOLVER.ACCUMULATE", "4"), False, "SOLVER.ACCUMULATE 4 (recipe: 1)"),
         (JCL, ("DATASETS.TEST", "('other',)"), False, "test other (recipe: coco_2017_val)"),

@@ -117,7 +117,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
     torch.save(resnet_state("resnet50", head=False), "r50.pth")
     convert(Path("r50.pth"), Path("w.pth"))
     keys = {"MODEL__WEIGHTS": "w.pth", "OUTPUT_DIR": "out"}
-    results = go("voc_R50_C4_24k_mocov2.yaml", "--visualize", "2", **keys)
+    results = go("voc_R50_C4_24k.yaml", "--visualize", "2", **keys)
     assert results["metrics"]["bbox"].keys() == {"AP", "AP50", "AP75"} and results["iteration"] == 2
     protocol = results["protocol"]
     assert (protocol["backbone"], protocol["heads"]) == ("R50-C4", "Res5ROIHeadsExtraNorm")
@@ -130,12 +130,12 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
         "roi_heads.res5.2.conv3.weight",
         "roi_heads.res5.norm.weight",
     } <= saved.keys()
-    again = go("voc_R50_C4_24k_mocov2.yaml", "--eval-only", MODEL__WEIGHTS="out/model_final.pth", OUTPUT_DIR="eval")
+    again = go("voc_R50_C4_24k.yaml", "--eval-only", MODEL__WEIGHTS="out/model_final.pth", OUTPUT_DIR="eval")
     assert again["metrics"] == results["metrics"]
-    more = go("voc_R50_C4_24k_mocov2.yaml", "--resume", SOLVER__MAX_ITER=3, **keys)
+    more = go("voc_R50_C4_24k.yaml", "--resume", SOLVER__MAX_ITER=3, **keys)
     assert more["iteration"] == 3 and "resuming from out/model_final.pth" in Path("out/log.txt").read_text()
     with pytest.raises(UserError, match="out holds an earlier run"):
-        train_net.main(command("voc_R50_C4_24k_mocov2.yaml", **keys))
+        train_net.main(command("voc_R50_C4_24k.yaml", **keys))
 
 
 @pytest.mark.detectron2
@@ -146,7 +146,7 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
 
     torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
     convert(tmp_path / "r50.pth", tmp_path / "w.pth")
-    cfg = load_config(CONFIGS / "Base-RCNN-C4-24k-voc.yaml", ["MODEL.DEVICE", "cpu"])
+    cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml", ["MODEL.DEVICE", "cpu"])
     model, lines = build_model(detectron2_config(cfg, print)), []
     weights = read_weights(tmp_path / "w.pth")
     load_weights(model.state_dict, weights, log=lines.append)
@@ -162,7 +162,7 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
 @pytest.mark.detectron2
 def test_mask_rcnn_c4_trains_on_coco(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
-    results = go("coco_mask_R50_C4_2x_random.yaml", DATASETS__TRAIN=(name,), DATASETS__TEST=(name,),
+    results = go("coco_mask_R50_C4_2x.yaml", DATASETS__TRAIN=(name,), DATASETS__TEST=(name,),
                  OUTPUT_DIR=str(tmp_path / "out"), MODEL__ROI_HEADS__NUM_CLASSES=3)  # fmt: skip
     assert list(results["metrics"]) == ["bbox", "segm"] and results["predictions"]
 
@@ -170,7 +170,7 @@ def test_mask_rcnn_c4_trains_on_coco(tmp_path: Path) -> None:
 @pytest.mark.detectron2
 def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = load_config(CONFIGS / "voc_R50_C4_24k_random.yaml")
+    cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
     with pytest.raises(
         UserError, match=r"no list of images at datasets/VOC2007/ImageSets/Main/trainval.txt of voc_2007"
     ):

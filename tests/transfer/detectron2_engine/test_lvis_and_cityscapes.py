@@ -21,8 +21,8 @@ PACKAGES = ("lvis", "cityscapesscripts", "shapely", "pyquaternion")
 NEEDS_PACKAGES = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, PACKAGES)), reason=f"needs: pip install --no-deps {' '.join(PACKAGES)}"
 )
-CITYSCAPES = "Base-Mask-RCNN-FPN-cityscapes.yaml"
-RECIPES = {"Base-Mask-RCNN-FPN-lvis-v1.yaml": "lvis_v1", "Base-Mask-RCNN-FPN-lvis-v0.5.yaml": "lvis_v0.5"}
+CITYSCAPES = "cityscapes_mask_R50_FPN_24k.yaml"
+RECIPES = {"lvis_v1_mask_R50_FPN_2x.yaml": "lvis_v1", "lvis_v0.5_mask_R50_FPN_1x.yaml": "lvis_v0.5"}
 SMALL = {
     "MODEL__RESNETS__DEPTH": 18, "MODEL__RESNETS__RES2_OUT_CHANNELS": 64, "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
     "MODEL__FPN__OUT_CHANNELS": 16, "MODEL__ROI_MASK_HEAD__CONV_DIM": 16, "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,

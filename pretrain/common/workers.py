@@ -80,12 +80,11 @@ def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
                 raise
             break
         yield batch
-    del batches  # torch ends the workers; one that is stopped ignores that, and Python would wait for it at exit
+    del batches  # torch ends the workers; one that waits for a disk may ignore it, and exit would wait for that one
     for worker in workers:
         worker.kill()
     raise UserError(
-        f"the data loader's workers delivered no batch for {TIMEOUT_S:g} s; check the disk or the file server, and "
-        "whether a process was stopped"
+        f"the data loader's workers delivered no batch for {TIMEOUT_S:g} s; check the disk or the file server"
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.lock import claim, remove_dead
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import cannot_write
 from tools.data.digits import write_digits
 from tools.data.people import write_people
@@ -107,7 +107,6 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     """
     manifest = json.dumps(arguments, sort_keys=True) + "\n"
     if _is_made(output, manifest):
-        remove_dead(output.parent, of=output.name)
         print(f"{output} already exists")
         return
     with claim(output.parent, "making data", of=output.name):

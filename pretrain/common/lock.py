@@ -1,12 +1,7 @@
-"""One owner per run folder: two runs that write to the same folder would destroy each other's work.
+"""One owner per run folder: a small file, created exclusively and touched every 10 s, that names the process.
 
-The owner is a small file in the folder, ``.owner.<n>.json``, that names the process. It is created exclusively, which
-every file system that clusters use does atomically, and touched every few seconds, so that any machine can tell a
-live owner from a dead one:
-
-- on the owner's own machine by its process,
-- elsewhere by the age of the last touch, as the file server dates it (the clocks of two machines may differ),
-- at once where the owner was an earlier attempt of this SLURM job, which must have ended for this one to run.
+On its own machine an owner is alive as long as its process; elsewhere, as long as it touches its file. No live run is
+ever ended by its lock.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ import glob
 import json
 import os
 import random
-import re
 import socket
 import tempfile
 import threading
@@ -27,190 +21,121 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
-from .run_folder import cannot_write, make_folder, remove
+from .run_folder import cannot_write, make_folder
 
-_TOUCH_PERIOD_S = 10.0
-_DEAD_AFTER_S = 90.0  # without a touch; long enough for an owner on a stalled file server
-_NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
-_RESTARTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID")  # the same in every attempt of a requeued job
+_TOUCH_PERIOD_S, _DEAD_AFTER_S = 10.0, 90.0  # a file server may show a touch 60 s late
 
 
 @contextlib.contextmanager
 def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
-    """Holds ``folder`` for this process until the block ends.
-
-    With several ranks, rank 0 holds it for all of them: call it through `process_group.on_first_rank`.
-
-    Args:
-        work: what the owner does, for the message to those that it refuses ("pretraining", "linear probe").
-        of: the name of a file in ``folder``; then only that file is held.
+    """Holds ``folder``, or only its file ``of``, for this process until the block ends; ``work`` says for what.
 
     Raises:
         UserError: a live process, which the message names, holds it, or the folder cannot be written.
     """
-    owner = _Owner(Path(folder), work, of)
+    make_folder(folder)
+    me = {
+        "host": socket.gethostname(), "place": _place(), "pid": os.getpid(), "started": start_of(os.getpid()),
+        "job": _job(), "work": work, "token": uuid.uuid4().hex,
+    }  # fmt: skip
+    path, released = _create(Path(folder), of, me), threading.Event()
+    threading.Thread(target=_touch, args=(path, released), daemon=True).start()
     try:
         yield
     finally:
-        owner.release()
-
-
-def remove_dead(folder: str | Path, of: str = "") -> None:
-    """Removes the files of killed owners on this machine; other machines would wait until they are old. See `claim`."""
-    me = _identity()
-    for path in Path(folder).glob(f"{glob.escape(_prefix(of))}.*.json"):
-        owner = _read(path)
-        if owner.get("place") == me["place"] and _is_dead(owner, me, silent_s=0):
+        released.set()
+        if _read(path) == me:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
 def holder(folder: str | Path) -> dict[str, Any]:
     """Who holds ``folder``, as far as this machine can tell: ``work``, ``host``, ``pid``, ...; {} if nobody does."""
-    me = _identity()
-    for path in Path(folder).glob(f"{_prefix('')}.*.json"):
-        with contextlib.suppress(FileNotFoundError):  # by this machine's clock: the folder may be read-only here
-            owner, silent_s = _read(path), time.time() - path.stat().st_mtime
-            if not _is_dead(owner, me, silent_s):
-                return owner
-    return {}
-
-
-class _Owner:
-    def __init__(self, folder: Path, work: str, of: str) -> None:
-        self._folder, self._of = folder, of
-        self._held = folder / of if of else folder
-        self._me = {**_identity(), "work": work, "token": uuid.uuid4().hex, "since": time.time()}
-        self._released = threading.Event()
-        make_folder(folder)
-        self._path = self._take()
-        threading.Thread(target=self._touch, daemon=True).start()
-
-    def release(self) -> None:
-        self._released.set()
-        if self._is_mine(self._path):
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-
-    def _take(self) -> Path:
-        """Creates the next file in number once every earlier owner is known to be dead; returns its path."""
-        prefix = _prefix(self._of)
-        pattern = f"{glob.escape(prefix)}.*.json"
-        while True:
-            dead = {path: _read(path).get("token") for path in self._folder.glob(pattern)}
-            for path in dead:
-                self._refuse_if_alive(path)
-            mine = self._folder / f"{prefix}.{max(map(_number, dead), default=0) + 1}.json"
-            try:
-                with open(mine, "x") as file:
-                    file.write(json.dumps(self._me))
-            except FileExistsError:  # another process was faster: look again
-                continue
-            except OSError as error:
-                if self._is_mine(mine) or not _read(mine):
-                    with contextlib.suppress(OSError):
-                        mine.unlink(missing_ok=True)
-                raise cannot_write(mine, error) from error
-            others = [path for path in self._folder.glob(pattern) if path != mine]
-            if all(path in dead and dead[path] == _read(path).get("token") for path in others):
-                unfinished = f".{glob.escape(self._of) or '*'}.*.tmp*"  # what a killed owner was writing
-                for path in (*others, *self._folder.glob(unfinished)):
-                    try:
-                        path.unlink(missing_ok=True)
-                    except OSError as error:  # another user's, in a folder that lets only the owner remove a file
-                        with contextlib.suppress(OSError):
-                            mine.unlink(missing_ok=True)
-                        raise cannot_write(path, error) from error
-                return mine
-            remove(mine)  # another process came in between
-            time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
-
-    def _refuse_if_alive(self, path: Path) -> None:
-        named_by = time.monotonic() + 2 * _NAMELESS_AFTER_S  # on a full disk, nothing tells how old a file is
-        while True:
-            owner, silent_s = _read(path), _seconds_since_touch(path)
-            if silent_s is None or _is_dead(owner, self._me, silent_s):
-                return
-            if not owner and time.monotonic() < named_by:  # it should have a name in a moment
-                time.sleep(0.2)
-                continue
-            if owner.get("place") == self._me["place"] or silent_s < 2 * _TOUCH_PERIOD_S:
-                break
-            time.sleep(1)  # on another machine, and silent for some time: wait until it is clear
-        job = f", SLURM job {owner['job'].split('/')[-1]}" if owner.get("job") else ""
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.get("since", time.time())))
-        raise UserError(
-            f"{self._held} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, process "
-            f"{owner.get('pid', '?')}{job}, since {since}; wait for it, stop it, or choose another folder"
-        )
-
-    def _touch(self) -> None:
-        while not self._released.wait(_TOUCH_PERIOD_S):
-            with contextlib.suppress(OSError):  # a file server that does not answer now may answer the next time
-                os.utime(self._path)
-
-    def _is_mine(self, path: Path) -> bool:
-        return _read(path).get("token") == self._me["token"]
-
-
-def _prefix(of: str) -> str:
-    return f".{of}.owner" if of else ".owner"
-
-
-def _identity() -> dict[str, Any]:
-    """Who this process is: host, the place within which its id is unique, id, start, SLURM job and attempt."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    place = [socket.gethostname(), boot.read_text().strip() if boot.is_file() else ""]
-    with contextlib.suppress(OSError):  # each container on a machine numbers its own processes
-        place.append(str(os.stat("/proc/self/ns/pid").st_ino))
-    job = "/".join(os.environ.get(name, "") for name in _RESTARTS)
-    return {
-        "host": socket.gethostname(), "place": " ".join(place), "pid": os.getpid(), "started": start_of(os.getpid()),
-        "job": job if os.environ.get("SLURM_JOB_ID") else "", "attempt": os.environ.get("SLURM_RESTART_COUNT", "0"),
-    }  # fmt: skip
-
-
-def _is_dead(owner: dict[str, Any], me: dict[str, Any], silent_s: float) -> bool:
-    if owner.get("place") == me["place"] and owner.get("started"):  # without /proc it has none: its age decides
-        return start_of(owner["pid"]) != owner["started"]
-    if owner.get("job") and owner["job"] == me["job"] and owner["attempt"] != me["attempt"]:
-        return True
-    return silent_s > (_DEAD_AFTER_S if owner else _NAMELESS_AFTER_S)
+    return next((owner for path, owner in _owners(Path(folder), "").items() if not _is_dead(path, owner)), {})
 
 
 def start_of(pid: int) -> str:
     """When a process of this machine began, in the kernel's units; empty if there is none or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    with contextlib.suppress(OSError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return "" if state in "ZX" else fields[18]
+    return ""
 
 
-def _seconds_since_touch(path: Path) -> float | None:
-    """By the file server's clock, or None if the file is gone."""
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as now:
-            return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return 0.0  # unknown: never take it for dead
+def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
+    """Makes the next file in number once every earlier owner is known to be dead; returns it."""
+    while True:
+        dead = _owners(folder, of)
+        for path, owner in dead.items():
+            if not _is_dead(path, owner):
+                job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
+                raise UserError(
+                    f"{folder / of} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, "
+                    f"process {owner.get('pid', '?')}{job}; wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on "
+                    "another machine), stop it, or choose another folder"
+                )
+        number = 1 + max((int(path.suffixes[-2][1:]) for path in dead), default=0)
+        mine = folder / f".{of}{'.' if of else ''}owner.{number}.json"
+        try:
+            with open(mine, "x") as file:
+                file.write(json.dumps(me))
+            others = {path: owner for path, owner in _owners(folder, of).items() if path != mine}
+            if all(dead.get(path) == owner for path, owner in others.items()):
+                for path in (*others, *folder.glob(f".{glob.escape(of) or '*'}.*.tmp*")):  # and what they were writing
+                    path.unlink(missing_ok=True)
+                return mine
+            mine.unlink()  # another process came in between
+            time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
+        except FileExistsError:  # another process was faster
+            continue
+        except OSError as error:  # a full disk, or another user's file
+            if _read(mine) in ({}, me):
+                with contextlib.suppress(OSError):
+                    mine.unlink(missing_ok=True)
+            raise cannot_write(mine, error) from error
+
+
+def _touch(path: Path, released: threading.Event) -> None:
+    while not released.wait(_TOUCH_PERIOD_S):
+        with contextlib.suppress(OSError):  # a file server that does not answer now may answer the next time
+            os.utime(path)
+
+
+def _owners(folder: Path, of: str) -> dict[Path, dict[str, Any]]:
+    return {path: _read(path) for path in folder.glob(f".{glob.escape(of)}{'.' if of else ''}owner.*.json")}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What an owner wrote; {} if the file is gone, or has nothing or only a part in it."""
+    """What an owner wrote; {} if the file is gone, or empty because the disk was full."""
     try:
-        value = json.loads(path.read_text())
-    except PermissionError:
-        return {"work": "a run of another user"}
+        return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    except OSError:  # too many open files, a file server that does not answer: says nothing about the owner
+    except OSError:  # too many open files, a file server that does not answer, another user's file
         return {"work": "a run"}
-    return value if isinstance(value, dict) else {}
 
 
-def _number(path: Path) -> int:
-    match = re.search(r"\.(\d+)\.json$", path.name)
-    return int(match.group(1)) if match else 0
+def _job() -> list[str]:
+    """The number of the SLURM job and of its attempt."""
+    return [os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")]
+
+
+def _place() -> str:
+    """The machine since its last start, and the container: within it, no two processes have the same number."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
+    if owner.get("place") and owner["place"] == _place():
+        return start_of(owner["pid"]) != owner["started"]
+    if owner.get("job", [""])[0] and owner["job"][0] == _job()[0] and owner["job"] != _job():
+        return True  # an earlier attempt of this job, which has ended
+    now = time.time()
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:
+        now = os.fstat(file.fileno()).st_mtime  # by the file server's clock, as it dates the touches
+    try:
+        return now - path.stat().st_mtime > _DEAD_AFTER_S
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.lock import remove_dead, start_of
+from pretrain.common.lock import start_of
 from pretrain.common.run_folder import read_json, write_json
 
 _END_S = 10.0  # for killed processes to free their memory and their devices
@@ -23,7 +23,7 @@ def is_running(job: dict[str, Any]) -> bool:
 
 
 def kill(folder: Path, controller: int) -> None:
-    """Ends a job without giving it time for a checkpoint, and releases its run folder."""
+    """Ends a job without giving it time for a checkpoint."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(controller, signal.SIGSTOP)  # it would start more ranks, or report that its ranks have failed
     processes = [controller, *_children(controller)]
@@ -33,7 +33,6 @@ def kill(folder: Path, controller: int) -> None:
     deadline = time.monotonic() + _END_S
     while any(map(start_of, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    remove_dead(folder)
 
 
 def note_end(folder: Path, logs: str, by: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.reporting.runs import pretrain
+from tests.tools.reporting.runs import detector, pretrain, write
 from tools import launch
-from tools.reporting.compare import compare, partings
+from tools.reporting.compare import compare
 
 
 def run_in(folder: Path, losses: list[float], *overrides: str, torch: str = "2.15.0", knn: float = 50.0) -> Path:
@@ -37,7 +37,7 @@ def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsy
         ["data", "and", "weights:", "equal"],
         ["knn_top1", "50", "52.5"],
         ["curves:", "part", "at", "step", "20", "(epoch", "1)"],
-        ["loss", "20", "4", "4.5", "3", "3.5"],  # there, and at the last step of both
+        ["loss", "20", "4", "4.5", "3", "at", "30", "2", "at", "40"],  # there, and at the last step of each
         ["1", "further", "metrics", "are", "equal", "throughout"],  # lr; speed is the machine's
     ):
         assert line in shown
@@ -48,7 +48,7 @@ def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsy
 def test_equal_runs(tmp_path: Path):
     one, two = (run_in(tmp_path / name, [5.0, 4.0]) for name in ("one", "two"))
     text = compare(one, two)
-    for title in ("config", "versions and machine", "data and weights", "results"):
+    for title in ("config", "engine, versions and machine", "data and weights", "results"):
         assert f"{title}: equal" in text
     assert text.endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
     for run in (one, two):
@@ -66,8 +66,19 @@ def test_other_data_and_weights_are_named(tmp_path: Path):
     assert "train_images 300 299" in text and f"weights - {'ab' * 32}" in text
 
 
+def test_engines_and_data_are_named_and_the_device_is_the_one_that_was_used(tmp_path: Path):
+    for name, engine, device in (("one", "detectron2", "cpu"), ("two", "torchvision", "cuda")):
+        data = detector("MODEL.DEVICE", device, "DATASETS.TRAIN", f"('coco:{name}.json:images',)", engine=engine)
+        write(tmp_path / name, data, data["config"])
+        (tmp_path / name / "environment.txt").write_text("started: a\ncommand: b\ndevices: cpu\n")
+    text = compare(tmp_path / "one", tmp_path / "two")
+    assert "DEVICE" not in text and "devices" not in text and "config: equal" in text
+    words = " ".join(text.split())
+    assert "engine detectron2 0.6 torchvision 0.6" in words
+    assert "DATASETS.TRAIN ['coco:one.json:images'] ['coco:two.json:images']" in words
+
+
 def test_runs_that_logged_at_other_steps(tmp_path: Path):
-    assert partings([{"iteration": 1, "loss": 1.0}], [{"iteration": 2, "loss": 1.0}]) == []
     one, two = run_in(tmp_path / "one", [5.0]), run_in(tmp_path / "two", [])
     assert compare(one, two).endswith("curves: the runs logged no metric at the same iterations")
 

@@ -113,10 +113,10 @@ site: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 demo: setup
-	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo.yaml $(SIDE_BY_SIDE) $(if $(ENGINE),--engine $(ENGINE) --output runs/demo_$(ENGINE))
+	@$(BIN)/python tools/launch.py pipeline configs/examples/demo.yaml $(SIDE_BY_SIDE) $(if $(ENGINE),--engine $(ENGINE) --output runs/demo_$(ENGINE))
 
 demo-quick: setup
-	@$(BIN)/python tools/launch.py pipeline configs/pipeline/demo_quick.yaml $(SIDE_BY_SIDE)
+	@$(BIN)/python tools/launch.py pipeline configs/examples/demo_quick.yaml $(SIDE_BY_SIDE)
 
 clean:
 	rm -rf $(VENV) .venv-lowest .venv-newest build .pytest_cache .ruff_cache .hypothesis *.egg-info

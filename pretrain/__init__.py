@@ -2,7 +2,7 @@
 
     from pretrain import METHODS, RECIPES, load_backbone, pretrain
 
-    results = pretrain("configs/pretrain/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
+    results = pretrain("configs/examples/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
 
 `METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. torch is

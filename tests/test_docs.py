@@ -241,7 +241,7 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
 def run_line(line: str) -> None:
     """Runs a line of a shell in this process, on little data and for few steps."""
     if line == "make demo-quick":
-        line = "python tools/launch.py pipeline configs/pipeline/demo_quick.yaml"
+        line = "python tools/launch.py pipeline configs/examples/demo_quick.yaml"
     if line.startswith("cp "):
         shutil.copy(*line.split()[1:])
     found = program_of(line)

@@ -7,7 +7,7 @@ python tools/benchmark.py views --views 6 --json views.json
 python tools/benchmark.py reading --folder /data
 python tools/benchmark.py step
 python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
-python tools/benchmark.py trainer --config-file configs/demo_mask_R18_FPN_digits.yaml
+python tools/benchmark.py trainer --config-file configs/examples/demo_mask_R18_FPN_digits.yaml
 python tools/benchmark.py peers --json peers.json
 """
 

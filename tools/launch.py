@@ -6,8 +6,8 @@
     python tools/launch.py knn runs/jcl_R50_IN1k_200ep
     python tools/launch.py convert runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
-    python tools/launch.py pipeline configs/pipeline/demo.yaml
-    python tools/launch.py pipeline configs/pipeline/demo.yaml --engine detectron2 --output runs/demo_detectron2
+    python tools/launch.py pipeline configs/examples/demo.yaml
+    python tools/launch.py pipeline configs/examples/demo.yaml --engine detectron2 --output runs/demo_detectron2
     python tools/launch.py sweep configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run

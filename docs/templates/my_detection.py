@@ -1,7 +1,7 @@
 """A detection data set of your own, with a mapper and a hook: boxes of drawn squares, and a log of the weights' norm.
 
     python transfer/train_net.py --import docs/templates/my_detection.py --engine detectron2 \
-        --config-file configs/own_faster_R18_FPN.yaml \
+        --config-file configs/examples/own_faster_R18_FPN.yaml \
         DATASETS.TRAIN "('squares_train',)" DATASETS.TEST "('squares_val',)" MODEL.ROI_HEADS.NUM_CLASSES 3 \
         INPUT.MAPPER squares SOLVER.HOOKS "('weight_norm',)"
 """

@@ -1,7 +1,7 @@
 """An objective of your own: InfoNCE whose positive logit is lowered by a margin.
 
     python tools/launch.py pretrain --import docs/templates/my_objective.py \
-        --config-file configs/pretrain/demo_mocov2_R18_digits.yaml METHOD.NAME margin METHOD.MARGIN 0.1
+        --config-file configs/examples/demo_mocov2_R18_digits.yaml METHOD.NAME margin METHOD.MARGIN 0.1
 """
 
 from __future__ import annotations

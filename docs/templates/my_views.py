@@ -1,7 +1,7 @@
 """A view recipe of your own: small crops without color operations.
 
     python tools/launch.py pretrain --import docs/templates/my_views.py \
-        --config-file configs/pretrain/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops
+        --config-file configs/examples/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops
 """
 
 from __future__ import annotations

@@ -17,7 +17,11 @@ from pretrain.probe.features import evaluation_size
 from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "configs/pretrain").glob("*.yaml")) + sorted((ROOT / "configs/linear").glob("*.yaml"))
+FILES = [
+    *sorted((ROOT / "configs/pretrain").glob("*.yaml")),
+    *sorted((ROOT / "configs/linear").glob("*.yaml")),
+    *(ROOT / "configs/examples" / f"{name}.yaml" for name in ("demo_mocov2_R18_digits", "own_images_R18")),
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -110,7 +110,13 @@ def test_the_recipe_for_own_boxes_trains_on_any_category_ids(tmp_path: Path, eng
         "SOLVER.STEPS": (), "SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (64,), "TEST.PRECISE_BN.NUM_ITER": 1,
         "DATALOADER.NUM_WORKERS": 0, "INPUT.MIN_SIZE_TEST": 64,
     }  # fmt: skip
-    words = ["--config-file", str(CONFIGS / "own_faster_R18_FPN.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+    words = [
+        "--config-file",
+        str(CONFIGS / "examples" / "own_faster_R18_FPN.yaml"),
+        "--engine",
+        engine,
+        *tiny_coco.words(keys),
+    ]
     with pytest.raises(UserError, match=r"has 3 categories; set MODEL\.ROI_HEADS\.NUM_CLASSES 3, not 2"):
         train_net.work(train_net.parse(words))
     results = train_net.work(train_net.parse([*words, "MODEL.ROI_HEADS.NUM_CLASSES", "3"]))

@@ -44,7 +44,7 @@ def step(args: argparse.Namespace) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cfg = load_config(
-        ROOT / "configs/pretrain/demo_jcl_R18_digits.yaml", ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
+        ROOT / "configs/examples/demo_jcl_R18_digits.yaml", ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     )
     datasets.refuse_missing(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
     forms = {"ours": _ours(cfg), "plain loop": _plain(cfg)}

@@ -1,4 +1,4 @@
-"""Records the studies of configs/pipeline/evidence for docs/evidence.md.
+"""Records the studies of configs/evidence for docs/evidence.md.
 
     python -m tools.reporting.evidence runs/evidence/table2    # docs/evidence/table2.json and .svg
     python -m tools.reporting.evidence                         # the tables of docs/evidence.md, from the JSON files

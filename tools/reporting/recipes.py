@@ -9,17 +9,18 @@ ROOT = Path(__file__).resolve().parents[2]
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",
     "Linear probe": "configs/linear/*.yaml",
-    "Detection on COCO": "configs/*.yaml",
+    "Detection": "configs/*.yaml",
     "Pipelines": "configs/pipeline/*.yaml",
-    "Studies": "configs/pipeline/evidence/*.yaml",
+    "Studies": "configs/evidence/*.yaml",
     "Sweeps": "configs/pretrain/sweeps/*.yaml",
+    "Examples": "configs/examples/*.yaml",
 }
 _HEAD = ["recipe", "what it is", "hardware", "time", "published"]
 _INTRODUCTION = """\
 # Recipes
 
 `make docs` writes this page from the headers of the files, which also have the commands. Nobody has run a recipe at
-full length with this code yet: times are measured, the authors', or not known."""
+full length with this code yet: times are measured, or the authors'."""
 
 
 def markdown() -> str:
@@ -39,7 +40,7 @@ def _row(path: Path) -> list[str]:
     first = re.split(r"(?<=[a-z\d)\]])[.:] (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
     fields = [re.findall(rf"^# {name}: (.+?)\.?$", header, re.MULTILINE) for name in ("Hardware", "Time", "Published")]
     link = f"[{path.stem}](../{path.relative_to(ROOT)})"
-    return [cell.replace("|", "\\|") for cell in (link, first, *(found[0] for found in fields))]
+    return [cell.replace("|", "\\|") for cell in (link, first, *("".join(found) or "-" for found in fields))]
 
 
 def _header(path: Path) -> str:

@@ -55,7 +55,7 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
 
 
 def test_without_it_the_name_is_unknown_and_a_broken_one_is_one_line(tmp_path: Path):
-    recipe = ["--config-file", "configs/pretrain/demo_mocov2_R18_digits.yaml"]
+    recipe = ["--config-file", "configs/examples/demo_mocov2_R18_digits.yaml"]
     done = launch(*recipe, "METHOD.NAME", "margin", "--dry-run")
     assert (
         done.returncode == 2

@@ -125,12 +125,12 @@ SIDE_BY_SIDE = "--cluster local --parallel 2 --cpus-per-task 1"
 @pytest.mark.parametrize(
     ("target", "command"),
     [
-        (["demo"], f"pipeline configs/pipeline/demo.yaml {SIDE_BY_SIDE}"),
+        (["demo"], f"pipeline configs/examples/demo.yaml {SIDE_BY_SIDE}"),
         (
             ["demo", "ENGINE=detectron2"],
-            f"pipeline configs/pipeline/demo.yaml {SIDE_BY_SIDE} --engine detectron2 --output runs/demo_detectron2",
+            f"pipeline configs/examples/demo.yaml {SIDE_BY_SIDE} --engine detectron2 --output runs/demo_detectron2",
         ),
-        (["demo-quick"], f"pipeline configs/pipeline/demo_quick.yaml {SIDE_BY_SIDE}"),
+        (["demo-quick"], f"pipeline configs/examples/demo_quick.yaml {SIDE_BY_SIDE}"),
     ],
 )
 def test_make_runs_the_demo_on_this_machine(target: list[str], command: str, monkeypatch: pytest.MonkeyPatch):

@@ -15,12 +15,12 @@ from tools.launcher import stages, sweep
 from tools.launcher.options import Options
 from tools.reporting import charts, sweeps
 
-SWEEPS = sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml"))
+SWEEPS = [*sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml")), CONFIGS / "examples" / "digits_jcl_lambda.yaml"]
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(path.parents[3])
+    monkeypatch.chdir(CONFIGS.parent)
     graph = sweep.load(str(path))
     assert graph.output == str(Path("runs/sweeps", path.stem).absolute())
     assert len({node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}) > 1

@@ -51,7 +51,7 @@ PEERS = ("lightly",)  # distributions; the module of that name in this folder ru
 _ROOT = Path(__file__).resolve().parents[3]
 _SETTINGS = {
     "loading": "two MoCo v2 views of 224 pixels from {images} JPEGs of 500 x 375 pixels, one worker",
-    "training": "configs/pretrain/demo_mocov2_R18_digits.yaml (MoCo v2, ResNet-18, no worker), {epochs} epochs",
+    "training": "configs/examples/demo_mocov2_R18_digits.yaml (MoCo v2, ResNet-18, no worker), {epochs} epochs",
 }
 # What is measured: heading, digits, and whether our distance to a peer is a ratio or a difference.
 _COLUMNS = {

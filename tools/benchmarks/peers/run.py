@@ -25,7 +25,7 @@ from pretrain.probe.data import probe_data
 from pretrain.probe.features import load_frozen
 from tools.benchmarks.peers import OURS
 
-_RECIPE = Path(__file__).resolve().parents[3] / "configs/pretrain/demo_mocov2_R18_digits.yaml"
+_RECIPE = Path(__file__).resolve().parents[3] / "configs/examples/demo_mocov2_R18_digits.yaml"
 _RSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchvision.models import ResNet
 
+    from .data.recipes import RECIPES
     from .methods import METHODS
-    from .recipes import RECIPES
 
 __version__ = "0.1.0"
 __all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain"]
@@ -67,7 +67,7 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
     """
-    from pretrain.encoder import build_backbone
+    from pretrain.model.encoder import build_backbone
 
     from .common import backbone_file
 
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
         return METHODS
     if name == "RECIPES":
-        from .recipes import RECIPES
+        from .data.recipes import RECIPES
 
         return RECIPES
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,10 +17,10 @@ from .common import extensions
 from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
 from .common.key_words import Key
-from .limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
+from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
+from .data.recipes import RECIPES
 from .methods import METHODS
 from .methods.method import Hyperparameter
-from .recipes import RECIPES
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
@@ -93,7 +93,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "parts of the global batch with BN statistics of their own; 0: one per process and micro-batch, on one "
             "process with keys up to 8 and a multiple of the micro-batches; 1: SyncBN over all",
         ),
-        "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/recipes.py)"),
+        "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
         "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
@@ -185,7 +185,7 @@ def _usable(method: str, declared: Hyperparameter) -> Range | Choice:
     except (AttributeError, TypeError) as error:
         raise UserError(
             f"method {method!r}: the allowed values of {declared.key} are {declared.allowed!r}; use a Range of "
-            "numbers or a Choice from pretrain.limits"
+            "numbers or a Choice from pretrain.common.limits"
         ) from error
     return declared.allowed
 

@@ -6,13 +6,13 @@ import os
 
 from fvcore.common.config import CfgNode
 
-from . import datasets
+from .common.batch_split import local_bn_groups
 from .common.errors import UserError
 from .common.files import existing_file
+from .data import datasets
 from .methods import METHODS
 from .probe.data import probe_data
 from .probe.protocol import data_names
-from .shares import local_bn_groups
 
 
 def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:

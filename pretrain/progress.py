@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from . import distributed
+from .common import distributed
 from .common.workers import verdict
 
 T = TypeVar("T")

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from . import distributed
+from .common import distributed
 from .common.copies import to_device
 from .common.process_group import averaged_after
-from .encoder import set_bn_groups
-from .loader import Batch
+from .data.loader import Batch
 from .methods import Objective
-from .objectives import InBatchObjective, QueueObjective
+from .model.encoder import set_bn_groups
+from .model.objectives import InBatchObjective, QueueObjective
 
 
 class Training(NamedTuple):

@@ -18,8 +18,9 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import datasets, distributed, schedule, view_grid
-from .common import checkpoint, interrupt, process_group
+from . import schedule
+from .collapse import CollapseChecks
+from .common import checkpoint, distributed, interrupt, process_group
 from .common.errors import UserError
 from .common.files import sha256
 from .common.metrics import MetricsWriter
@@ -27,16 +28,16 @@ from .common.run_folder import atomic_write, read_json, remove, setup_logging, w
 from .common.skipped_steps import summary
 from .common.stage import stage
 from .config import run_folder
-from .loader import Loader, build_loader
+from .data import datasets, view_grid
+from .data.loader import Loader, build_loader
+from .data.recipes import RECIPES
 from .methods import METHODS
-from .objectives import build_objective
+from .model.objectives import build_objective
 from .optim import build_optimizer
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, over_ranks
-from .recipes import RECIPES
-from .signs import Signs
 from .state import digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import Training, training_step
 from .watch import Watch
@@ -67,7 +68,7 @@ class _Run:
     probe_data: ProbeData | None
     progress: Progress
     recipe_changes: list[str]
-    signs: Signs = dataclasses.field(default_factory=Signs)
+    checks: CollapseChecks = dataclasses.field(default_factory=CollapseChecks)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -241,7 +242,7 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
     if run.training.scaler.is_enabled():
         notes |= run.watch.skipped.values()
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
-    for line in run.signs.see(done, done / run.steps_per_epoch, means):
+    for line in run.checks.warnings(done, done / run.steps_per_epoch, means):
         run.log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import distributed
-from .common import interrupt, process_group
+from .common import distributed, interrupt, process_group
 from .common.copies import AsyncHostCopy
 from .common.errors import UserError
 from .common.skipped_steps import SkippedSteps

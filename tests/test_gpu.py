@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pretrain import distributed, train
-from pretrain.common import checkpoint, interrupt
+from pretrain import train
+from pretrain.common import checkpoint, distributed, interrupt
 from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests.pretrain.images import write_folder

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pretrain import distributed, train
+from pretrain import train
+from pretrain.common import distributed
 from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests import simulated_device

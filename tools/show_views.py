@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, nearest, run_command_line
-from pretrain.recipes import RECIPES
+from pretrain.data.recipes import RECIPES
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     if args.recipe not in RECIPES:
         raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{nearest(args.recipe, RECIPES)}")
-    from pretrain import datasets, view_grid  # imports torch
+    from pretrain.data import datasets, view_grid  # imports torch
 
     data = datasets.load(args.data, args.split, args.root)
     recipes = [RECIPES[args.recipe]] * args.views

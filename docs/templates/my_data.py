@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.datasets import LOADERS, ImageData
+from pretrain.data.datasets import LOADERS, ImageData
 
 
 class Squares:

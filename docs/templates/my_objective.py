@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pretrain import METHODS
-from pretrain.limits import AT_LEAST_0
+from pretrain.common.limits import AT_LEAST_0
 from pretrain.methods.common import checked_queue_inputs, info_nce, negatives, queue_metrics
 from pretrain.methods.method import TEMPERATURE, Hyperparameter, Method, Objective
 

@@ -2,7 +2,7 @@
 
 Every process of a stage imports the entry points of the group ``pretrain_to_transfer`` of installed packages, and the
 modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module registers what it has as it is
-imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.datasets.LOADERS`; for fine-tuning in Detectron2's
+imported: in `pretrain.METHODS`, `pretrain.RECIPES` or `pretrain.data.datasets.LOADERS`; for fine-tuning in Detectron2's
 DatasetCatalog, `transfer.MAPPERS` or `transfer.HOOKS`. docs/templates has an example of each.
 """
 

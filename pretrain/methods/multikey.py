@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..limits import ABOVE_0
+from ..common.limits import ABOVE_0
 from .method import TEMPERATURE, Method, Objective
 
 if TYPE_CHECKING:

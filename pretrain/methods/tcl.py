@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..limits import ABOVE_0, AT_LEAST_0
+from ..common.limits import ABOVE_0, AT_LEAST_0
 from .method import TEMPERATURE, Hyperparameter, Method, Objective
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from fvcore.common.config import CfgNode
 
-from .. import datasets
 from ..common.errors import UserError
+from ..data import datasets
 from .protocol import data_names
 
 

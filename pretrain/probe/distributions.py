@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets, views
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop
-from ..loader import build_loader
-from ..recipes import RECIPES
+from ..data import datasets, views
+from ..data.loader import build_loader
+from ..data.recipes import RECIPES
 from .features import load_frozen
 from .run import csv_text, probe_run
 

@@ -11,14 +11,14 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from .. import datasets, distributed, loader, views
-from ..common import backbone_file, checkpoint
+from ..common import backbone_file, checkpoint, distributed
+from ..common.batch_split import slice_bounds
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
-from ..encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
-from ..shares import slice_bounds
-from ..siamese import autocast
+from ..data import datasets, loader, views
+from ..model.encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
+from ..model.siamese import autocast
 from .protocol import evaluation_size
 
 _BATCH = 256  # images

@@ -10,7 +10,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import distributed, schedule
+from .. import schedule
+from ..common import distributed
 from ..common.errors import UserError
 from .features import Features
 

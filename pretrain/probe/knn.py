@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from .. import datasets
 from ..common.interrupt import Stopped
 from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
-from ..encoder import build_backbone
+from ..data import datasets
+from ..model.encoder import build_backbone
 from .data import NotProbeable, ProbeData, probe_data
 from .features import Features, extract, load_frozen
 from .protocol import protocol

@@ -12,18 +12,18 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from .. import distributed, recipes, views
-from ..common import checkpoint, interrupt
+from ..common import checkpoint, distributed, interrupt
+from ..common.batch_split import slice_bounds
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
 from ..common.process_group import AgreedStop, on_first_rank
 from ..common.run_folder import read_json
-from ..datasets import ImageData
-from ..encoder import feature_dim, pooled_features
-from ..loader import Batch, build_loader
+from ..data import recipes, views
+from ..data.datasets import ImageData
+from ..data.loader import Batch, build_loader
+from ..model.encoder import feature_dim, pooled_features
+from ..model.siamese import autocast
 from ..progress import Progress
-from ..shares import slice_bounds
-from ..siamese import autocast
 from .data import ProbeData
 from .features import extract, load_frozen
 from .heads import Heads

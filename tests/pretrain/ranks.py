@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.multiprocessing as mp
 
-from pretrain import distributed
+from pretrain.common import distributed
 from pretrain.common.stage import leave
 
 # The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.

@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
-from pretrain.objectives import build_objective
+from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.steps import Training
 from pretrain.train import main

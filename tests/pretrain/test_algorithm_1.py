@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pretrain import views
 from pretrain.config import load_config
-from pretrain.loader import Batch
-from pretrain.objectives import build_objective
+from pretrain.data import views
+from pretrain.data.loader import Batch
+from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.steps import Training, training_step
 

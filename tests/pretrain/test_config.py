@@ -9,12 +9,12 @@ import pytest
 
 from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
+from pretrain.common.limits import Range
 from pretrain.config import _keys, default_config, described_keys, from_yaml_text, load_config
-from pretrain.limits import Range
+from pretrain.data.recipes import RECIPES
 from pretrain.methods import METHODS
 from pretrain.methods.method import Hyperparameter
 from pretrain.probe.features import evaluation_size
-from pretrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 FILES = [

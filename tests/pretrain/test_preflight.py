@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pretrain import datasets, preflight
+from pretrain import preflight
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.datasets import folders
+from pretrain.data import datasets, folders
 
 SMALL = ["SOLVER.MAX_STEPS", "2", "SOLVER.IMS_PER_BATCH", "16", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0"]
 

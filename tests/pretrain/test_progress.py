@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from pretrain import distributed
+from pretrain.common import distributed
 from pretrain.common.workers import verdict
 from pretrain.progress import Progress, over_ranks
 from tests.pretrain.ranks import run_ranks

@@ -12,13 +12,14 @@ import cv2
 import pytest
 import torch
 
-from pretrain import datasets, train
+from pretrain import train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.config import load_config
-from pretrain.loader import build_loader
-from pretrain.recipes import RECIPES
+from pretrain.data import datasets
+from pretrain.data.loader import build_loader
+from pretrain.data.recipes import RECIPES
 from tests.pretrain.ranks import start
 from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
 

@@ -5,12 +5,13 @@ import time
 import pytest
 import torch
 
-from pretrain import objectives, schedule, train
+from pretrain import schedule, train
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
-from pretrain.objectives import QueueObjective
+from pretrain.model import objectives
+from pretrain.model.objectives import QueueObjective
 from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
 
 SHORT = ("SOLVER.MAX_STEPS", "3")

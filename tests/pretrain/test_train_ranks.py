@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain import distributed, train
-from pretrain.common import checkpoint, interrupt
+from pretrain import train
+from pretrain.common import checkpoint, distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import gather_objects
 from tests.pretrain.ranks import run_ranks

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from pretrain import distributed
-from pretrain.common import interrupt, skipped_steps
+from pretrain.common import distributed, interrupt, skipped_steps
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from pretrain.watch import Watch

@@ -23,8 +23,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.resnet_names import DEPTHS, names
 from pretrain.config import load_config
-from pretrain.encoder import build_backbone
 from pretrain.methods import METHODS
+from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state
 from tests.transfer import tiny_coco
 from tools import export

@@ -14,7 +14,7 @@ from pycocotools import mask as run_lengths
 from pycocotools.coco import COCO
 
 from pretrain.common.errors import UserError
-from pretrain.datasets import load
+from pretrain.data.datasets import load
 from tools import make_data
 from tools.data import digits as make_digits
 from tools.data.coco_writer import CocoWriter, polygons

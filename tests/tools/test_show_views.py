@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import datasets, recipes, views
 from pretrain.common.errors import UserError
-from pretrain.loader import Loader
+from pretrain.data import datasets, recipes, views
+from pretrain.data.loader import Loader
 from tests.pretrain.images import write_folder
 from tools import show_views
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain import distributed
+from pretrain.common import distributed
+from pretrain.common.batch_split import slice_bounds
 from pretrain.common.errors import UserError
 from pretrain.common.process_group import data_parallel
-from pretrain.shares import slice_bounds
 from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import ENGINES, work
 from transfer.accumulate import Accumulated

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from pretrain import datasets
 from pretrain.common.run_folder import write_json
 from pretrain.config import load_config
-from pretrain.encoder import build_encoder
-from pretrain.loader import build_loader
-from pretrain.objectives import build_objective
+from pretrain.data import datasets
+from pretrain.data.loader import build_loader
+from pretrain.data.recipes import RECIPES
+from pretrain.model.encoder import build_encoder
+from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
-from pretrain.recipes import RECIPES
 from pretrain.steps import Training, training_step
 from tools.benchmarks.machine import about
 from tools.benchmarks.objectives import naive_jcl

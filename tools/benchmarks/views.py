@@ -18,9 +18,9 @@ from torchvision import transforms
 
 from pretrain.common.image_io import decode
 from pretrain.common.run_folder import write_json
-from pretrain.loader import stream
-from pretrain.recipes import RECIPES
-from pretrain.views import make_views
+from pretrain.data.loader import stream
+from pretrain.data.recipes import RECIPES
+from pretrain.data.views import make_views
 from tools.benchmarks.machine import about
 from tools.benchmarks.measure import median_milliseconds
 

@@ -30,9 +30,9 @@ from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import stage_of
 from pretrain.common.weights_file import read_weights_file
-from pretrain.encoder import build_backbone, feature_dim
+from pretrain.data.views import center_view, normalize
+from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
-from pretrain.views import center_view, normalize
 from transfer.convert import find_source, read_source
 from transfer.proof import compare
 

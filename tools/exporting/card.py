@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.common.checkpoint import FINAL
-from pretrain.encoder import feature_dim
+from pretrain.model.encoder import feature_dim
 from tools.reporting.compare import environment
 from tools.reporting.files import find
 from tools.reporting.runs import Item, Origin, Pretraining, Probe, origin_of, parse, words

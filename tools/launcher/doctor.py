@@ -149,7 +149,7 @@ def _slurm() -> Iterable[Finding]:
 
 
 def _data(root: Path) -> Iterable[Finding]:
-    from pretrain import datasets
+    from pretrain.data import datasets
 
     found = False
     for name, folders in datasets.FOLDERS.items():
@@ -168,7 +168,7 @@ def _data(root: Path) -> Iterable[Finding]:
 
 def _split(name: str, split: str, root: Path) -> Finding:
     """Lists a split and decodes its first and its last image."""
-    from pretrain import datasets
+    from pretrain.data import datasets
 
     subject = f"{name} {split}"
     try:

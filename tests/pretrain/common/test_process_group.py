@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain import distributed
-from pretrain.common import process_group
+from pretrain.common import distributed, process_group
 from pretrain.common.errors import UserError
 from tests.pretrain.ranks import run_ranks
 from transfer.distributed import join

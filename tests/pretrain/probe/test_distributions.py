@@ -6,7 +6,7 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.encoder import build_backbone, build_head
+from pretrain.model.encoder import build_backbone, build_head
 from pretrain.probe import distributions
 from pretrain.probe.features import load_frozen
 

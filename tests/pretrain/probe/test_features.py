@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pretrain.config import load_config
-from pretrain.encoder import pooled_features
+from pretrain.model.encoder import pooled_features
 from pretrain.probe import features, linear
 
 

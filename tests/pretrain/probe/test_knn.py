@@ -6,11 +6,12 @@ import shutil
 import pytest
 import torch
 
-from pretrain import datasets, distributed, train
-from pretrain.common import checkpoint, interrupt
+from pretrain import train
+from pretrain.common import checkpoint, distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.encoder import build_backbone
+from pretrain.data import datasets
+from pretrain.model.encoder import build_backbone
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote

@@ -7,8 +7,7 @@ import shutil
 import pytest
 import torch
 
-from pretrain import distributed
-from pretrain.common import checkpoint, interrupt
+from pretrain.common import checkpoint, distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.probe import features, linear

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from pretrain import views
 from pretrain.common import checkpoint, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.config import load_config
+from pretrain.data import views
 from pretrain.probe import distributions, embedding, features, knn, linear
 
 

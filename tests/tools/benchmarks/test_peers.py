@@ -19,7 +19,7 @@ from pretrain.common.backbone_file import load_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json, write_json
 from pretrain.config import load_config
-from pretrain.encoder import build_backbone
+from pretrain.model.encoder import build_backbone
 from tools import benchmark
 from tools.benchmarks import peers
 from tools.benchmarks.peers import ours, run

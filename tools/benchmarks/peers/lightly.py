@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pretrain.common import checkpoint
+from pretrain.data.recipes import RECIPES, Blur, Gray, Jitter, RandomResizedCrop
 from pretrain.optim import build_optimizer
-from pretrain.recipes import RECIPES, Blur, Gray, Jitter, RandomResizedCrop
 from pretrain.schedule import learning_rate
 
 

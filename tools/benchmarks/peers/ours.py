@@ -9,11 +9,11 @@ import torch
 import torch.utils.tensorboard  # otherwise imported by the run, whose time excludes imports
 from fvcore.common.config import CfgNode
 
-from pretrain import datasets
 from pretrain import train as pretraining
-from pretrain.loader import build_loader
-from pretrain.recipes import RECIPES
-from pretrain.views import normalize
+from pretrain.data import datasets
+from pretrain.data.loader import build_loader
+from pretrain.data.recipes import RECIPES
+from pretrain.data.views import normalize
 
 
 def load(cfg: CfgNode) -> Iterator[int]:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torchvision.models import ResNet
 
-from pretrain import distributed
+from pretrain.common import distributed
+from pretrain.common.batch_split import MicroBatch, slice_bounds
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.loader import Batch
+from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
-from pretrain.objectives import build_objective
+from pretrain.model.objectives import build_objective
+from pretrain.model.siamese import embed
 from pretrain.optim import build_optimizer
-from pretrain.shares import MicroBatch, slice_bounds
-from pretrain.siamese import embed
 from pretrain.state import to_checkpoint
 from pretrain.steps import Training, training_step
 from tests.pretrain.ranks import run_ranks

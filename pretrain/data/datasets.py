@@ -44,7 +44,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
         raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
     if download:  # one process at a time: those after the first find the data
-        from .. import distributed  # imports torch, which refuse_missing does without
+        from ..common import distributed  # imports torch, which refuse_missing does without
 
         with distributed.in_turns():
             return _load(name, split, Path(root), True)

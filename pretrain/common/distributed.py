@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .common import process_group
-from .common.copies import to_device
-from .common.errors import UserError
-from .shares import slice_bounds
+from . import process_group
+from .batch_split import slice_bounds
+from .copies import to_device
+from .errors import UserError
 
 
 def init(device_name: str = "auto") -> torch.device:

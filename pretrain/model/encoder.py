@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .common.errors import UserError
+from ..common.errors import UserError
 
 
 def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain import recipes, views
 from pretrain.common import image_io, workers
 from pretrain.common.errors import UserError
-from pretrain.datasets import ImageData, load
-from pretrain.loader import Batch, Loader, eval_batches
+from pretrain.data import recipes, views
+from pretrain.data.datasets import ImageData, load
+from pretrain.data.loader import Batch, Loader, eval_batches
 from tests.pretrain.images import write_folder
 from tests.pretrain.ranks import START_METHOD
 
@@ -134,7 +134,7 @@ def test_a_corrupt_image_ends_the_epoch_in_one_line(damaged: ImageData, num_work
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
-    monkeypatch.setattr(logging.getLogger("pretrain.loader"), "warning", lines.append)
+    monkeypatch.setattr(logging.getLogger("pretrain.data.loader"), "warning", lines.append)
     loader = make(damaged, num_workers, on_corrupt="skip")
     index = torch.cat([b.index_N for b in epoch(loader, 0)])
     assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9] and loader.corrupt_count == 1
@@ -179,8 +179,8 @@ SCRIPT = """
 import sys
 from pretrain import recipes, views
 from pretrain.common.errors import run_command_line
-from pretrain.datasets import load
-from pretrain.loader import Loader
+from pretrain.data.datasets import load
+from pretrain.data.loader import Loader
 def main(_):
     data = load(f"folder:{sys.argv[1]}", "train")
     loader = Loader(data, [recipes.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)

@@ -21,7 +21,8 @@ import torchvision.datasets as tv
 from PIL import Image
 
 from pretrain.common.errors import UserError
-from pretrain.datasets import archives, load
+from pretrain.data import archives
+from pretrain.data.datasets import load
 from tests.pretrain.images import encoded, picture, write_folder
 
 RNG = np.random.default_rng(0)

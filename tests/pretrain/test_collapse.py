@@ -6,16 +6,16 @@ import pytest
 import torch
 from PIL import Image
 
+from pretrain.collapse import CAUSES, CollapseChecks
 from pretrain.methods import METHODS
-from pretrain.signs import CAUSES, Signs
 from tests.pretrain.runs import lines, run
 
 OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
 
 
 def lines_of(values, name, first_epoch=1.0):
-    signs = Signs()
-    return [signs.see(10 * i, first_epoch + i, {"loss": 5.0, name: value}) for i, value in enumerate(values, 1)]
+    checks = CollapseChecks()
+    return [checks.warnings(10 * i, first_epoch + i, {"loss": 5.0, name: value}) for i, value in enumerate(values, 1)]
 
 
 @pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])
@@ -30,12 +30,12 @@ def test_the_first_epoch_says_nothing():
 
 
 def test_a_loss_that_jumps_is_reported_and_noise_is_not():
-    signs = Signs()
+    checks = CollapseChecks()
     noise = torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist()
-    assert not any(signs.see(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
-    (line,) = signs.see(60, 2.0, {"loss": 12.0})
+    assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
+    (line,) = checks.warnings(60, 2.0, {"loss": 12.0})
     assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
-    assert not signs.see(61, 2.0, {"loss": 13.0})  # of the same jump
+    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # of the same jump
 
 
 @pytest.mark.parametrize("method", ["mocov2", "simclr", "ressl", "sce"])

@@ -15,14 +15,14 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from . import distributed, methods, schedule
-from .common import process_group
-from .common.backbone_file import load_backbone
-from .common.config_io import get
-from .common.errors import UserError
+from .. import methods, schedule
+from ..common import distributed, process_group
+from ..common.backbone_file import load_backbone
+from ..common.batch_split import MicroBatch, local_bn_groups, micro_batches
+from ..common.config_io import get
+from ..common.errors import UserError
 from .encoder import build_encoder
 from .queue import NegativeQueue
-from .shares import MicroBatch, local_bn_groups, micro_batches
 from .siamese import Embed, SiameseEncoder, embed
 
 Method = Callable[..., methods.Objective]  # (tensors, step=...) -> the loss with the step's hyperparameters

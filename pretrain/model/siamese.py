@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import distributed, views
-from .common.errors import UserError
+from ..common import distributed
+from ..common.batch_split import MicroBatch
+from ..common.errors import UserError
+from ..data import views
 from .encoder import set_bn_groups
 from .queue import NegativeQueue
-from .shares import MicroBatch
 
 Embed = Callable[[nn.Module, Tensor], Tensor]  # `embed` with its settings bound
 

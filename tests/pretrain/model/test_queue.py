@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.queue import NegativeQueue
+from pretrain.model.queue import NegativeQueue
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""Signs that a pretraining goes wrong though its loss is finite: a collapse, a shortcut, a loss that jumps."""
+"""Warns when a pretraining goes wrong though its loss is finite: a collapse, a shortcut, a loss that jumps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CAUSES = {
 }
 
 
-class Signs:
+class CollapseChecks:
     """Reads the logged numbers of a run; collapse and shortcut are reported once, a jump of the loss each time."""
 
     def __init__(self) -> None:
         self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
         self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
 
-    def see(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
+    def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
         """Lines for the log, one for each sign.
 
         Args:

@@ -13,10 +13,10 @@ import torchvision.transforms.v2.functional as TF
 from PIL import Image, ImageFilter
 from scipy.stats import ks_2samp
 
-from pretrain import view_ops, views
-from pretrain.recipes import RECIPES, PadCrop, RandomResizedCrop, Recipe
-from pretrain.view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION
-from pretrain.views import draw, make_views, normalize
+from pretrain.data import view_ops, views
+from pretrain.data.recipes import RECIPES, PadCrop, RandomResizedCrop, Recipe
+from pretrain.data.view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION
+from pretrain.data.views import draw, make_views, normalize
 from tests.pretrain.images import picture
 
 SIZE = 64

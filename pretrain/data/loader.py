@@ -20,17 +20,16 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from . import distributed
-from .common import interrupt
-from .common.errors import UserError
-from .common.image_io import CorruptImage
-from .common.workers import ShieldedDataLoader
+from ..common import distributed, interrupt
+from ..common.batch_split import slice_bounds
+from ..common.errors import UserError
+from ..common.image_io import CorruptImage
+from ..common.workers import ShieldedDataLoader
 from .datasets import ImageData
 from .recipes import Recipe
-from .shares import slice_bounds
 from .views import center_view, make_views
 
-_log = logging.getLogger("pretrain.loader")
+_log = logging.getLogger("pretrain.data.loader")
 
 
 class Batch(NamedTuple):

@@ -5,10 +5,10 @@ import time
 import torch
 import torch.distributed as dist
 
-from pretrain import distributed
+from pretrain.common import distributed
+from pretrain.common.batch_split import slice_bounds
+from pretrain.common.distributed import ExchangePlan
 from pretrain.common.errors import UserError
-from pretrain.distributed import ExchangePlan
-from pretrain.shares import slice_bounds
 from tests.pretrain.ranks import run_ranks
 
 

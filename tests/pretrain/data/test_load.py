@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from pretrain.datasets import load
+from pretrain.data.datasets import load
 
 
 @pytest.mark.parametrize(

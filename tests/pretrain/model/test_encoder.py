@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pretrain.common.batch_split import local_bn_groups
 from pretrain.common.errors import UserError
-from pretrain.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
-from pretrain.shares import local_bn_groups
+from pretrain.model.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
 
 
 def test_head_has_mocos_names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .common.errors import UserError
+from .errors import UserError
 
 
 def slice_bounds(total: int, of_rank: int, ranks: int) -> tuple[int, int]:

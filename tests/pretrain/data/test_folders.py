@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from pretrain.common.errors import UserError
-from pretrain.datasets import ImageData, folders, load
+from pretrain.data import folders
+from pretrain.data.datasets import ImageData, load
 from tests.pretrain.images import picture, write_folder
 
 

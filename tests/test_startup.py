@@ -71,7 +71,7 @@ COMPLETE = [
 def finish(spec: StageSpec, config: str = "") -> None:
     """Leaves what the launcher and the stage leave of complete work."""
     folder = Path(spec.folder)
-    spec.mark("complete")
+    spec.mark_complete()
     (folder / "stage.txt").write_text(spec.stage)
     (folder / "config.yaml").write_text(config or spec.config)
     (folder / spec.produces).write_text("{}")

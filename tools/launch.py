@@ -91,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "doctor", "checks this machine: versions, GPUs, engines, SLURM, data sets, disk")
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
-    sub.add_argument("--json", action="store_true", help="print the findings as JSON")
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub.add_argument("--follow", "-f", action="store_true", help="show it again until nothing is pending or running")

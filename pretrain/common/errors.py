@@ -68,6 +68,11 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        print(f"error: no access to {error.filename}; ask its owner, or choose another folder", file=sys.stderr)
+        sys.exit(2)
     except Stopped as stop:
         reason = str(stop).replace("SIGINT", "SIGINT (Ctrl-C)", 1)
         print(f"stopped by {reason}; {stop.remedy}", file=sys.stderr)

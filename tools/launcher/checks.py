@@ -2,34 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.common.errors import UserError
 from pretrain.common.run_folder import refuse_other_stage
 
+from .jobs import check_not_running, job_states
+from .launch_file import read_launch
 from .options import Options
-from .spec import StageSpec
+from .spec import StageSpec, read_record
 from .stages import config_file, pretrain_config
+from .submit import check_for_sbatch
+
+if TYPE_CHECKING:
+    from .graph import Graph, Node
 
 
-def refuse_missing_engine(specs: Iterable[StageSpec]) -> None:
-    """Checks that the engines of the fine-tunings that are not complete are installed, and can honor their configs.
+def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
+    """The stages to start, and the SLURM jobs of those already pending or running, by key (report, too).
+
+    Raises:
+        UserError: some stages are refused; if there are several, each is printed with its reason.
+    """
+    missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
+    folders = {key: Path(node.spec.folder) for key, node in missing.items()}
+    if graph.report:
+        folders["report"] = Path(graph.report.folder)
+    last: dict[str, dict[str, Any]] = {}
+    jobs: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for key, folder in folders.items():
+        file = folder / "launch" / "launch.json"
+        with _collecting(refused, key):
+            if os.path.exists(file):
+                last[key] = read_launch(file)["jobs"][-1]
+    states = dict(zip(last, job_states(list(last.values())), strict=True))
+    for key, folder in folders.items():
+        with _collecting(refused, key):
+            if job := last.get(key):
+                is_queued = job["cluster"] == "slurm" and states[key].split()[0] in ("PENDING", "RUNNING")
+                if is_queued and graph.report and options.cluster == "slurm":
+                    jobs[key] = job["id"]
+                    missing.pop(key, None)
+                else:
+                    check_not_running(folder, job, states[key])
+            if key in missing and key not in refused:
+                check_stage(missing[key], options)
+    if refused and not graph.report:
+        raise UserError(*refused.values())
+    if len(refused) > 1:
+        print("\n".join(f"{key}: {reason}" for key, reason in refused.items()), file=sys.stderr)
+        raise UserError(f"{len(refused)} of {len(graph.nodes)} stages are refused (see above); nothing was started")
+    for key, reason in refused.items():
+        raise UserError(f"{key}: {reason}; nothing was started")
+    return missing, jobs
+
+
+@contextlib.contextmanager
+def _collecting(refused: dict[str, str], key: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        refused[key] = str(error)
+
+
+def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
+    """Refuses what the stage would refuse once it has its devices."""
+    spec = node.spec
+    if options.cluster == "slurm":
+        check_for_sbatch(spec)
+    spec.check_weights()
+    check_engine(spec)
+    check_may_continue(spec, options)
+    # An earlier stage may make the data, and a cluster's nodes may have other disks.
+    is_here = options.cluster != "slurm" and not node.parents
+    if is_here:
+        check_data(spec, download=download)
+    check_batch(spec, options, count=is_here)
+
+
+def check_engine(spec: StageSpec) -> None:
+    """Checks that the engine of a fine-tuning is installed, and can honor its config.
 
     Raises:
         UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
     """
-    from transfer import early
-    from transfer.train_net import pick_engine
+    if spec.stage == "transfer" and spec.config:
+        from transfer import early
+        from transfer.train_net import pick_engine
 
-    for spec in specs:
-        if spec.stage == "transfer" and not spec.is_complete():
-            engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
-            early.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
+        engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
+        early.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
 
 
-def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
+def check_data(spec: StageSpec, *, download: bool = True) -> None:
     """Checks that the images that a stage reads and the weights that it starts from exist.
 
     Args:
@@ -52,26 +125,27 @@ def refuse_missing_data(spec: StageSpec, *, download: bool = True) -> None:
         preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
 
 
-def refuse_indivisible(spec: StageSpec, options: Options, *, count: bool = True) -> None:
+def check_batch(spec: StageSpec, options: Options, *, count: bool) -> None:
     """Checks that a batch can be divided among the processes, and that the data of a pretraining hold one.
 
     Args:
-        count: the data, unless the stage runs on a cluster, whose nodes may have other disks.
+        count: the images.
 
     Raises:
         UserError: it cannot, or they do not.
     """
+    world = _world_size(spec, options)
+    if not spec.config:
+        return
     if spec.stage == "pretrain":
         from pretrain import preflight
         from pretrain.config import from_yaml_text
 
-        cfg = from_yaml_text(spec.config)
-        preflight.refuse_indivisible(cfg, _world_size(spec, options), data=count and options.cluster != "slurm")
+        preflight.refuse_indivisible(from_yaml_text(spec.config), world, data=count)
     elif spec.stage == "transfer" and not _is_evaluation(spec):
         from transfer.config import scale_to_world
         from transfer.config_ranges import check_parts
 
-        world = _world_size(spec, options)
         check_parts(scale_to_world(_detector_config(spec), world), world)
 
 
@@ -80,39 +154,44 @@ def _world_size(spec: StageSpec, options: Options) -> int:
     return 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
 
 
-def refuse_other_run(spec: StageSpec, options: Options) -> None:
-    """Checks that the run folder is new, or holds a part of the same run.
+def check_may_continue(spec: StageSpec, options: Options) -> None:
+    """Checks that the run folder holds no checkpoint and no results, or those of the same work.
 
     Raises:
-        UserError: it belongs to another stage, or to a run of another config.
+        UserError: it belongs to another stage, or to work of another config, other arguments or other weights.
     """
     folder = Path(spec.folder)
     refuse_other_stage(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
-    if spec.stage == "transfer":
-        if not _is_evaluation(spec):
-            _refuse_other_training(spec, options)
+    if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
-    earlier, kept = pretrain_config(spec.folder), str(folder / "config.yaml")
-    has_checkpoint = any(folder.glob("checkpoint_*.pth"))
-    if earlier and spec.stage == "pretrain" and has_checkpoint:
-        from pretrain.config import check_same_run, from_yaml_text
+    _check_config(spec, options)
+    launched, complete = (read_record(folder / "launch" / f"{name}.json") for name in ("launch", "complete"))
+    earlier = StageSpec.from_json(launched["spec"]).work if launched.get("spec") else complete.get("work")
+    changes = spec.changes(earlier) if earlier else ""
+    if changes:
+        raise UserError(f"{folder} holds other work ({changes}); move that folder away, or choose another OUTPUT_DIR")
 
-        check_same_run(from_yaml_text(spec.config), earlier, kept, folder)
-    if earlier and spec.stage == "linear" and (has_checkpoint or (folder / "results.json").exists()):
-        from pretrain.config import from_yaml_text
+
+def _check_config(spec: StageSpec, options: Options) -> None:
+    """Compares with the run's config.yaml by the rule of a stage that resumes."""
+    folder, path = Path(spec.folder), Path(spec.folder) / "config.yaml"
+    if not spec.config:
+        return
+    if spec.stage == "transfer" and not _is_evaluation(spec):
+        from transfer.config import check_same_training, scale_to_world
+
+        cfg = _detector_config(spec)
+        if not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # trained on a copy of another name
+            check_same_training(scale_to_world(cfg, _world_size(spec, options)), path)
+    elif spec.stage in ("pretrain", "linear") and (earlier := pretrain_config(spec.folder)):
+        from pretrain.config import check_same_run, from_yaml_text
         from pretrain.probe.protocol import check_same_probe, linear_settings
 
-        before, now = from_yaml_text(earlier, kept), from_yaml_text(spec.config)
-        check_same_probe(folder, linear_settings(before), linear_settings(now))
-
-
-def _refuse_other_training(spec: StageSpec, options: Options) -> None:
-    from transfer.config import check_same_training, scale_to_world
-
-    cfg = _detector_config(spec)
-    if any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):
-        return  # the run may have trained on a cleaned copy under another name
-    check_same_training(scale_to_world(cfg, _world_size(spec, options)), Path(spec.folder) / "config.yaml")
+        cfg = from_yaml_text(spec.config)
+        if spec.stage == "pretrain":
+            check_same_run(cfg, earlier, str(path), folder)
+        else:
+            check_same_probe(folder, linear_settings(from_yaml_text(earlier, str(path))), linear_settings(cfg))
 
 
 def _detector_config(spec: StageSpec) -> CfgNode:

@@ -11,14 +11,14 @@ from pretrain.common import loggers
 from pretrain.common.errors import UserError, printable
 from pretrain.common.run_folder import read_json
 
-from . import checks, control, stages
-from .graph import Graph, preview, run
+from . import jobs, stages
+from .graph import Graph, run, show, single
+from .launch_file import launch_files
 from .logs import print_logs
 from .options import Options
 from .pipeline import load as load_pipeline
 from .resolve import from_arguments, from_record
-from .run import run_stage, show
-from .spec import ENTRIES, StageSpec
+from .spec import StageSpec
 from .status import follow, print_status
 from .sweep import load as load_sweep
 
@@ -65,11 +65,11 @@ def distributions(args: argparse.Namespace) -> int:
 
 
 def pipeline(args: argparse.Namespace) -> int:
-    return _start_graph(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
+    return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
 
 
 def sweep(args: argparse.Namespace) -> int:
-    return _start_graph(load_sweep(args.file, args.output), from_arguments(args), args)
+    return _start(load_sweep(args.file, args.output), from_arguments(args), args)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def compare(args: argparse.Namespace) -> None:
 def doctor(args: argparse.Namespace) -> int:
     from .doctor import run as examine
 
-    return examine(args.output, args.data_root, args.json)
+    return examine(args.output, args.data_root)
 
 
 def status(args: argparse.Namespace) -> None:
@@ -99,7 +99,7 @@ def logs(args: argparse.Namespace) -> None:
 
 
 def cancel(args: argparse.Namespace) -> None:
-    control.cancel(Path(args.folder), args.now)
+    jobs.cancel(Path(args.folder), args.now)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -112,32 +112,21 @@ def resume(args: argparse.Namespace) -> int:
     for kind in ("pipeline", "sweep"):
         path = folder / "launch" / f"{kind}.json"
         if path.exists():
-            _refuse_anothers(path)
-            record = read_json(path)
-            file = record.get("file")
-            if not isinstance(file, str):
-                raise UserError(f"{path} does not name its file; run launch.py {kind} FILE --output {folder}")
-            if kind == "sweep":
-                graph = load_sweep(file, str(folder))
-            else:
-                graph = load_pipeline(file, str(folder), str(record.get("engine") or ""))
-            return _start_graph(graph, from_record(record, path), args)
-    (path,) = control.launch_files(folder)[:1]
+            _check_owner(path)
+            return _start(Graph.from_record(path), from_record(read_json(path), path), args)
+    (path,) = launch_files(folder)[:1]
     if path.parents[1] != folder:
         raise UserError(f"{folder} is not a run folder; name one, such as {path.parents[1]}")
-    _refuse_anothers(path)
+    _check_owner(path)
     record = read_json(path)
     spec = StageSpec.from_json(record.get("spec"))
-    if ENTRIES.get(spec.stage) != spec.entry:
-        raise UserError(
-            f"{path} names {spec.entry!r}, which is not a stage of this launcher; start the stage by its command"
-        )
+    spec.check_entry()
     if os.path.realpath(spec.folder) != os.path.realpath(folder):
         raise UserError(f"{folder} was at {spec.folder} when its stage started; rerun the stage's own command")
     return _start(spec, from_record(record, path), args)
 
 
-def _refuse_anothers(record: Path) -> None:
+def _check_owner(record: Path) -> None:
     """Refuses a record that another user wrote: its set-up lines and modules would run as this one."""
     owner = record.stat().st_uid
     if owner != os.getuid():
@@ -147,40 +136,12 @@ def _refuse_anothers(record: Path) -> None:
         )
 
 
-def _start(spec: StageSpec, options: Options, args: argparse.Namespace) -> int:
+def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
     loggers.wanted()
+    graph = single(what) if isinstance(what, StageSpec) else what
     if args.dry_run:
-        show(spec, options)
-        try:
-            print(f"# {_check(spec, options, download=False)}")
-        except UserError as error:
-            print(f"# it would be refused: {error}")
+        show(graph, options)
         return 0
-    if spec.is_complete():
-        print(f"{spec.folder} is already complete; move it away to run it again")
-        return 0
-    _check(spec, options)
-    return run_stage(spec, options)
-
-
-def _check(spec: StageSpec, options: Options, *, download: bool = True) -> str:
-    """Refuses what the stage would refuse once it has its devices; returns what was checked."""
-    spec.refuse_missing_weights()
-    checks.refuse_missing_engine([spec])
-    checks.refuse_other_run(spec, options)
-    if options.cluster != "slurm":  # a cluster's nodes may have other disks
-        checks.refuse_missing_data(spec, download=download)
-    checks.refuse_indivisible(spec, options)
-    unseen = "; data and weights only where the job runs" if options.cluster == "slurm" else ", data, weights"
-    return f"checked: config, run folder{unseen}"
-
-
-def _start_graph(graph: Graph, options: Options, args: argparse.Namespace) -> int:
-    loggers.wanted()
-    if args.dry_run:
-        preview(graph, options)
-        return 0
-    checks.refuse_missing_engine([node.spec for node in graph.nodes])
     return run(graph, options)
 
 

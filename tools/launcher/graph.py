@@ -1,8 +1,14 @@
-"""Stages that build on one another: complete ones stay, missing ones run, and a failure ends only its own branch."""
+"""Stages that build on one another, or a single one: what is checked, shown, and run here or submitted to SLURM.
+
+Complete stages stay, missing ones run, and a failure ends only its own branch.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -15,15 +21,14 @@ from typing import Any
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim, start_of
-from pretrain.common.run_folder import write_json
+from pretrain.common.run_folder import read_json, write_json
 
-from . import attach, control
-from .checks import refuse_indivisible
-from .local_graph import LocalGraph, short
+from . import checks
+from .launch_file import new_log_folder
 from .options import Options
-from .spec import StageSpec
-from .submit import Refused, new_log_folder, refuse_if_running, snapshot, submit
-from .submit import preview as preview_script
+from .run import Interrupted, LocalRun, short
+from .spec import StageSpec, content_of
+from .submit import Refused, preview, snapshot, submit
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,9 @@ class Graph:
     content of the weights that no parent makes.
 
     Attributes:
-        kind: pipeline or sweep.
-        report: runs after everything else, failed or not.
-        file: the YAML file that describes it, absolute.
+        kind: pipeline or sweep; stage: a single one, whose folder is ``output``.
+        report: runs after everything else, failed or not; None for a single stage.
+        file: the YAML file that describes it, absolute, for the report.
         facts: whatever the report needs beside the stages.
 
     Raises:
@@ -55,7 +60,7 @@ class Graph:
     kind: str
     output: str
     nodes: tuple[Node, ...]
-    report: StageSpec
+    report: StageSpec | None = None
     file: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -66,32 +71,60 @@ class Graph:
             spec, parents = node.spec, [specs[parent] for parent in node.parents]
             if owners.setdefault(spec.folder, node.key) != node.key or node.key in specs:
                 raise UserError(f"{node.key} and {owners[spec.folder]} would share {spec.folder}; rename one of them")
+            if self.kind != "stage":  # which may be one of a pipeline, and then keeps what it builds on
+                spec = replace(spec, root=self.output, parents={key: specs[key].fingerprint() for key in node.parents})
             made = {path for parent in parents for path in (parent.folder, str(Path(parent.folder) / parent.produces))}
-            specs[node.key] = replace(
-                spec,
-                root=self.output,
-                parents={key: specs[key].fingerprint() for key in node.parents},
-                inputs={path: content for path, content in spec.inputs.items() if path not in made},
-            )
+            inputs = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in made}
+            specs[node.key] = replace(spec, inputs=inputs)
         object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))
 
     def remember(self, options: Options, *, running: bool = False) -> None:
-        """`launch/<kind>.json`: the stages, for `report` and `status`; file and options, for `resume`.
+        """`launch/<kind>.json`: the stages, for `report`, `status` and `resume`.
 
         Args:
             running: this process runs the stages one after the other; `cancel` finds it by the record's ``runner``.
         """
+        if self.report is None:  # launch.json says it all
+            return
         stages = [
             {"key": node.key, "stage": node.spec.stage, "folder": node.spec.folder, "parents": list(node.parents),
-             "produces": node.spec.produces, "fingerprint": node.spec.fingerprint()}
+             "produces": node.spec.produces, "fingerprint": node.spec.fingerprint(), "spec": node.spec.to_json()}
             for node in self.nodes
         ]  # fmt: skip
         runner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())}
         write_json(
             Path(self.output) / "launch" / f"{self.kind}.json",
-            {**self.facts, "file": self.file, "options": asdict(options), "stages": stages}
-            | ({"runner": runner} if running else {}),
-        )
+            {**self.facts, "facts": list(self.facts), "file": self.file, "output": self.output, "stages": stages,
+             "report": self.report.to_json(), "options": asdict(options), **({"runner": runner} if running else {})},
+        )  # fmt: skip
+
+    @classmethod
+    def from_record(cls, path: Path) -> Graph:
+        """The graph that `remember` wrote to ``path``, whose folder may have been moved since.
+
+        Raises:
+            UserError: the record is damaged, or names something else than a stage.
+        """
+        record, output = read_json(path), str(path.absolute().parents[1])
+        try:
+            then, now = (json.dumps(folder)[1:-1] for folder in (record["output"], output))
+            moved = re.sub(rf'(?<![\w/.-]){re.escape(then)}(?=[/":\\\s])', lambda _: now, json.dumps(record))
+            record = json.loads(moved)
+            nodes = [
+                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
+                for stage in record["stages"]
+            ]
+            report, facts = StageSpec.from_json(record["report"]), {key: record[key] for key in record["facts"]}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} does not hold a {path.stem} ({error}); run its own command again") from error
+        for spec in (*(node.spec for node in nodes), report):
+            spec.check_entry()
+        return cls(path.stem, output, tuple(nodes), report, str(record.get("file", "")), facts)
+
+
+def single(spec: StageSpec) -> Graph:
+    """A graph of one stage."""
+    return Graph("stage", spec.folder, (Node(spec.stage, spec),))
 
 
 def run(graph: Graph, options: Options) -> int:
@@ -100,53 +133,50 @@ def run(graph: Graph, options: Options) -> int:
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    with claim(graph.output, graph.kind):
-        return submit_all(graph, options) if options.cluster == "slurm" else run_locally(graph, options)
+    with claim(graph.output, graph.kind) if graph.report else contextlib.nullcontext():
+        return _submit_all(graph, options) if options.cluster == "slurm" else _run_here(graph, options)
 
 
-def run_locally(graph: Graph, options: Options) -> int:
-    """Runs what is missing on this machine; returns the exit status.
-
-    SIGTERM or Ctrl-C stops the running stages after a checkpoint, and no other stage is started.
-    """
-    missing, _ = _check(graph, options)
+def _run_here(graph: Graph, options: Options) -> int:
+    missing, _ = checks.check(graph, options)
+    if not missing and graph.report is None:
+        print(f"{graph.output} is already complete; move it away to run it again")
+        return 0
     graph.remember(options, running=True)
     try:
-        with interrupt.handled():
-            status = LocalGraph(graph, options, missing).run()
+        status = LocalRun(graph, options, missing).run()
+        if graph.report:
             graph.report.run()
-            return status
-    except (attach.Interrupted, interrupt.Stopped) as stop:
+        return status
+    except (Interrupted, interrupt.Stopped) as stop:
         print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
         return 130
     finally:
         graph.remember(options)
 
 
-def submit_all(graph: Graph, options: Options) -> int:
+def _submit_all(graph: Graph, options: Options) -> int:
     """Submits what is missing to SLURM as dependent jobs with one copy of the code; active jobs are left alone.
 
     Everything is checked before the first job is submitted; if sbatch refuses one, those before it are cancelled.
     """
-    missing, jobs = _check(graph, options)
+    missing, jobs = checks.check(graph, options)
+    earlier_report = [jobs.pop("report")] if "report" in jobs else []  # the new one waits for it
     for node in graph.nodes:
         if node.key in jobs:
             print(f"{node.key}: job {jobs[node.key]} is already queued or running")
         elif node.key not in missing:
             print(f"{node.key}: already complete")
     graph.remember(options)
-    earlier_report = _active_job(graph.report)  # the new one waits for it: both write the same file
     if not missing and not jobs:
-        graph.report.run()
+        if graph.report:
+            graph.report.run()
         return 0
     submitted: list[Any] = []
-    code = snapshot(new_log_folder(graph.output))
+    code = snapshot(new_log_folder(graph.output)) if graph.report else None  # a single job's lies beside its logs
     try:
         for batch in _batches(graph, missing, jobs):
-            for node in batch:
-                node.spec.mark("begun")
-            parents = [jobs[parent] for node in batch for parent in node.parents if parent in jobs]
-            dependency = _dependency("afterok", parents)
+            dependency = _dependency("afterok", [jobs[key] for node in batch for key in node.parents if key in jobs])
             new = submit([node.spec for node in batch], options, dependency=dependency, code=code)
             submitted += new
             jobs |= {node.key: job.job_id for node, job in zip(batch, new, strict=True)}
@@ -155,80 +185,46 @@ def submit_all(graph: Graph, options: Options) -> int:
             else:
                 array, most = new[0].job_id.split("_")[0], options.array_parallelism
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
-        dependency = _dependency("afterany", [*jobs.values(), *([earlier_report] if earlier_report else [])])
-        (job,) = submit([graph.report], options, dependency=dependency, code=code, after_active=True)
+        if graph.report:
+            dependency = _dependency("afterany", [*jobs.values(), *earlier_report])
+            (job,) = submit([graph.report], options, dependency=dependency, code=code)
+            print(f"report: job {job.job_id} {dependency}")
     except BaseException as error:
         for job in submitted:
             job.cancel(check=False)
-        print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
-        if not submitted and isinstance(error, Refused):
+        if submitted:
+            print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
+        elif code and isinstance(error, Refused):
             shutil.rmtree(code.parent)
         raise
-    print(f"report: job {job.job_id} {dependency}\nto see the status: python tools/launch.py status {graph.output}")
+    print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
     return 0
 
 
-def preview(graph: Graph, options: Options) -> None:
-    """The graph, and for what is missing the scripts or commands, and times."""
-    missing = []
+def show(graph: Graph, options: Options) -> None:
+    """Prints the graph, and for what is missing the scripts or commands that would be submitted or run."""
+    missing: dict[str, Node] = {}
+    refused = 0
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
-        state, refused = "complete", ""
+        state, reason = "complete", ""
         if not node.spec.is_complete():
+            missing[node.key], state = node, "missing"
             try:
-                state = "missing"
-                _refuse(node.spec, options)
+                checks.check_stage(node, options, download=False)
             except UserError as error:
-                state, refused = "refused", f"\n         {error}"
-            missing.append(node)
-        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{refused}")
-    print(f"missing  report  after everything  -> {short(graph.report.produces)}\n")
+                state, reason, refused = "refused", f"\n         {error}", refused + 1
+        print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
+    if graph.report:
+        print(f"missing  report  after everything  -> {short(graph.report.produces)}")
     code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
-    keys = {node.key for node in missing}
-    for node in missing:
-        dependency = _dependency("afterok", [f"<job of {parent}>" for parent in node.parents if parent in keys])
-        script = preview_script(node.spec, options, dependency, code)
-        print(f"# {node.key}\n{script}\n")
-    limit = f"{options.minutes} minutes per job" if options.minutes else "no time limit"
-    print(f"# {len(missing)} of {len(graph.nodes)} stages to run; {limit}")
-
-
-def _check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, str]]:
-    """The stages to start, and the SLURM jobs of those already pending or running, by key.
-
-    Raises:
-        UserError: some stages are refused; if there are several, each is printed with its reason.
-    """
-    missing: dict[str, Node] = {}
-    jobs: dict[str, str] = {}
-    refused: list[str] = []
-    for node in graph.nodes:
-        try:
-            if node.spec.is_complete():
-                continue
-            _refuse(node.spec, options)
-            job = _active_job(node.spec) if options.cluster == "slurm" else ""
-            if job:
-                jobs[node.key] = job
-            else:
-                refuse_if_running(Path(node.spec.folder))
-                missing[node.key] = node
-        except UserError as error:
-            refused.append(f"{node.key}: {error}")
-    if not refused and not _active_job(graph.report):
-        refuse_if_running(Path(graph.report.folder))
-    if len(refused) > 1:
-        print("\n".join(refused), file=sys.stderr)
-        raise UserError(f"{len(refused)} of {len(graph.nodes)} stages are refused (see above); nothing was started")
-    if refused:
-        raise UserError(f"{refused[0]}; nothing was started")
-    return missing, jobs
-
-
-def _refuse(spec: StageSpec, options: Options) -> None:
-    spec.refuse_missing_weights()
-    spec.refuse_other_work()
-    refuse_indivisible(spec, options, count=False)  # an earlier stage may make the data
+    for batch in _batches(graph, missing, {}):
+        parents = [f"<job of {key}>" for node in batch for key in node.parents if key in missing]
+        script = preview([node.spec for node in batch], options, _dependency("afterok", parents), code)
+        print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
+    unseen = f"; data only where the job runs, for at most {options.minutes} minutes" * (options.cluster == "slurm")
+    print(f"\n# {len(missing)} of {len(graph.nodes)} stages to run, {refused} refused")
+    print(f"# checked: config, run folder, weights{unseen}")
 
 
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:
@@ -242,16 +238,6 @@ def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> It
             yield [node for node in ready if node.spec.stage == stage]
     for node in rest:
         yield [node]
-
-
-def _active_job(spec: StageSpec) -> str:
-    """The id of the SLURM job that waits or runs in the stage's folder, or an empty string."""
-    file = Path(spec.folder) / "launch" / "launch.json"
-    if not file.exists():
-        return ""
-    job = control.read_launch(file)["jobs"][-1]
-    is_active = job["cluster"] == "slurm" and control.job_state(job) in ("PENDING", "RUNNING")
-    return str(job["id"]) if is_active else ""
 
 
 def _dependency(kind: str, job_ids: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The one job class: the environment of a rank, requests to stop, and the requeue.
+"""What runs in every process of a job: the rank's environment, requests to stop, and on SLURM the requeue.
 
 A signal handler does no work itself. A signal becomes a request (`pretrain.common.interrupt`); the stage finishes the
 current step, writes its checkpoint on rank 0, and raises `Stopped` on every rank. Only then, outside any signal handler
@@ -15,72 +15,103 @@ import threading
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import submitit
-
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run_folder import usable_cores
+from pretrain.common.run_folder import read_json, usable_cores
 
 from . import slurm
-from .controller import ATTEMPT
 from .ranks import RankRecord, warn
 from .spec import StageSpec
 
-LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `attach` knows which it was
+LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `run` knows which it was
+STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
 _WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to get a signal
 _REQUEUE_FOR_S, _REQUEUE_PERIOD_S = 600.0, 5.0  # SLURM ends the job before, unless it was asked to stop early
 _WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
 
 
+def run_stage(spec: StageSpec) -> None:
+    """Runs a stage in this process; rank 0 marks it complete."""
+    # Raised by libraries on import, in every job and many times; this project cannot avoid it.
+    warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    spec.run()
+    if os.environ.get("RANK", "0") == "0":
+        spec.mark_complete()
+
+
+def run_local_rank(logs: Path) -> None:
+    """What `local.LocalJob` starts: a rank of the stage in ``logs``/spec.json, whose environment it has set."""
+    spec = StageSpec.from_json(read_json(logs / "spec.json"))
+    record = RankRecord(spec.folder, logs.name, 0, int(os.environ["RANK"]))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP))
+
+    def stop(reason: str) -> NoReturn:
+        record.end("stopped", reason)
+        sys.exit(STOPPED)
+
+    _run_recorded(spec, record, stop)
+
+
+def _run_recorded(
+    spec: StageSpec, record: RankRecord, stop: Callable[[str], NoReturn], end: Callable[[], None] = lambda: None
+) -> None:
+    """Runs a stage and records how it ends.
+
+    Args:
+        stop: called after a requested stop.
+        end: called first after any other end.
+    """
+    try:
+        run_stage(spec)
+    except interrupt.Stopped as stopped:
+        stop(str(stopped))
+    except BaseException as error:
+        end()
+        record.fail(error)
+        if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
+            sys.exit(2)
+        raise
+    end()
+    record.end("done")
+
+
 @dataclass
-class StageJob:
+class SlurmJob:
     """What submitit calls in every process of a job.
 
     Attributes:
         spec: the stage.
-        patience_s: on SLURM, seconds from the signal to a requeue even if the stage has not stopped by then.
+        patience_s: seconds from the signal to a requeue even if the stage has not stopped by then.
     """
 
     spec: StageSpec
     patience_s: float = 100.0
 
-    def __call__(self) -> Any:
-        env = submitit.JobEnvironment()
-        attempt = attempt_of(env)
-        set_rank_environment(env, attempt)
-        submission = Path(os.environ["SUBMITIT_FOLDER"]).name
-        record = RankRecord(self.spec.folder, submission, env.job_id, attempt, env.global_rank, env.num_tasks)
+    def __call__(self) -> None:
+        import submitit
+
+        env, attempt = submitit.JobEnvironment(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
+        local_size = env.num_tasks // env.num_nodes
+        sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
+        os.environ.update(rank_environment(*sizes, address, f"{env.job_id}.{attempt}"))
+        if local_size > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+        record = RankRecord(self.spec.folder, Path(os.environ["SUBMITIT_FOLDER"]).name, attempt, env.global_rank)
         handler = PreemptionHandler(env, record, self.patience_s)
-        try:
-            result = self.run()
-        except interrupt.Stopped as stop:
-            handler.requeue_or_exit(str(stop))
-        except BaseException as error:
-            handler.cancel_timer()
-            record.fail(error)
-            if isinstance(error, UserError):  # the launcher shows its one line; a traceback would bury it
-                sys.exit(2)
-            raise
-        handler.cancel_timer()
-        record.end("done")
-        return result if env.global_rank == 0 else None
+        _run_recorded(self.spec, record, handler.requeue_or_exit, handler.cancel_timer)
 
-    def run(self) -> Any:
-        """Runs the stage in this process; rank 0 marks it complete."""
-        # Raised by libraries on import, in every job and many times; this project cannot avoid it.
-        warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
-        result = self.spec.run()
-        if os.environ.get("RANK", "0") == "0":
-            self.spec.mark("complete")
-        return result
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+    def checkpoint(self) -> Any:
         """What runs after a requeue: the same job; the stage finds its position in the run folder."""
-        return submitit.helpers.DelayedSubmission(self)
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
 
 
 class PreemptionHandler:
@@ -110,10 +141,9 @@ class PreemptionHandler:
             time.sleep(0.1)
         if self.signals and self._signal.name not in self.signals and _has_ended(self._env):
             self._record.end("stopped", reason)
-            sys.exit(128 + signal.SIGTERM)
+            sys.exit(STOPPED)
         self.requeue(reason)
-        if self._env.cluster == "slurm":  # to exit now would end the step, and with it rank 0 before its requeue
-            time.sleep(_WAIT_FOR_END_S)
+        time.sleep(_WAIT_FOR_END_S)  # to exit now would end the step, and with it rank 0 before its requeue
         sys.exit(0)
 
     def cancel_timer(self) -> None:
@@ -158,35 +188,30 @@ class PreemptionHandler:
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name
         self.signals.add(name)
-        interrupt.request_stop(LOCAL_STOP if name == "SIGTERM" and self._env.cluster == "local" else name)
-        is_decider = self._env.cluster == "slurm" and self._env.global_rank == 0
-        if number == self._signal and is_decider and self._timer is None:
+        interrupt.request_stop(name)
+        if number == self._signal and self._env.global_rank == 0 and self._timer is None:
             # A long evaluation may not notice the request; a requeue from the newest checkpoint beats a time-out.
             self._timer = threading.Timer(self._patience_s, self.requeue, ["not stopped in time: from the checkpoint"])
             self._timer.daemon = True
             self._timer.start()
 
 
-def attempt_of(env: Any) -> int:
-    """How often this job was started before: the count of SLURM or of the local controller, the same on every rank."""
-    return int(os.environ.get("SLURM_RESTART_COUNT" if env.cluster == "slurm" else ATTEMPT, "0"))
+def rank_environment(
+    rank: int, world_size: int, local_rank: int, local_world_size: int, address: str, attempt: str
+) -> dict[str, str]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun names them.
 
-
-def set_rank_environment(env: Any, attempt: int) -> None:
-    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun names them."""
-    local_world_size = env.num_tasks // env.num_nodes
+    Args:
+        attempt: names this start of the job, the same on every rank.
+    """
     values = {
-        "RANK": env.global_rank, "WORLD_SIZE": env.num_tasks, "LOCAL_RANK": env.local_rank,
-        "LOCAL_WORLD_SIZE": local_world_size,
-        "MASTER_ADDR": "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0],
+        "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_world_size,
+        "MASTER_ADDR": address,
         # Known to every rank, below the ports that systems assign by themselves, and another one after a requeue: the
         # first may still be in use.
-        "MASTER_PORT": 20000 + zlib.crc32(f"{env.job_id}.{attempt}".encode()) % 12000,
+        "MASTER_PORT": 20000 + zlib.crc32(attempt.encode()) % 12000,
     }  # fmt: skip
-    os.environ.update({name: str(value) for name, value in values.items()})
-    if "OMP_NUM_THREADS" not in os.environ and local_world_size > 1:
-        cores = usable_cores()
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // local_world_size if env.cluster == "local" else cores))
+    return {name: str(value) for name, value in values.items()}
 
 
 def _has_ended(env: Any) -> bool:
@@ -194,4 +219,8 @@ def _has_ended(env: Any) -> bool:
 
     Only rank 0 decides: another rank that exits first would end the step, and rank 0 with it.
     """
-    return env.cluster != "slurm" or (env.global_rank == 0 and slurm.has_ended(env.job_id))
+    return env.global_rank == 0 and slurm.has_ended(env.job_id)
+
+
+if __name__ == "__main__":
+    run_local_rank(Path(sys.argv[1]))

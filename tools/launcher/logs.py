@@ -12,7 +12,9 @@ from typing import Any
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 
-from .control import is_finished, job_state, launch_files, read_launch
+from . import local
+from .jobs import is_finished, job_states
+from .launch_file import launch_files, read_launch
 from .ranks import attempts
 
 
@@ -40,17 +42,17 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     paths = log_paths(job, rank)
     if not follow and not any(path.exists() for path in paths):
         raise UserError(
-            f"job {job['id']} has written nothing yet ({job_state(job).lower()}); add --follow to wait for it"
+            f"job {job['id']} has written nothing yet ({job_states([job])[0].lower()}); add --follow to wait for it"
         )
     tail = Tail(paths)
     while True:
-        state = job_state(job)
+        state = job_states([job])[0].split()[0]
         tail.copy()
         is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
         if is_over or not follow or (state == "UNKNOWN" and is_finished(files[0].parents[1], job)):
             _print_mistake(files[0].parents[1], job)
             return
-        time.sleep(2 if job["cluster"] == "slurm" else 0.3)
+        time.sleep(30 if job["cluster"] == "slurm" else 0.3)
 
 
 def _print_file(path: Path, follow: bool) -> None:
@@ -68,13 +70,15 @@ def _print_mistake(folder: Path, job: dict[str, Any]) -> None:
 
     It is the one that ended the job's newest attempt.
     """
-    failure = next(iter(attempts(folder, job["id"])[-1:]), {}).get("failure", {})
+    failure = next(iter(attempts(folder, job)[-1:]), {}).get("failure", {})
     if failure.get("user_error"):
         print(printable(f"error: {failure['error']}"), file=sys.stderr)
 
 
 def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
     """Standard output and standard error of a rank."""
+    if job["cluster"] != "slurm":
+        return local.log_paths(Path(job["logs"]), rank)
     return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
 
 

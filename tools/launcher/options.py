@@ -21,7 +21,10 @@ from pretrain.common.run_folder import usable_cores
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm", "debug")
-_SLURM_ONLY = ("nodes", "partition", "account", "qos", "constraint", "exclude", "mem", "comment", "setup", "sbatch")
+_SLURM_ONLY = (
+    *("nodes", "partition", "account", "qos", "constraint", "exclude", "mem", "comment", "time", "signal_delay"),
+    *("max_timeouts", "setup", "sbatch"),
+)
 STAGES = (*("data", "pretrain", "linear", "knn", "embedding", "distributions", "convert", "transfer", "report"),)
 
 
@@ -71,7 +74,7 @@ class Options:
     mem: str = _option("", sbatch=True)
     comment: str = _option("", sbatch=True)
     time: str = _option(
-        "", "limit per job, in minutes or as H:MM:SS or D-HH:MM:SS (SLURM: 240 minutes); a longer run is requeued"
+        "", "limit per job, in minutes or as H:MM:SS or D-HH:MM:SS (240 minutes); a longer run is requeued"
     )
     signal_delay: int = _number(120, 1, "seconds before the time limit at which a checkpoint is requested (120)")
     max_timeouts: int = _number(100, 0, "how often a run may be requeued at its time limit (100)")
@@ -94,7 +97,10 @@ class Options:
 
     @property
     def gpus_per_node(self) -> int:
-        return self.gpus if self.gpus is not None else (1 if self.cluster == "slurm" else len(visible_gpus()))
+        if self.gpus is not None or self.cluster == "slurm":
+            return 1 if self.gpus is None else self.gpus
+        visible = len(visible_gpus())  # shared by stages that run at the same time
+        return max(min(visible, 1), visible // (self.parallel or 1))
 
     @property
     def tasks_per_node(self) -> int:
@@ -102,8 +108,8 @@ class Options:
 
     @property
     def minutes(self) -> int:
-        """The time limit; 0: none."""
-        return parse_minutes(self.time) if self.time else (240 if self.cluster == "slurm" else 0)
+        """The time limit."""
+        return parse_minutes(self.time) if self.time else 240
 
     @property
     def array_parallelism(self) -> int:

@@ -50,7 +50,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
 
     Args:
         output: instead of the file's OUTPUT_DIR.
-        engine: instead of the file's ENGINE; kept for `resume`.
+        engine: instead of the file's ENGINE.
 
     Raises:
         UserError: unknown key, missing file, a value of the wrong kind, a branch without weights.
@@ -70,7 +70,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
     if baseline and not seeds:
         raise UserError(f"BASELINE in {path} needs SEEDS: branches are compared with it seed by seed")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
-    facts: dict[str, Any] = {"engine": engine} | ({"branches": branches, "baseline": baseline} if seeds else {})
+    facts = {"branches": branches, "baseline": baseline} if seeds else {}
     return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)
 
 

@@ -15,7 +15,9 @@ import yaml
 from pretrain.common.errors import UserError, nearest
 
 from . import slurm
-from .options import CLUSTERS, STAGES, Options, add_arguments, flag, parse_minutes, visible_gpus
+from .options import CLUSTERS, STAGES, Options, flag, parse_minutes, visible_gpus
+
+_NUMBERS = tuple(one.name for one in fields(Options) if "least" in one.metadata)
 
 # Options that the launcher itself gives to sbatch; for some of them it has options of its own.
 _SET_BY_LAUNCHER = (
@@ -51,9 +53,12 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
     options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
     if options.cluster != "slurm":
-        for name in ("setup", "sbatch"):
+        for name in ("setup", "sbatch", "time"):
             if given.get(name):
-                raise UserError(f"--{name} is for SLURM jobs; a job on this machine has the environment of this shell")
+                raise UserError(
+                    f"--{name} is for SLURM jobs; on this machine set the shell up first, and limit the time by "
+                    "timeout(1), whose SIGTERM stops the stage after a checkpoint"
+                )
     for one in (options, *(options.of_stage(stage) for stage in options.stages)):
         _check(one)
     return options
@@ -98,31 +103,29 @@ def _read_site(path: Path) -> dict[str, Any]:
 
 
 def _parsed(loaded: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
-    """Options from 'key: value' lines, read by the parser of the command line."""
+    """Options from 'key: value' lines, whose values are text."""
     if not isinstance(loaded, dict):
         raise UserError(f"{where} must hold 'key: value' lines; known keys: {', '.join(known)}")
-    words: list[str] = []
+    values: dict[str, Any] = {}
     for word, value in loaded.items():
-        key = str(word).replace("-", "_")
+        key, kind = str(word).replace("-", "_"), "one value"
         if key not in known:
             raise UserError(f"unknown key {word} in {where}{nearest(key, known)}")
-        texts: Any = [value]
         if key == "setup":
-            texts = value.splitlines() if isinstance(value, str) else value
+            kind, value = "shell lines, each in quotes", value.splitlines() if isinstance(value, str) else value
+            is_right = isinstance(value, list) and all(isinstance(line, str) for line in value)
         elif key == "sbatch":
-            texts = [f"{k}={v}" if isinstance(v, str) else v for k, v in value.items()] if type(value) is dict else None
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            kind = {"setup": "shell lines, each in quotes", "sbatch": "'option: value' lines"}.get(key, "one value")
+            kind = "'option: value' lines"
+            is_right = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+        else:
+            is_right = isinstance(value, str)
+            if is_right and key in _NUMBERS:
+                kind, is_right = "a whole number", re.fullmatch(r"-?\d+", value) is not None
+                value = int(value) if is_right else value
+        if not is_right:
             raise UserError(f"{word} in {where} is {value!r}; it must be {kind}")
-        words += [f"{flag(key)}={text}" for text in texts]
-    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    add_arguments(parser)
-    try:
-        found = vars(parser.parse_args(words))
-    except argparse.ArgumentError as error:
-        raise UserError(f"{where}: {error}") from error
-    kinds = {"setup": tuple, "sbatch": dict}
-    return {key: kinds.get(key, lambda one: one)(found[key]) for key in known if found[key] is not None}
+        values[key] = value
+    return values
 
 
 def _check(options: Options) -> None:
@@ -147,7 +150,7 @@ def _check(options: Options) -> None:
             raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
     if options.cluster != "slurm" and options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
-    if options.minutes and options.signal_delay >= options.minutes * 60:
+    if options.signal_delay >= options.minutes * 60:
         raise UserError(
             f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
             "the job would be asked to stop as soon as it starts"

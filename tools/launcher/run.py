@@ -1,21 +1,37 @@
-"""Shows one stage, runs it on this machine with its output on the terminal, or submits it to SLURM."""
+"""Runs the stages of a graph on this machine, with their output on the terminal.
+
+Each stage starts after the ones that it builds on, several at the same time if asked to, each with its own GPUs. A
+failure ends its own branch only. The first Ctrl-C stops the running stages after a checkpoint, the second immediately.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shlex
+import shutil
+import signal
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pretrain.common import interrupt
+from pretrain.common.errors import UserError
 
-from . import attach, control
-from .job import StageJob
-from .options import Options
-from .spec import StageSpec
-from .submit import preview, submit
+from .job import LOCAL_STOP, run_stage
+from .jobs import silent_end
+from .launch_file import ended_by, note_end
+from .local import LocalJob, log_paths
+from .logs import Tail
+from .options import Options, visible_gpus
+from .ranks import attempts
+from .status import progress
+
+if TYPE_CHECKING:
+    from .graph import Graph, Node
 
 # What a stage is usually followed by.
 _NEXT = {
@@ -25,76 +41,226 @@ _NEXT = {
 }
 
 
-class StageFailed(Exception):
-    """A stage ended with an error; the text is the first failing rank's, ``status`` the command line's exit status."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text)
-        self.status = status
+class Interrupted(Exception):
+    """The user ended the stages that ran; the text says how each ended."""
 
 
-def run_stage(spec: StageSpec, options: Options) -> int:
-    """Runs a stage as a command line does; returns the exit status."""
-    is_here = options.cluster != "slurm"
-    try:
-        with interrupt.handled() if is_here else contextlib.nullcontext():
-            execute(spec, options)
-    except StageFailed as failure:
-        print(str(failure), file=sys.stderr)
-        return failure.status
-    except attach.Interrupted as stop:
-        print(f"{stop}\nrun the same command again to continue", file=sys.stderr)
-        return 130
-    if is_here and spec.stage in _NEXT:
-        folder = os.path.relpath(spec.folder)
-        print(_NEXT[spec.stage].format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
-    return 0
+@dataclass
+class _Running:
+    """A stage that was started, its output that is still to be shown, and the GPUs it has."""
+
+    node: Node
+    job: LocalJob
+    output: Tail
+    started: float
+    gpus: list[str]
 
 
-def execute(spec: StageSpec, options: Options) -> None:
-    """Starts a stage; on this machine waits for its end.
+class LocalRun:
+    """Runs the stages ``missing`` of a graph, at most `Options.parallel` at once."""
 
-    Raises:
-        StageFailed: it ended with an error. attach.Interrupted: the user ended it.
-    """
-    options = options.fitting(spec)
-    folder = Path(spec.folder)
-    if options.cluster == "debug":
-        StageJob(spec).run()
-        return
-    (job,) = submit([spec], options)
-    if options.cluster == "slurm":
-        print(f"{spec.stage}: SLURM job {job.job_id}, run folder {folder}")
-        print(f"to follow it: python tools/launch.py logs --follow {shlex.quote(str(folder))}")
-        return
-    with attach.Terminal() as terminal:
-        terminal.add(spec.folder, folder, job)
-        _, last = terminal.wait()
-    if "interrupted" in last:
-        raise attach.Interrupted(last["interrupted"])
-    raise_if_not_done(spec, last)
+    def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
+        self._graph, self._options, self._missing = graph, options, missing
+        self._is_alone = graph.report is None
+        self._waiting = {node.key: node for node in graph.nodes}
+        self._running: dict[str, _Running] = {}
+        self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
+        self._free_gpus = visible_gpus() if options.cluster == "local" else []
+        self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
+        self._interruptions: list[str] = []
+        self._line = _StatusLine()
+        self._status = 0
+
+    def run(self) -> int:
+        """Returns the exit status.
+
+        Raises:
+            Interrupted: by a signal or `cancel`; every running stage has ended, and no other one was started.
+        """
+        if self._options.cluster == "debug":
+            return self._run_in_this_process()
+        with self._handling_signals():
+            while True:
+                for node in [] if self._signals or self._interruptions else self._ready():
+                    if not self._signals:
+                        self._start(node)
+                if not self._running:
+                    if self._signals or self._interruptions or not self._waiting:
+                        break
+                    continue
+                self._finish(self._wait())
+        if self._signals and self._waiting and not self._interruptions:
+            self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
+        if self._interruptions:
+            raise Interrupted("\n".join(self._interruptions))
+        return self._status
+
+    def _run_in_this_process(self) -> int:
+        with interrupt.handled():
+            while ready := self._ready():
+                node, started = ready[0], time.monotonic()
+                if reason := interrupt.stop_requested():
+                    raise Interrupted(f"{self._head(node.key)} was not started: {reason}")
+                self._announce(node)
+                try:
+                    run_stage(node.spec)
+                except UserError as error:
+                    if self._is_alone:
+                        raise
+                    self._fail(node, f"error: {error}", 2)
+                else:
+                    self._end_well(node, started)
+        return self._status
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        earlier = {number: signal.signal(number, self._forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def _forward(self, number: int, _frame: Any) -> None:
+        self._signals.append("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        if len(self._signals) == 1:
+            text = "Stopping after the current step and its checkpoint; press Ctrl-C again to stop immediately."
+            print(f"\n{text}", file=sys.stderr, flush=True)
+        for running in self._running.values():
+            running.job.ask_to_stop() if len(self._signals) == 1 else running.job.kill()
+
+    def _ready(self) -> list[Node]:
+        """The stages that can start now; those that are complete or end with a failed one are taken off the list."""
+        ready: list[Node] = []
+        free, places = len(self._free_gpus), self._options.parallel or 1
+        for node in list(self._waiting.values()):
+            if len(self._running) + len(ready) >= places:
+                break
+            if cause := next((self._failed[parent] for parent in node.parents if parent in self._failed), ""):
+                print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
+                self._failed[node.key] = cause
+                self._waiting.pop(node.key)
+            elif node.key not in self._missing:
+                print(f"{self._head(node.key)}: already complete", flush=True)
+                self._waiting.pop(node.key)
+            elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
+                needed = self._gpus(node)
+                if needed > free and (ready or self._running):
+                    free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
+                    continue
+                free = max(0, free - needed)
+                ready.append(node)
+        return ready
+
+    def _start(self, node: Node) -> None:
+        self._announce(node)
+        count = self._gpus(node)
+        gpus, self._free_gpus = self._free_gpus[:count], self._free_gpus[count:]
+        is_shared = self._options.gpus is not None or (self._options.parallel or 1) > 1
+        started = time.monotonic()
+        try:
+            job = LocalJob(node.spec, self._options.fitting(node.spec), gpus if is_shared else None)
+        except UserError as error:
+            if self._is_alone:
+                raise
+            self._free_gpus = gpus + self._free_gpus
+            self._fail(node, f"error: {error}", 2)
+            return
+        prefix = f"{node.key}: " if (self._options.parallel or 1) > 1 else ""
+        self._running[node.key] = _Running(node, job, Tail(log_paths(job.logs, 0), prefix), started, gpus)
+        if self._signals:  # while it was being started
+            job.ask_to_stop() if len(self._signals) == 1 else job.kill()
+
+    def _wait(self) -> _Running:
+        """Waits until one of the jobs has ended, and shows the output of all."""
+        while True:
+            ended = next((key for key, running in self._running.items() if running.job.has_ended()), None)
+            self._line.clear()
+            for running in self._running.values():
+                running.output.copy()
+            if ended is not None:
+                return self._running.pop(ended)
+            self._line.show([progress(running.job.folder) for running in self._running.values()])
+            time.sleep(0.2)
+
+    def _finish(self, running: _Running) -> None:
+        self._free_gpus = running.gpus + self._free_gpus
+        node, job, folder = running.node, running.job, running.node.spec.folder
+        last: dict[str, Any] = next(iter(attempts(folder, {"logs": job.logs})[-1:]), {"state": "running"})
+        by = ended_by(job.folder, job.logs)
+        if self._signals and not by:
+            by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
+            note_end(job.folder, job.logs, by)
+        if by:
+            self._interruptions.append(_interruption(folder, last, by))
+        elif last["state"] == "done":
+            self._end_well(node, running.started)
+        elif failure := last.get("failure"):
+            if failure["user_error"]:
+                self._fail(node, f"error: {failure['error']}", 2)
+            else:
+                text = (failure["traceback"] or failure["error"]).rstrip()
+                place = f"{node.spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
+                self._fail(node, f"{text}\n{place}", 1)
+        else:
+            state, reason = last["state"].replace("running", "failed"), last.get("reason") or silent_end(Path(folder))
+            self._fail(
+                node, f"{node.spec.stage} in {folder} {state}: {reason}; run the same command again to resume", 1
+            )
+
+    def _announce(self, node: Node) -> None:
+        self._waiting.pop(node.key)
+        if not self._is_alone:
+            print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
+
+    def _end_well(self, node: Node, started: float) -> None:
+        if not self._is_alone:
+            print(f"{self._head(node.key)}: {time.monotonic() - started:.0f} s", flush=True)
+        elif text := _NEXT.get(node.spec.stage):
+            folder = os.path.relpath(node.spec.folder)
+            print(text.format(folder=shlex.quote(folder), name=shlex.quote(Path(folder).name)))
+
+    def _fail(self, node: Node, text: str, status: int) -> None:
+        self._failed[node.key] = node.key
+        self._status = self._status or status
+        after = "" if self._is_alone else f"\n{self._head(node.key)}: failed; the other branches continue"
+        print(f"{text}{after}", file=sys.stderr, flush=True)
+
+    def _head(self, key: str) -> str:
+        place = next(i for i, node in enumerate(self._graph.nodes, 1) if node.key == key)
+        return f"[{place}/{len(self._graph.nodes)}] {key}"
+
+    def _gpus(self, node: Node) -> int:
+        return self._options.fitting(node.spec).gpus_per_node
 
 
-def raise_if_not_done(spec: StageSpec, last: dict[str, Any]) -> None:
-    """Raises StageFailed if rank 0's ``last`` record (see `attach.Terminal.wait`) is not that of a complete stage."""
-    folder = spec.folder
-    if last["state"] == "done":
-        return
-    failure = last.get("failure", {})
-    if not failure:
-        reason = last.get("reason") or control.silent_end(Path(folder))
-        raise StageFailed(
-            f"{spec.stage} in {folder} {last['state']}: {reason}; run the same command again to resume", 1
-        )
-    if failure["user_error"]:
-        raise StageFailed(f"error: {failure['error']}", 2)
-    text = failure["traceback"] or failure["error"]
-    raise StageFailed(
-        f"{text.rstrip()}\n{spec.stage} in {folder} failed on rank {failure['rank']} ({failure['host']})", 1
-    )
+def _interruption(folder: str, last: dict[str, Any], by: str) -> str:
+    if last["state"] == "done":  # no step was left to stop after
+        return f"the stage in {folder} completed before it could be stopped"
+    if last["state"] == "running":
+        return f"the stage in {folder} was stopped immediately by {by}, without a checkpoint"
+    failure = last.get("failure", {}).get("error", "")
+    return last.get("reason", "").replace(LOCAL_STOP, by) or f"{by}: the stage in {folder} has ended; {failure}"
 
 
-def show(spec: StageSpec, options: Options) -> None:
-    """What would be submitted: the script or command."""
-    print(f"# {spec.stage} -> {spec.folder}")
-    print(preview(spec, options.fitting(spec)))
+class _StatusLine:
+    """The newest metrics on the last line of the terminal; nothing where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown, self._is_terminal = "", sys.stderr.isatty()
+
+    def show(self, parts: list[str]) -> None:
+        if self._is_terminal:
+            self._shown = " | ".join(filter(None, parts))[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{self._shown}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r" + " " * len(self._shown) + "\r", end="", file=sys.stderr, flush=True)
+            self._shown = ""
+
+
+def short(path: str) -> str:
+    """A path relative to the working folder, where that is above it."""
+    return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ ENTRIES = {
     "transfer": "tools.launcher.stages:fine_tune",
     "data": "tools.make_data:main",
 }
-_KINDS = {"str": str, "bool": bool, "tuple[Any, ...]": list, "dict[str, str]": dict}  # of the attributes, in JSON
+_REPORTS = ("tools.report:main", "tools.reporting.sweeps:draw")
+_READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
+# Prefixes of keys with which a stage may go on; "": its own check compares the config.
+_MAY_CHANGE = {
+    "pretrain": ("",),
+    "linear": ("",),
+    "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST."),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,8 @@ class StageSpec:
         produces: a file that the stage leaves when it is complete, relative to ``folder``.
         one_process: runs in a single process, whatever the options are.
         gpu: uses GPUs; False: gets none.
-        inputs: weights that are read, by path, and their content as `content_of` names it.
+        inputs: weights that are read, by path, and their content as `content_of` names it; empty until a graph has
+            looked at those that no stage before this one makes.
         parents: fingerprints of the stages this one builds on, by name.
         root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
 
@@ -106,23 +115,24 @@ class StageSpec:
         """Identity of `work`."""
         return hashlib.sha256(json.dumps(self.work, sort_keys=True).encode()).hexdigest()[:16]
 
-    def changes(self, record: dict[str, Any]) -> str:
-        """How this work differs from a recorded one: ``"SOLVER.BASE_LR 0.03 -> 0.05"``; empty: it does not."""
-        if record.get("fingerprint") == self.fingerprint():
-            return ""
-        then, now = record.get("work"), self.work
-        if not isinstance(then, dict) or not all(isinstance(then.get(key), type(now[key])) for key in now):
-            return "it was begun by another version of the launcher"
-        defaults = _defaults(self.stage)
-        found = []
+    def changes(self, then: dict[str, Any]) -> str:
+        """How this work differs from an earlier one that it may go on with: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
+
+        Keys that a resumed stage may change, and those of stages that compare their own config, are not named.
+        """
+        now, changes, defaults = self.work, [], _defaults(self.stage)
         for key in sorted({*then["config"], *now["config"]}):
             values = [work["config"].get(key, defaults.get(key)) for work in (then, now)]
-            found += [f"{key} {values[0]!r} -> {values[1]!r}"] if values[0] != values[1] else []
-        if then["arguments"] != now["arguments"]:
-            found.append(f"arguments {then['arguments']} -> {now['arguments']}")
+            if values[0] != values[1] and not key.startswith(_MAY_CHANGE.get(self.stage, ())):
+                changes.append(f"{key} {values[0]!r} -> {values[1]!r}")
+        arguments = [then["arguments"], now["arguments"]]
+        if self.stage == "transfer":  # which may get --visualize, but not another engine
+            arguments = [words[:3] for _, words in arguments]
+        if arguments[0] != arguments[1]:
+            changes.append(f"arguments {arguments[0]} -> {arguments[1]}")
         parents = sorted({*then["parents"], *now["parents"]})
-        found += [f"{key} has changed" for key in parents if then["parents"].get(key) != now["parents"].get(key)]
-        return "; ".join(found)
+        changes += [f"{key} has changed" for key in parents if then["parents"].get(key) != now["parents"].get(key)]
+        return "; ".join(changes)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,56 +144,54 @@ class StageSpec:
         Raises:
             UserError: the record lacks something, or holds something else.
         """
-        kinds = {one.name: _KINDS[str(one.type)] for one in fields(cls)}
-        if not isinstance(data, dict) or not {"stage", "folder", "entry"} <= data.keys() <= kinds.keys():
-            raise UserError("the stage's record is damaged or from a different version; rerun the stage's own command")
-        for key, value in data.items():
-            if not isinstance(value, (kinds[key], tuple) if kinds[key] is list else kinds[key]):
-                raise UserError(f"the record of a stage is damaged: {key} is {value!r}; start the stage by its command")
-        return cls(**{**data, "args": tuple(data.get("args", ()))})
+        if isinstance(data, dict):
+            with contextlib.suppress(TypeError, AttributeError):
+                return cls(**{**data, "args": tuple(data.get("args", ()))})
+        raise UserError("the record of a stage is damaged, or of another version; start the stage by its own command")
 
-    def mark(self, state: str) -> None:
-        """Records in `launch/<state>.json` that this work was ``begun`` in the folder, or is ``complete``."""
-        path = self._mark(state)
-        if state == "complete":  # rank 0 alone writes it
-            for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
-                unfinished.unlink(missing_ok=True)
+    def check_entry(self) -> None:
+        """Checks that a record's stage is one of this launcher, before it is started again.
+
+        Raises:
+            UserError: it is not.
+        """
+        if self.entry != ENTRIES.get(self.stage) and not (self.stage == "report" and self.entry in _REPORTS):
+            raise UserError(f"{self.entry!r} is not a stage of this launcher; start the stage by its own command")
+
+    def mark_complete(self) -> None:
+        """Records that exactly this work was completed in the folder.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        path = Path(self.folder) / "launch" / "complete.json"
+        for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
+            unfinished.unlink(missing_ok=True)
         run_folder.write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
         """True if exactly this work was completed in the folder, and its product is still there."""
-        found = read_record(self._mark("complete"))
-        return found.get("fingerprint") == self.fingerprint() and (Path(self.folder) / self.produces).exists()
+        record = read_record(Path(self.folder) / "launch" / "complete.json")
+        return os.path.exists(Path(self.folder) / self.produces) and record.get("fingerprint") == self.fingerprint()
 
-    def refuse_missing_weights(self) -> None:
+    def check_weights(self) -> None:
         """Checks that there are weights to read, without reading all of them.
 
         Raises:
             UserError: nothing there, a folder without a checkpoint, or a text file.
         """
-        goes_on = any(Path(self.folder).glob("checkpoint_*.pth")) or any(Path(self.folder).glob("model_*.pth"))
+        if self.stage in ("pretrain", "transfer") and self.has_checkpoint():  # it goes on from its own
+            return
         for path, content in self.inputs.items():
-            if not content and not (goes_on and self.stage in ("pretrain", "transfer")):  # which read only their own
+            if not content:
                 remedy = "convert a run first: tools/convert_to_d2.py" if self.stage == "transfer" else "name another"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
-    def refuse_other_work(self) -> None:
-        """Refuses to continue a folder with other work than it was begun with.
-
-        Raises:
-            UserError: it was begun with other weights, another config, other arguments, or other stages before it.
-        """
-        record = read_record(self._mark("begun")) or read_record(self._mark("complete"))
-        changes = self.changes(record) if record else ""
-        if changes:
-            raise UserError(
-                f"{self.folder} holds other work ({changes}); move that folder away, or choose another OUTPUT_DIR"
-            )
-
-    def _mark(self, state: str) -> Path:
-        return Path(self.folder) / "launch" / f"{state}.json"
+    def has_checkpoint(self) -> bool:
+        """True if the stage would go on from one."""
+        return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
 
     def _changed_keys(self) -> list[tuple[str, Any]]:
         """The keys that are not at their default and may change the result."""
@@ -202,7 +210,8 @@ class StageSpec:
             defaults = _defaults(self.stage)
             keys = flatten(config.from_yaml_text(self.config))
             changed = [(key, value) for key, value in keys if value != defaults[key]]
-        return [(key, value) for key, value in changed if not key.startswith(free)]
+        others = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
+        return [(key, value) for key, value in changed if not key.startswith((*free, *others))]
 
     def _placeless(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -221,7 +230,7 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged.
     """
-    return run_folder.read_json(path) if path.exists() else {}
+    return run_folder.read_json(path) if os.path.lexists(path) else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 
 from pretrain.common.errors import UserError, nearest
 
-from .spec import ENTRIES, ROOT, StageSpec, content_of, read_record
+from .spec import ENTRIES, ROOT, StageSpec, read_record
 
 # The default recipe of a method: its paper's on ImageNet-1K where there is one.
 _RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
@@ -65,7 +65,7 @@ def probe(stage: str, weights: str, config_file: str = "", overrides: Sequence[s
     if weights == "random":
         return _spec(stage, cfg, output, (weights,))
     target = _absolute(weights)
-    return _spec(stage, cfg, output, (target,), inputs={target: content_of(target)})
+    return _spec(stage, cfg, output, (target,), inputs={target: ""})
 
 
 def distributions(
@@ -77,7 +77,7 @@ def distributions(
     names = dict(zip(map(_label, runs), paths, strict=True))
     if len(names) < len(runs):
         names = dict(zip(map(str, runs), paths, strict=True))
-    inputs = {path: content_of(path) for path in paths if path != "random"}
+    inputs = {path: "" for path in paths if path != "random"}
     return _spec("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 
@@ -86,7 +86,7 @@ def convert(source: str, output: str, folder: str = "") -> StageSpec:
     target, source = _absolute(output), _absolute(source)
     return StageSpec(
         "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target],), produces=target,
-        one_process=True, gpu=False, inputs={source: content_of(source)},
+        one_process=True, gpu=False, inputs={source: ""},
     )  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def _refuse_fine_tuning(config_file: str | Path) -> None:
 
 
 def _weights(cfg: Any) -> dict[str, str]:
-    """MODEL.WEIGHTS and its content, unless it is an address."""
+    """MODEL.WEIGHTS, unless it is an address."""
     weights = cfg.MODEL.WEIGHTS
-    return {weights: content_of(weights)} if weights and "://" not in weights else {}
+    return {weights: ""} if weights and "://" not in weights else {}
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:

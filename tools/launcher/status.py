@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 from pretrain.common.run_folder import read_json, stage_of
 
-from . import slurm
-from .control import files_below, is_finished, job_state, read_launch, silent_end
+from .jobs import is_finished, job_states, silent_end
+from .launch_file import files_below, read_launch
 from .ranks import attempts
 
+_ALIVE = ("PENDING", "RUNNING")
 _ACTIVE = ("pending", "running", "unknown")
 _LONGEST_IN_TABLE = 40  # characters of a reason
 _INTERVAL_S = {False: 2.0, True: 30.0}  # between two looks, by whether SLURM has to be asked
@@ -72,8 +73,8 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             records[file.parents[1]] = read_launch(file)
         except UserError as error:
             records[file.parents[1]] = error
-    jobs = [record["jobs"][-1] for record in records.values() if isinstance(record, dict)]
-    states = slurm.states([(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"])
+    jobs = {place: record["jobs"][-1] for place, record in records.items() if isinstance(record, dict)}
+    states = dict(zip(jobs, job_states(list(jobs.values())), strict=True))
     found: dict[Path, dict[str, Any]] = {}
     for stage_folder in dict.fromkeys([*planned, *records, *without_launcher]):
         record, plan = records.get(stage_folder), planned.get(stage_folder, {})
@@ -82,10 +83,10 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         elif record is None and stage_folder in without_launcher:
             one = _without_launcher(stage_folder)
         elif record is None:
-            is_done = (stage_folder / "launch" / "complete.json").is_file()  # without a job: --cluster debug
+            is_done = os.path.isfile(stage_folder / "launch" / "complete.json")  # without a job: --cluster debug
             one = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
         else:
-            one = summary(stage_folder / "launch" / "launch.json", record, states)
+            one = summary(stage_folder, record, states[stage_folder])
         found[stage_folder] = one | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}
     done = {one["key"] for one in found.values() if one["state"] == "done"}
     for stage_folder, one in found.items():
@@ -95,38 +96,45 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def summary(
-    launch_file: Path, data: dict[str, Any] | None = None, states: Mapping[tuple[str, str], str] | None = None
-) -> dict[str, Any]:
+def summary(folder: Path, data: dict[str, Any], state: str) -> dict[str, Any]:
     """A stage: job, state, attempts, folder, progress, and the first failing rank's error.
 
     Args:
-        data: the content of ``launch_file``, if it has been read.
-        states: of SLURM's jobs, if it has been asked.
+        data: the content of its launch.json.
+        state: of its last job, as `job_states` names it.
     """
-    data = data or read_launch(launch_file)
-    folder, job = launch_file.parents[1], data["jobs"][-1]
-    tries = attempts(folder, job["id"])
+    job = data["jobs"][-1]
+    tries = attempts(folder, job)
     last = tries[-1] if tries else {}
     produces = folder / str(data["spec"].get("produces", ""))
-    complete = (folder / "launch" / "complete.json").is_file() and produces.exists()
-    state = (states or {}).get((job["id"], job["name"])) or job_state(job)
+    complete = os.path.isfile(folder / "launch" / "complete.json") and os.path.exists(produces)
     state, _, detail = state.partition(" ")
     reason = last.get("reason", "")
     if state == "UNKNOWN" and not is_finished(folder, job):
-        reason = f"{'SLURM does not answer' if job['cluster'] == 'slurm' else 'run status on ' + job['host']}"
-    elif state in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):  # the ranks' own records say more
-        state = "done" if complete else last.get("state", state.lower())
-        by = job.get("ended_by")
-        if state == "running" or (state == "ended" and by):  # it recorded no end
-            state, reason = ("stopped", f"it was ended by {by}") if by else ("killed", silent_end(folder))
-            tries[-1:] = [{**last, "state": state}] if last else []
+        reason = "SLURM does not answer" if job["cluster"] == "slurm" else f"run status on {job['host']}"
     elif state == "PENDING" and detail:
         reason = detail.strip("()")
+    elif state not in _ALIVE:
+        state, reason = _outcome(state, complete, last, job.get("ended_by", ""), folder)
+        tries[-1:] = [{**last, "state": state}] if last else []
     stage = _blank(folder, data["spec"].get("stage", "?"), state.lower(), reason)
     return stage | {
         "job": job, "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}),
     }  # fmt: skip
+
+
+def _outcome(state: str, is_complete: bool, last: dict[str, Any], by: str, folder: Path) -> tuple[str, str]:
+    """How a job ended, and why: from its product, the ``last`` record of its ranks, and SLURM's word for it."""
+    recorded = last.get("state", "")
+    if is_complete:  # perhaps it hung at its exit
+        return "done", last.get("reason", "")
+    if by and recorded in ("", "running"):
+        return "stopped", f"it was ended by {by}"
+    if state not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
+        return state, last.get("reason", "")
+    if recorded == "running":
+        return "killed", silent_end(folder)
+    return recorded or state, last.get("reason", "")
 
 
 def _without_launcher(folder: Path) -> dict[str, Any]:

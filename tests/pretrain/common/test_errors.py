@@ -53,8 +53,10 @@ def test_what_cannot_be_encoded_is_escaped(environment: dict[str, str], printed:
         ("raise UserError('a\\nb')", 2, "error: a b"),
         ("raise Stopped('SIGINT')", 130, "stopped by SIGINT (Ctrl-C); run the same command again"),
         ("raise Stopped('SIGTERM', 'use --resume')", 130, "stopped by SIGTERM; use --resume"),
+        ("raise PermissionError(13, 'Permission denied', 'runs/a')", 2,
+         "error: no access to runs/a; ask its owner, or choose another folder"),
         ("raise KeyboardInterrupt", 130, "interrupted by SIGINT (Ctrl-C)"),
     ],
-)
+)  # fmt: skip
 def test_the_last_line(ending: str, status: int, line: str) -> None:
     assert ends(ending)[::2] == (status, line)

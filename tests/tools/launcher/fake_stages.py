@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,28 +52,11 @@ def fail_on_full_disk(folder: str, rank: int) -> None:
     time.sleep(3600)
 
 
-def come_back(folder: str, times: int) -> None:
-    """Rank 0 asks to come back after each of the first ``times`` starts; each rank writes the port it was given."""
-    starts = Path(folder) / f"starts.{os.environ['RANK']}"
-    with open(starts, "a") as file:
-        file.write(os.environ["MASTER_PORT"] + "\n")
-    if len(starts.read_text().splitlines()) > times:
-        atomic_write(Path(folder) / "results.json", "{}")
-        return
-    os.kill(os.getpid(), signal.SIGUSR2)
-    raise interrupt.Stopped("SIGUSR2")
-
-
 def own(folder: str) -> None:
     """Owns the run folder as real stages do, and waits for an hour; deaf to requests to stop."""
     with claim(folder, "waiting"):
         atomic_write(Path(folder) / "owned", "")
         time.sleep(3600)
-
-
-def die(_folder: str) -> None:
-    """Ends like a process that the kernel kills for its memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def meet(folder: str, other: str) -> None:
@@ -99,21 +79,3 @@ def hang(folder: str) -> None:
 
 def _ranks() -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
-
-
-def compute(folder: str) -> None:
-    """Multiplies on several threads, and records what this process was born with."""
-    born_with_torch = "torch" in sys.modules
-    import numpy as np
-    import torch
-
-    product = torch.ones(512, 512) @ torch.ones(512, 512)
-    assert float((np.ones((512, 512)) @ np.ones((512, 512))).sum()) == 512.0**3
-    write_json(
-        Path(folder) / "results.json",
-        {
-            "sum": float(product.sum()), "threads": torch.get_num_threads(), "born_with_torch": born_with_torch,
-            "start_method": multiprocessing.get_start_method(), "cuda": torch.cuda.is_initialized(),
-            "environment": {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK")},
-        },
-    )  # fmt: skip

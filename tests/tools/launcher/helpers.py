@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tools.launcher.graph import run, single
 from tools.launcher.options import Options
 from tools.launcher.ranks import attempts
 from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -29,8 +31,23 @@ def job_of(folder: Path | str) -> dict[str, Any]:
     return read_json(Path(folder) / "launch" / "launch.json")["jobs"][-1]
 
 
-def last_attempt(folder: Path, job_id: str) -> dict[str, Any]:
-    return (attempts(folder, job_id) or [{}])[-1]
+def run_alone(spec: StageSpec, options: Options = DEBUG) -> int:
+    return run(single(spec), options)
+
+
+def tries(folder: Path) -> list[dict[str, Any]]:
+    """The attempts of the folder's last job."""
+    return attempts(folder, job_of(folder))
+
+
+def last_attempt(folder: Path) -> dict[str, Any]:
+    return (tries(folder) or [{}])[-1]
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """What status says of the stage in a folder."""
+    (stage,) = collect(folder)
+    return stage
 
 
 def steps(folder: Path, rank: int = 0) -> list[int]:

@@ -12,9 +12,10 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, TINY
+from tests.tools.launcher.test_jobs import LOCAL
 from tools import launch
-from tools.launcher import commands, stages
-from tools.launcher.graph import Graph
+from tools.launcher import resolve, stages
+from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
 
@@ -31,7 +32,7 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     Path("p.yaml").write_text("BRANCHES: {random: {WEIGHTS: random}}\nKNN: ['']\n")
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
-    monkeypatch.setattr("tools.launcher.graph.submit_all", lambda graph, options: graph.remember(options) or 0)
+    monkeypatch.setattr("tools.launcher.graph._submit_all", lambda graph, options: graph.remember(options) or 0)
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     words += ["--setup", "module load x"]
     assert launch.main([kind, file, "--output", "out", *words]) == 0
@@ -39,6 +40,8 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     found = []
     monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: found.append((graph, options)) or 0)
     Path("out").rename("moved")
+    for name in ("p.yaml", "s.yaml"):
+        Path(name).unlink()  # it resumes what was begun, not the edited file
     assert launch.main(["resume", "moved"]) == 0
     ((graph, options),) = found
     assert (options.partition, options.minutes, options.gpus, options.setup) == ("long", 300, 8, ("module load x",))
@@ -50,9 +53,17 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
 def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch):
     spec = stages.probe("linear", "random", "", [*TINY, "OUTPUT_DIR", "x"])
     spec = StageSpec(**{**spec.to_json(), "args": spec.args, "parents": {"a/pretrain": "1234"}, "root": "/pipeline"})
-    write_record("x", {"spec": spec.to_json(), "options": asdict(Options(cluster="local", gpus=0)), "jobs": [{}]})
+    write_record("x", {"spec": spec.to_json(), "options": asdict(Options(cluster="local", gpus=0)), "jobs": [LOCAL]})
     found = []
-    monkeypatch.setattr(commands, "run_stage", lambda spec, options: found.append((spec, options)) or 0)
+
+    class LocalRun:
+        def __init__(self, graph: Graph, options: Options, missing: dict[str, Node]) -> None:
+            found.append((graph.nodes[0].spec, options))
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("tools.launcher.graph.LocalRun", LocalRun)
     with pytest.raises(UserError, match="no ImageNet at datasets/imagenet/train"):
         launch.main(["resume", "x"])
     Path("datasets/imagenet/train").mkdir(parents=True)
@@ -64,8 +75,13 @@ def test_a_resumed_stage_keeps_what_it_builds_on(monkeypatch: pytest.MonkeyPatch
 def test_only_a_stages_own_entry_is_called(entry: str, capfd: pytest.CaptureFixture):
     spec = {"stage": "knn", "folder": str(Path("x").absolute()), "entry": entry, "args": ["echo CALLED"]}
     write_record("x", {"spec": spec, "options": asdict(Options(cluster="debug", gpus=0)), "jobs": []})
-    with pytest.raises(UserError, match=f"names '{entry}', which is not a stage of this launcher"):
-        launch.main(["resume", "x"])
+    stage = {"key": "a", "parents": [], "spec": spec}
+    record = {"stages": [stage], "report": spec, "facts": [], "output": str(Path("x").absolute()), "options": {}}
+    for begun in ({}, record):
+        if begun:
+            write_record("x", begun, "pipeline.json")
+        with pytest.raises(UserError, match=f"'{entry}' is not a stage of this launcher"):
+            launch.main(["resume", "x"])
     assert "CALLED" not in capfd.readouterr().out
 
 
@@ -93,11 +109,9 @@ def test_a_damaged_record_is_one_line(name: str, record: Any):
 
 
 def test_options_of_another_kind_are_one_line():
-    Path("p.yaml").write_text("BRANCHES: {random: {WEIGHTS: random}}\n")
     for options in ({**asdict(Options()), "partition": 3}, {**asdict(Options()), "gpus": "8"}, {"cluster": "cloud"}):
-        write_record("x", {"file": "p.yaml", "options": options}, "pipeline.json")
         with pytest.raises(UserError):
-            launch.main(["resume", "x"])
+            resolve.from_record({"options": options}, Path("x"))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +192,7 @@ def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
     pipeline_file: str, monkeypatch: pytest.MonkeyPatch, engine: str, message: str
 ):
     monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: pytest.fail("it was started"))
+    monkeypatch.setattr("tools.launcher.graph.LocalRun.run", lambda run: pytest.fail("it was started"))
     with pytest.raises(UserError, match=message):
         launch.main(["pipeline", pipeline_file, "--cluster", "local", "--engine", engine])
     single = ["transfer", "--config-file", "mask.yaml", "--cluster", "local"]

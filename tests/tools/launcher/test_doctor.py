@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import cv2
-import numpy as np
 import pytest
 
 from tests.tools.launcher.helpers import programs
@@ -22,21 +19,14 @@ def found(tmp_path: Path, subject: str) -> list[Finding]:
     return [one for one in doctor.examine(tmp_path / "runs", tmp_path / "data") if one.subject.startswith(subject)]
 
 
-def image(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cv2.imwrite(str(path), np.zeros((20, 30, 3), np.uint8))
-
-
 def test_this_machine_can_run_the_project(tmp_path: Path, capsys: pytest.CaptureFixture):
     findings = doctor.examine(tmp_path / "runs", tmp_path / "data")
     assert [one for one in findings if one.state == "bad" and one.subject != "SLURM"] == []
     assert {"python", "packages", "disk", "data"} <= {one.subject for one in findings}
     assert all(one.remedy for one in findings if one.state == "bad")
-    assert not list(tmp_path.iterdir())  # the sample that measured the disk is gone
-    status = launch.main(["doctor", "--json", "--output", str(tmp_path), "--data-root", str(tmp_path)])
-    shown = json.loads(capsys.readouterr().out)
-    assert [one["subject"] for one in shown] == [one.subject for one in findings]
-    assert status == any(one["state"] == "bad" for one in shown)
+    status = launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(findings) and status == any(line.startswith("bad") for line in shown)
 
 
 def test_packages_that_do_not_fit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,34 +86,17 @@ def test_slurm(scripts: dict, state: str, text: str, tmp_path: Path, monkeypatch
     assert one.state == state and text in one.text
 
 
-def test_data_sets_are_counted_and_a_damaged_image_is_named(tmp_path: Path):
-    data = tmp_path / "data"
-    for name in ("n1/a.JPEG", "n2/b.JPEG"):
-        image((data / "imagenet/train" / name).with_suffix(".jpg"))
-    image(data / "imagenet/val/n1/c.jpg")
-    image(data / "imagenet/val/n2/d.jpg")
-    (data / "imagenet/val/n2/d.jpg").write_bytes(b"no image")
-    train, val = found(tmp_path, "imagenet")
-    assert (train.state, train.text) == ("ok", "2 images of 2 classes; the first is 30 x 20 pixels")
-    assert val.state == "bad" and "d.jpg" in val.text
-
-
-def test_coco_without_annotations_or_images(tmp_path: Path):
-    coco = tmp_path / "data/coco"
-    image(coco / "train2017/1.jpg")
-    (coco / "annotations").mkdir()
-    (coco / "annotations/instances_train2017.json").write_text("{}")
-    train, val = found(tmp_path, "coco")
-    assert train.state == "note" and train.text == "1 images, but no annotations/person_keypoints_train2017.json"
-    assert val.state == "bad" and "no image in" in val.text and "cocodataset.org" in val.remedy
-    (coco / "annotations/person_keypoints_train2017.json").write_text("{}")
-    assert found(tmp_path, "coco train2017")[0].state == "ok"
+def test_data_sets_are_named(tmp_path: Path):
+    for name in ("imagenet/train", "coco"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    (one,) = found(tmp_path, "data")
+    assert one.state == "ok" and one.text.startswith("imagenet, coco in ")
 
 
 def test_a_disk_that_is_full_or_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     (one,) = [f for f in doctor.examine(tmp_path / "file/runs", tmp_path) if f.subject == "disk"]
-    assert one.state == "bad" and "cannot be written: Not a directory" in one.text
+    assert one.state == "bad" and "is not a folder that you can write to" in one.text
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=2**29))
     assert {f.subject: f.state for f in doctor.examine(tmp_path, tmp_path)}.items() >= {
         "disk": "note", "shared memory": "bad",

@@ -18,9 +18,10 @@ import pytest
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim, start_of
 from tests.tools.launcher.helpers import DEBUG, ROOT, fake, wait_for
+from tools.launcher import checks
 from tools.launcher import graph as module
-from tools.launcher import local_graph
-from tools.launcher.graph import Graph, Node, preview, run, submit_all
+from tools.launcher import run as runner
+from tools.launcher.graph import Graph, Node, run, show, single
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
 from tools.launcher.submit import Refused
@@ -56,9 +57,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     found: list[tuple[list[str], str]] = []
     FakeJob.cancelled, FakeJob.codes = [], set()
 
-    def submit(
-        specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path, after_active: bool = False
-    ) -> list[Any]:
+    def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
         if any(name.endswith("/refused") for name in names):
             raise Refused("sbatch refused fake-refused: invalid partition")
@@ -69,7 +68,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
         return [FakeJob(f"{number}_{i}" if len(specs) > 1 else str(number)) for i in range(len(specs))]
 
     monkeypatch.setattr(module, "submit", submit)
-    monkeypatch.setattr("tools.launcher.control.job_state", lambda job: job["state"])
+    monkeypatch.setattr(checks, "job_states", lambda jobs: [job["state"] for job in jobs])
     return found
 
 
@@ -80,20 +79,19 @@ def job_in(folder: Path, job_id: str, state: str, cluster: str = "slurm") -> Non
 
 
 def complete(spec: StageSpec) -> None:
-    spec.mark("begun")
-    spec.mark("complete")
+    spec.mark_complete()
     Path(spec.folder, spec.produces).write_text("{}")
 
 
 def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, capsys: pytest.CaptureFixture):
-    chain(tmp_path, "earlier").nodes[1].spec.mark("begun")
+    complete(chain(tmp_path, "earlier").nodes[1].spec)
     with pytest.raises(
         UserError, match=r"b: .*/b holds other work \(arguments .*; a has changed\).*nothing was started"
     ):
-        submit_all(chain(tmp_path), SLURM)
-    chain(tmp_path, "earlier").nodes[0].spec.mark("begun")
+        run(chain(tmp_path), SLURM)
+    complete(chain(tmp_path, "earlier").nodes[0].spec)
     with pytest.raises(UserError, match="2 of 3 stages are refused"):
-        submit_all(chain(tmp_path), SLURM)
+        run(chain(tmp_path), SLURM)
     assert [line[:2] for line in capsys.readouterr().err.splitlines()] == ["a:", "b:"]
     assert submitted == [] and not (tmp_path / "launch").exists()
 
@@ -101,7 +99,7 @@ def test_a_refused_stage_leaves_nothing_queued(tmp_path: Path, submitted: list, 
 def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_path: Path, submitted: list):
     job_in(tmp_path / "b", "77", "RUNNING", "local")
     with pytest.raises(UserError, match=r"b: .*job 77"):
-        submit_all(chain(tmp_path), SLURM)
+        run(chain(tmp_path), SLURM)
     assert submitted == []
 
 
@@ -112,19 +110,19 @@ def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitte
         with pytest.raises(UserError, match=r"no weights at .*none\.pth"):
             run(graph, options)
     assert submitted == [] and not (tmp_path / "a").exists()
-    preview(graph, DEBUG)
+    show(graph, DEBUG)
     assert "refused  a" in (shown := capsys.readouterr().out) and "no weights at" in shown
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list, capsys):
     nodes = [Node(name, fake(tmp_path / name)) for name in ("a", "b", "refused", "c")]
     with pytest.raises(UserError, match="invalid partition"):
-        submit_all(graph_of(tmp_path, *nodes), SLURM)
+        run(graph_of(tmp_path, *nodes), SLURM)
     assert "cancelled the 2 jobs" in capsys.readouterr().err
     assert FakeJob.cancelled == ["100", "101"] and len(submitted) == 2
     assert list(tmp_path.glob("launch/*/code/tools")) == [code / "tools" for code in FakeJob.codes]
     with pytest.raises(UserError, match="invalid partition"):
-        submit_all(graph_of(tmp_path / "x", Node("refused", fake(tmp_path / "x/refused"))), SLURM)
+        run(graph_of(tmp_path / "x", Node("refused", fake(tmp_path / "x/refused"))), SLURM)
     assert not list(tmp_path.glob("x/launch/*/code"))  # nothing was queued that would need it
 
 
@@ -142,7 +140,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
     job_in(tmp_path / "0/pretrain", "42_3", "RUNNING")
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
         complete(specs[key])
-    assert submit_all(graph, SLURM) == 0
+    assert run(graph, SLURM) == 0
     assert submitted == [
         (["2/linear", "3/pretrain", "4/pretrain"], ""),  # in the tests they are all of one kind: one array
         (["0/linear"], "afterok:42_3"),
@@ -156,7 +154,7 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
 def test_a_new_report_waits_for_one_that_is_running(tmp_path: Path, submitted: list):
     """scancel would not end it at once, and a COMPLETING one cannot be cancelled."""
     job_in(tmp_path / "report", "77", "RUNNING")
-    assert submit_all(graph_of(tmp_path, Node("a", fake(tmp_path / "a"))), SLURM) == 0
+    assert run(graph_of(tmp_path, Node("a", fake(tmp_path / "a"))), SLURM) == 0
     assert submitted[-1] == ([f"{tmp_path.name}/report"], "afterany:100:77") and FakeJob.cancelled == []
 
 
@@ -164,7 +162,7 @@ def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: li
     graph = chain(tmp_path)
     for node in graph.nodes:
         complete(node.spec)
-    assert submit_all(graph, SLURM) == 0
+    assert run(graph, SLURM) == 0
     assert submitted == [] and (tmp_path / "report/results.json").exists()
 
 
@@ -173,8 +171,7 @@ def test_a_stage_by_itself_has_the_mark_that_its_pipeline_accepts(tmp_path: Path
     assert run(graph, DEBUG) == 0
     (tmp_path / "b/launch/complete.json").unlink()
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
-    alone.run()
-    alone.mark("complete")
+    assert run(single(alone), DEBUG) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
 
 
@@ -205,7 +202,6 @@ def test_the_record_has_the_options_and_for_the_time_of_the_run_the_process(tmp_
 def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
     code = (
         "import sys; from pathlib import Path; from tests.tools.launcher.test_graph import Options, chain, run\n"
-        "from tools.launcher import warm; warm._PRELOAD = []  # these stages do not import torch\n"
         f"sys.exit(run(chain(Path({str(tmp_path)!r}), '', 1000, 0.05), Options(cluster='local', gpus=0)))"
     )
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -222,11 +218,11 @@ def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
 
 
 def test_a_signal_between_two_stages_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def execute(spec: StageSpec, options: Options) -> None:
+    def run_stage(spec: StageSpec) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(local_graph, "execute", execute)
+    monkeypatch.setattr(runner, "run_stage", run_stage)
     assert run(chain(tmp_path), DEBUG) == 130
     assert "[2/3] b was not started: SIGTERM" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before

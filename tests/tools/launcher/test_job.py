@@ -14,7 +14,6 @@ import pytest
 
 from tests.tools.launcher.helpers import programs
 from tools.launcher import job
-from tools.launcher.controller import ATTEMPT
 from tools.launcher.ranks import RankRecord, attempts
 
 
@@ -52,7 +51,7 @@ def stop(env: Environment, folder: Path, received: signal.Signals, submitits: An
         env.requeued.append("by submitit")
 
     signal.signal(env.number, submitits or requeue)
-    handler = job.PreemptionHandler(env, RankRecord(folder, "s", env.job_id, 0, 0, 1), 100.0)
+    handler = job.PreemptionHandler(env, RankRecord(folder, "s", 0, 0), 100.0)
     os.kill(os.getpid(), received)
     with pytest.raises(SystemExit) as end:
         handler.requeue_or_exit("counted to 3")
@@ -64,7 +63,7 @@ def test_a_cancelled_job_is_not_requeued(tmp_path: Path, monkeypatch: pytest.Mon
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol="echo JobId=7 JobName=a JobState=CANCELLED Reason=None")
     env = Environment()
     assert stop(env, tmp_path, signal.SIGTERM) == 128 + signal.SIGTERM
-    assert env.requeued == [] and attempts(tmp_path, "7")[-1]["state"] == "stopped"
+    assert env.requeued == [] and attempts(tmp_path, {"logs": "/l/s"})[-1]["state"] == "stopped"
 
 
 @pytest.mark.parametrize("script", ["echo JobId=7 JobState=RUNNING", "echo no controller >&2; exit 1", ""])
@@ -74,7 +73,7 @@ def test_a_preempted_job_is_requeued_whatever_the_scheduler_says(
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=script)
     env = Environment()
     assert stop(env, tmp_path, signal.SIGTERM) == 0
-    assert env.requeued == ["by submitit"] and attempts(tmp_path, "7")[-1]["state"] == "requeued"
+    assert env.requeued == ["by submitit"] and attempts(tmp_path, {"logs": "/l/s"})[-1]["state"] == "requeued"
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("squeue"), subprocess.TimeoutExpired("squeue", 60)])
@@ -96,7 +95,7 @@ def test_a_slow_requeue_that_worked_is_no_failure(tmp_path: Path, monkeypatch: p
 
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol="echo JobId=7 JobState=COMPLETING")
     assert stop(Environment(), tmp_path, signal.SIGUSR2, requeue) == 0
-    assert attempts(tmp_path, "7")[-1]["state"] == "requeued"
+    assert attempts(tmp_path, {"logs": "/l/s"})[-1]["state"] == "requeued"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_a_requeue_that_slurm_does_not_take_is_repeated(
     else:
         assert stop(env, tmp_path, signal.SIGUSR2, lambda *_: requeue(3)) == code
         assert len(calls) == 4
-    assert attempts(tmp_path, "7")[-1]["state"] == state
+    assert attempts(tmp_path, {"logs": "/l/s"})[-1]["state"] == state
 
 
 def test_a_full_disk_does_not_keep_a_job_from_being_requeued(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -141,21 +140,6 @@ def test_the_signal_is_submitits(tmp_path: Path):
     assert env.requeued == ["by submitit"]
 
 
-def test_attempts_are_counted_by_slurm_or_the_controller(monkeypatch: pytest.MonkeyPatch):
-    env = Environment()
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    assert job.attempt_of(env) == 0
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
-    assert job.attempt_of(env) == 3
-    monkeypatch.setenv(ATTEMPT, "2")
-    env.cluster = "local"
-    assert job.attempt_of(env) == 2
-
-
-def test_each_attempt_has_a_port_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    ports = []
-    for attempt in (0, 1, 2, 0):
-        job.set_rank_environment(Environment(), attempt)
-        ports.append(int(os.environ["MASTER_PORT"]))
+def test_each_attempt_has_a_port_of_its_own():
+    ports = [int(job.rank_environment(0, 1, 0, 1, "a", f"7.{attempt}")["MASTER_PORT"]) for attempt in (0, 1, 2, 0)]
     assert len(set(ports)) == 3 and ports[0] == ports[3] and all(20000 <= port < 32000 for port in ports)

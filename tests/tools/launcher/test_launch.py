@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,21 +132,21 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
 ):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
-    monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
+    monkeypatch.setattr("tools.launcher.graph.LocalRun.run", lambda run: 0)
     words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "DATA.TRAIN", f"folder:{images}"]
     assert launch.main([*words, "SOLVER.IMS_PER_BATCH", "48", "MODEL.WEIGHTS", "run"]) == 0
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
-    monkeypatch.setattr("tools.launcher.commands.run_stage", lambda spec, options: 0)
+    monkeypatch.setattr("tools.launcher.graph.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
 
 def test_default_recipe_dry_run_names_the_run_folder(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run"]) == 0
     shown, err = capsys.readouterr()
-    assert f"# pretrain -> {tmp_path / 'runs/jcl_R50_IN1k_200ep'}" in shown
+    assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert "1 process(es) on this machine" in shown
     assert not (tmp_path / "runs").exists()
@@ -202,11 +203,11 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", "--dry-run"]
     words += ["SOLVER.IMS_PER_BATCH", "48", "DATA.TRAIN"]
     assert launch.main([*words, f"folder:{images}", "SOLVER.IMS_PER_BATCH", "64"]) == 0
-    assert "# it would be refused: SOLVER.IMS_PER_BATCH is 64, but" in capsys.readouterr().out
+    assert "SOLVER.IMS_PER_BATCH is 64, but" in (shown := capsys.readouterr().out) and "1 refused" in shown
     assert launch.main([*words, f"folder:{images}"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, data, weights"
+    assert "stages to run, 0 refused" in capsys.readouterr().out
     assert launch.main([*words, "folder:gone"]) == 0
-    assert "# it would be refused: no image folder at gone" in capsys.readouterr().out
+    assert "refused  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
     assert not (tmp_path / "runs").exists()
 
 
@@ -216,7 +217,7 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
     words = ["transfer", "--config-file", str(ROOT / "configs/coco_R50_FPN_1x_jcl.yaml"), "--engine", "torchvision"]
     words += ["MODEL.WEIGHTS", "https://example.org/a.pth", "--cluster", "local", "--gpus", "0"]
     assert launch.main([*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "# checked: config, run folder, data, weights"
+    assert "stages to run, 0 refused" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 

@@ -39,8 +39,8 @@ def test_a_sites_values_have_their_types(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpus: four\n", "cluster.yaml: argument --gpus: invalid int value: 'four'"),
-        ("gpus: 1.5\n", "--gpus: invalid int value: '1.5'"),
+        ("gpus: four\n", "gpus in .*cluster.yaml is 'four'; it must be a whole number"),
+        ("gpus: 1.5\n", "gpus in .* is '1.5'; it must be a whole number"),
         ("max-timeouts: -1\n", "--max-timeouts is -1; .* at least 0"),
         ("partition: [a, b]\n", r"partition in .* is \['a', 'b'\]; it must be one value"),
         ("setup: [{a: b}]\n", "setup in .*; it must be shell lines, each in quotes"),
@@ -183,7 +183,8 @@ def test_command_line_wins_over_the_sites_file(tmp_path: Path):
         ({"nodes": 0}, "--nodes is 0"),
         ({"gpus": -1}, "--gpus is -1"),
         ({"comment": "a\nb"}, "--comment holds a line break"),
-        ({"time": "1", "signal_delay": 60}, "--signal-delay 60 s is not shorter"),
+        ({"time": "1", "signal_delay": 60, "cluster": "slurm"}, "--signal-delay 60 s is not shorter"),
+        ({"time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),
         ({"gpus": 64}, "--gpus 64, but"),
     ],
 )

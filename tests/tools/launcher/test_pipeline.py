@@ -66,7 +66,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
     assert nodes["other_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
     folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", "other")}
-    assert graph.facts == {"engine": "", "branches": folders, "baseline": "random"}
+    assert graph.facts == {"branches": folders, "baseline": "random"}
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)

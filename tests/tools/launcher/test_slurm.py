@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.launcher.helpers import fake, job_of, last_attempt, steps, wait_for
-from tools.launcher import control, status
-from tools.launcher.graph import Graph, Node, submit_all
+from tests.tools.launcher.helpers import fake, job_of, last_attempt, shown, steps, wait_for
+from tools.launcher import jobs as all_jobs
+from tools.launcher import status
+from tools.launcher.graph import Graph, Node, run
 from tools.launcher.options import Options
 from tools.launcher.spec import read_json
 from tools.launcher.submit import submit
@@ -27,7 +28,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
     results = read_json(tmp_path / "results.json")
     assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
-    assert status.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
+    assert shown(tmp_path)["state"] == "done"
 
 
 def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, capsys):
@@ -61,7 +62,7 @@ def test_a_failed_stage_ends_its_own_branch_only(
         Node("good/linear", fake(tmp_path / "good_child"), ("good/pretrain",)),
     )
     graph = Graph("pipeline", str(tmp_path), nodes, fake(tmp_path / "report"))
-    assert submit_all(graph, slurm_options) == 0
+    assert run(graph, slurm_options) == 0
     assert len(list(tmp_path.glob("**/code"))) == 1  # one copy of the code for five jobs
     slurm_cluster.wait_state(job_of(tmp_path / "report")["id"], "COMPLETED")
     ended = {node.key: slurm_cluster.state(job_of(node.spec.folder)["id"]) for node in nodes}
@@ -69,11 +70,11 @@ def test_a_failed_stage_ends_its_own_branch_only(
         "bad/pretrain": "FAILED", "bad/linear": "CANCELLED", "good/pretrain": "COMPLETED", "good/linear": "COMPLETED",
     }  # fmt: skip
     capsys.readouterr()
-    assert submit_all(graph, slurm_options) == 0  # again: only what failed or was skipped
+    assert run(graph, slurm_options) == 0  # again: only what failed or was skipped
     assert capsys.readouterr().out.count("already complete") == 2
     assert len(read_json(tmp_path / "good/launch/launch.json")["jobs"]) == 1
     assert len(read_json(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
-    control.cancel(tmp_path)
+    all_jobs.cancel(tmp_path)
 
 
 def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
@@ -88,8 +89,8 @@ def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmClus
 def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     (mine,) = submit([fake(tmp_path / "mine", "count", 1000, 0.1)], slurm_options)
     (other,) = submit([fake(tmp_path / "other", "count", 30, 0.1)], slurm_options)
-    wait_for(lambda: last_attempt(tmp_path / "mine", mine.job_id).get("state") == "running")
-    control.cancel(tmp_path / "mine")
+    wait_for(lambda: last_attempt(tmp_path / "mine").get("state") == "running")
+    all_jobs.cancel(tmp_path / "mine")
     slurm_cluster.wait_state(mine.job_id, "CANCELLED")
     slurm_cluster.wait_state(other.job_id, "COMPLETED")
-    assert last_attempt(tmp_path / "mine", mine.job_id)["state"] == "stopped"  # it had the time to write its checkpoint
+    assert last_attempt(tmp_path / "mine")["state"] == "stopped"  # it had the time to write its checkpoint

@@ -10,11 +10,9 @@ import pytest
 
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.launcher.helpers import DEBUG, wait_for
+from tests.tools.launcher.helpers import run_alone, tries, wait_for
 from tools.launcher import stages
 from tools.launcher.options import Options
-from tools.launcher.ranks import attempts
-from tools.launcher.run import run_stage
 from tools.launcher.spec import read_json
 from tools.launcher.submit import submit
 
@@ -51,7 +49,7 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 
 @pytest.fixture
 def whole(images: Path, tmp_path: Path) -> Path:
-    run_stage(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")), DEBUG)
+    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     return tmp_path / "whole"
 
 
@@ -65,7 +63,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
-    ended = [(one["state"], one["reason"].partition(":")[0]) for one in attempts(tmp_path / "cut", job.job_id)]
+    ended = [(one["state"], one["reason"].partition(":")[0]) for one in tries(tmp_path / "cut")]
     assert len(ended) > 1 and set(ended[:-1]) == {("requeued", "SIGUSR2")} and ended[-1] == ("done", "")
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
     assert_same_end(tmp_path / "cut", whole)
@@ -74,7 +72,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
 def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run_stage(stages.pretrain("", overrides(images, tmp_path / "whole")), DEBUG)
+    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole")))
     marker = tmp_path / "writing"
     extend(monkeypatch, tmp_path, _STUCK_CHECKPOINT.format(marker=str(marker)))
     (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut"))], slurm_options)
@@ -86,7 +84,7 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
         slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
     finally:
         slurm_cluster.start_node(node)
-    assert len(attempts(tmp_path / "cut", job.job_id)) == 2
+    assert len(tries(tmp_path / "cut")) == 2
     assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "cut/log.txt").read_text()
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
     assert not list((tmp_path / "cut").glob(".*tmp*"))

@@ -18,13 +18,22 @@ import yaml
 
 from pretrain.common import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.launcher.helpers import CONFIGS, DEBUG, fake, job_of, last_attempt, steps, wait_for
+from tests.tools.launcher.helpers import (
+    CONFIGS,
+    DEBUG,
+    fake,
+    job_of,
+    last_attempt,
+    run_alone,
+    shown,
+    steps,
+    tries,
+    wait_for,
+)
 from tools import make_data
-from tools.launcher import pipeline, stages, status, sweep
+from tools.launcher import pipeline, stages, sweep
 from tools.launcher.graph import run
 from tools.launcher.options import Options
-from tools.launcher.ranks import attempts
-from tools.launcher.run import run_stage
 from tools.launcher.spec import read_json
 from tools.launcher.submit import submit
 from transfer import train_net
@@ -53,9 +62,9 @@ def test_pretraining_on_two_nodes_equals_one_process(
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
     spec = stages.pretrain("", tiny(images, tmp_path / "slurm", *groups))
     (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
-    run_stage(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), DEBUG)
+    run_alone(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
-    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert shown(tmp_path / "slurm")["failure"] == {}
     assert losses(tmp_path / "slurm") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
     assert len(losses(tmp_path / "here")) == 3
 
@@ -66,33 +75,33 @@ def preempt(cluster: SlurmCluster, seconds: int = 3) -> None:
     subprocess.run(["sbatch", *words], check=True, capture_output=True)
 
 
-def reasons(folder: Path, job_id: str) -> list[tuple[str, str]]:
-    return [(one["state"], one["reason"].split(":")[0]) for one in attempts(folder, job_id)]
+def reasons(folder: Path) -> list[tuple[str, str]]:
+    return [(one["state"], one["reason"].split(":")[0]) for one in tries(folder)]
 
 
-def is_counting(folder: Path, job_id: str) -> bool:
-    return last_attempt(folder, job_id).get("state") == "running" and (folder / "count.0").exists()
+def is_counting(folder: Path) -> bool:
+    return last_attempt(folder).get("state") == "running" and (folder / "count.0").exists()
 
 
 def test_preemption_costs_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit([fake(tmp_path, "count", 60, 0.2)], replace(slurm_options, nodes=2, tasks=2))
-    wait_for(lambda: is_counting(tmp_path, job.job_id))
+    wait_for(lambda: is_counting(tmp_path))
     preempt(slurm_cluster)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
-    assert reasons(tmp_path, job.job_id) == [("requeued", "SIGUSR2"), ("done", "")]
+    assert reasons(tmp_path) == [("requeued", "SIGUSR2"), ("done", "")]
     for rank in range(4):
         assert steps(tmp_path, rank) == list(range(60))
-    assert status.summary(tmp_path / "launch" / "launch.json")["state"] == "done"
+    assert shown(tmp_path)["state"] == "done"
 
 
 def test_ten_preemptions_in_a_row_cost_no_step(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     (job,) = submit([fake(tmp_path, "count", 300, 0.1)], replace(slurm_options, nodes=2))
     for number in range(10):
-        wait_for(lambda n=number: len(attempts(tmp_path, job.job_id)) > n and is_counting(tmp_path, job.job_id), 120)
+        wait_for(lambda n=number: len(tries(tmp_path)) > n and is_counting(tmp_path), 120)
         preempt(slurm_cluster, seconds=1)
-        wait_for(lambda: last_attempt(tmp_path, job.job_id)["state"] != "running")
+        wait_for(lambda: last_attempt(tmp_path)["state"] != "running")
     slurm_cluster.wait_state(job.job_id, "COMPLETED", seconds=120)
-    assert reasons(tmp_path, job.job_id) == [("requeued", "SIGUSR2")] * 10 + [("done", "")]
+    assert reasons(tmp_path) == [("requeued", "SIGUSR2")] * 10 + [("done", "")]
     for rank in range(2):
         assert steps(tmp_path, rank) == list(range(300))
 
@@ -104,7 +113,7 @@ def test_a_run_longer_than_its_time_limit_comes_back(
     spec = fake(tmp_path, "count", 240, 0.25, "", is_deaf)
     (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=45))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "TIMEOUT", "FAILED", seconds=300)
-    ended = reasons(tmp_path, job.job_id)
+    ended = reasons(tmp_path)
     assert ended[0] == ("requeued", reason) and ended[-1] == ("done", "") and len(ended) > 1
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_deaf else counted) == list(range(240))
@@ -115,7 +124,7 @@ def test_time_outs_are_capped(slurm_options: Options, slurm_cluster: SlurmCluste
     capped = replace(slurm_options, time="1", signal_delay=45, max_timeouts=0)
     (job,) = submit([fake(tmp_path, "count", 2000, 0.25)], capped)
     slurm_cluster.wait_state(job.job_id, "FAILED", seconds=120)
-    last = last_attempt(tmp_path, job.job_id)
+    last = last_attempt(tmp_path)
     assert last["state"] == "failed" and "timed-out too many times" in last["failure"]["error"]
 
 
@@ -124,7 +133,7 @@ def test_kill_9_of_a_rank_ends_the_job(slurm_options: Options, slurm_cluster: Sl
     wait_for(lambda: len(list(tmp_path.glob("pid.*"))) == 4)
     os.kill(int((tmp_path / "pid.3").read_text()), signal.SIGKILL)
     slurm_cluster.wait_state(job.job_id, "FAILED", seconds=60)
-    assert status.summary(tmp_path / "launch" / "launch.json")["state"] in ("failed", "killed")
+    assert shown(tmp_path)["state"] in ("failed", "killed")
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["requeue", "lost node"])
@@ -132,7 +141,7 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, is_lost: bool
 ):
     (job,) = submit([fake(tmp_path, "count", 60, 0.2)], slurm_options)
-    wait_for(lambda: is_counting(tmp_path, job.job_id) and len(steps(tmp_path)) > 2)
+    wait_for(lambda: is_counting(tmp_path) and len(steps(tmp_path)) > 2)
     shown = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True)
     node = shown.stdout.strip()
     assert node in NODES
@@ -148,7 +157,7 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
     counted = steps(tmp_path)
     assert (sorted(set(counted)) if is_lost else counted) == list(range(60))
     assert len(counted) <= 61  # the second attempt went on: it repeats at most the step that was cut off
-    assert len(attempts(tmp_path, job.job_id)) == 2
+    assert len(tries(tmp_path)) == 2
     assert read_json(tmp_path / "results.json")["metrics"] == {"count": 60}
 
 
@@ -160,14 +169,14 @@ def test_a_preempted_pretraining_ends_bit_equal(
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     whole = stages.pretrain("", tiny(images, tmp_path / "whole", *more))
-    run_stage(whole, DEBUG)
+    run_alone(whole, DEBUG)
     spec = stages.pretrain("", tiny(images, tmp_path / "cut", *more))
     (job,) = submit([spec], slurm_options)
     metrics = tmp_path / "cut" / "metrics.json"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2, seconds=120)
     preempt(slurm_cluster)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=300)
-    assert reasons(tmp_path / "cut", job.job_id) == [("requeued", "SIGUSR2"), ("done", "")]
+    assert reasons(tmp_path / "cut") == [("requeued", "SIGUSR2"), ("done", "")]
     one, two = (checkpoint.read(tmp_path / name / checkpoint.FINAL) for name in ("whole", "cut"))
     assert one["step"] == two["step"] and one["state_dict"].keys() == two["state_dict"].keys()
     for name, value in one["state_dict"].items():
@@ -202,8 +211,8 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         time.sleep(3)  # some steps into it
         preempt(slurm_cluster)
         slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
-        assert reasons(Path(specs[key].folder), jobs[key]) == [("requeued", "SIGUSR2"), ("done", "")]
-    slurm_cluster.wait_state(job_of(graph.report.folder)["id"], "COMPLETED", seconds=240)
+        assert reasons(Path(specs[key].folder)) == [("requeued", "SIGUSR2"), ("done", "")]
+    slurm_cluster.wait_state(job_of(tmp_path / "cut/report")["id"], "COMPLETED", seconds=240)
     found = [read_json(tmp_path / name / "jcl/mask/results.json")["metrics"] for name in ("whole", "cut")]
     assert found[0] == found[1] and found[0]["bbox"]["AP50"] > 0 and found[0]["segm"]["AP50"] > 0
     one, two = ((tmp_path / name / "report.md").read_text() for name in ("whole", "cut"))
@@ -264,7 +273,7 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     here += [*words, "OUTPUT_DIR", str(tmp_path / "here")]
     train_net.main(here)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
-    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert shown(tmp_path / "slurm")["failure"] == {}
     one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
     losses = []
@@ -284,9 +293,9 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     words = [*tiny(images, tmp_path), *more, "OUTPUT_DIR"]
     one, two = (stages.probe("linear", "random", "", [*words, str(tmp_path / name)]) for name in ("slurm", "here"))
     (job,) = submit([one], replace(slurm_options, nodes=2, tasks=2))
-    run_stage(two, DEBUG)
+    run_alone(two, DEBUG)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
-    assert status.summary(tmp_path / "slurm/launch/launch.json")["failure"] == {}
+    assert shown(tmp_path / "slurm")["failure"] == {}
     first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
     assert first and second
     for name, value in first[1]["state_dict"].items():
@@ -313,7 +322,7 @@ def test_a_sweep_on_slurm_ends_in_a_table(
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))
     graph = sweep.load("sweep.yaml", "out")
     assert run(graph, replace(slurm_options, parallel=1)) == 0
-    slurm_cluster.wait_state(job_of(graph.report.folder)["id"], "COMPLETED", seconds=300)
+    slurm_cluster.wait_state(job_of(tmp_path / "out/report")["id"], "COMPLETED", seconds=300)
     table = (tmp_path / "out/sweep.md").read_text()
     assert re.search(r"^\| 1 +\|", table, re.M) and re.search(r"^\| 4 +\|", table, re.M) and "not done" not in table
     assert (tmp_path / "out/sweep.png").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ import torch
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import TINY
 from tools.launcher import stages
-from tools.launcher.graph import Graph, Node
+from tools.launcher.checks import check_may_continue
+from tools.launcher.graph import Graph, Node, single
+from tools.launcher.options import Options
 from tools.launcher.spec import ENTRIES, StageSpec, content_of
 
 
@@ -28,24 +29,48 @@ def detector(text: str = "SOLVER: {MAX_ITER: 3}\n", *overrides: str, engine: str
     return stages.transfer("mask.yaml", [*overrides, "OUTPUT_DIR", "mask"], engine=engine)
 
 
+HERE = Options(cluster="local", gpus=0)
+
+
+def completed(spec: StageSpec) -> StageSpec:
+    spec.mark_complete()
+    Path(spec.folder, spec.produces).write_text("{}")
+    return spec
+
+
+def with_contents(spec: StageSpec) -> StageSpec:
+    return single(spec).nodes[0].spec
+
+
+def knn(*more: str) -> StageSpec:
+    return stages.probe("knn", "random", "", ["OUTPUT_DIR", "knn", "PROBE.KNN_K", "20", *more])
+
+
 def test_other_work_is_refused_and_each_change_named():
-    pretraining("SOLVER.BASE_LR", "0.03").mark("begun")
-    pretraining("SOLVER.BASE_LR", "0.03", "DATALOADER.NUM_WORKERS", "1").refuse_other_work()
-    changed = pretraining("SOLVER.BASE_LR", "0.05", "SEED", "7")
-    with pytest.raises(UserError, match=r"run holds other work \(SEED 0 -> 7; SOLVER.BASE_LR 0.03 -> 0.05\)") as raised:
-        changed.refuse_other_work()
+    completed(knn())
+    changed = knn("PROBE.KNN_K", "5", "SEED", "7")
+    with pytest.raises(UserError, match=r"knn holds other work \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
+        check_may_continue(changed, HERE)
     assert "\n" not in str(raised.value)
+    Path("knn/results.json").unlink()  # nothing to protect
+    check_may_continue(changed, HERE)
+
+
+def test_keys_that_a_stage_does_not_read_leave_it_complete():
+    completed(knn())
+    assert knn("LINEAR.EPOCHS", "7", "DATALOADER.NUM_WORKERS", "1").is_complete()
 
 
 def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
-    detector().mark("begun")
-    detector().mark("complete")
-    Path("mask/results.json").write_text("{}")
+    completed(detector())
     assert detector().is_complete()
-    later = detector("SOLVER: {MAX_ITER: 5}\n")
-    assert not later.is_complete()
-    with pytest.raises(UserError, match=r"mask holds other work \(SOLVER.MAX_ITER 3 -> 5\)"):
-        later.refuse_other_work()
+    longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
+    assert not longer.is_complete()
+    check_may_continue(longer, HERE)
+    with pytest.raises(UserError, match=r"mask holds other work \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
+        check_may_continue(other, HERE)
+    with pytest.raises(UserError, match=r"mask holds other work \(arguments .*torchvision.* -> .*detectron2"):
+        check_may_continue(detector(engine="detectron2"), HERE)
 
 
 def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.MonkeyPatch):
@@ -70,7 +95,7 @@ def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.M
 
 def test_weights_count_by_content_and_not_by_path():
     def probe(weights: str) -> StageSpec:
-        return stages.probe("linear", weights, "", ["OUTPUT_DIR", "linear"])
+        return with_contents(stages.probe("linear", weights, "", ["OUTPUT_DIR", "linear"]))
 
     Path("a.pth").write_bytes(b"weights")
     before = probe("a.pth").fingerprint()
@@ -79,19 +104,20 @@ def test_weights_count_by_content_and_not_by_path():
     Path("a.pth").write_bytes(b"Weights")
     assert probe("a.pth").fingerprint() != before
     Path("d.pth").write_bytes(b"weights")
-    first = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
+    first = with_contents(detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth"))
     Path("d.pth").write_bytes(b"others")
-    second = detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth")
-    assert second.changes({"fingerprint": first.fingerprint(), "work": first.work}).startswith("MODEL.WEIGHTS 'sha256:")
+    second = with_contents(detector("SOLVER: {MAX_ITER: 3}\n", "MODEL.WEIGHTS", "d.pth"))
+    assert second.changes(first.work).startswith("MODEL.WEIGHTS 'sha256:")
 
 
 def test_the_weights_a_pretraining_starts_from_count_by_content():
     Path("a.pth").write_bytes(b"weights")
     Path("b.pth").write_bytes(b"weights")
-    before = pretraining("MODEL.WEIGHTS", "a.pth").fingerprint()
-    assert pretraining("MODEL.WEIGHTS", "b.pth").fingerprint() == before != pretraining().fingerprint()
+    before = with_contents(pretraining("MODEL.WEIGHTS", "a.pth")).fingerprint()
+    other = pretraining("MODEL.WEIGHTS", "b.pth")
+    assert with_contents(other).fingerprint() == before != pretraining().fingerprint()
     Path("b.pth").write_bytes(b"others")
-    assert pretraining("MODEL.WEIGHTS", "b.pth").fingerprint() != before
+    assert with_contents(other).fingerprint() != before
 
 
 def test_the_content_of_a_folder_is_that_of_the_checkpoint_which_is_read():
@@ -142,13 +168,8 @@ def test_what_only_probes_read_counts_for_probes():
     ],
 )
 def test_only_what_changes_a_detectors_result_makes_it_other_work(words: tuple[str, str], is_other: bool):
-    detector().mark("complete")
-    Path("mask/results.json").write_text("{}")
-    spec = detector("SOLVER: {MAX_ITER: 3}\n", *words)
-    assert spec.is_complete() != is_other
-    if is_other:
-        with pytest.raises(UserError, match=rf"mask holds other work \({re.escape(words[0])} "):
-            spec.refuse_other_work()
+    completed(detector())
+    assert detector("SOLVER: {MAX_ITER: 3}\n", *words).is_complete() != is_other
 
 
 def test_a_moved_pipeline_stays_complete():
@@ -170,7 +191,7 @@ def test_a_moved_pipeline_stays_complete():
 
     before = graph("one")
     for node in before.nodes:
-        node.spec.mark("complete")
+        node.spec.mark_complete()
         Path(node.spec.folder, node.spec.produces).write_text("made by the stage")  # no input of the next one
     assert all(node.spec.is_complete() for node in graph("one").nodes)
     Path("one").rename("elsewhere")
@@ -179,8 +200,8 @@ def test_a_moved_pipeline_stays_complete():
 
 @pytest.mark.parametrize(
     "data",
-    [None, [], {}, {"stage": "knn"}, {"stage": "knn", "folder": 3, "entry": ""}, {"stage": "knn", "folder": "x",
-     "entry": "", "args": "abc"}, {"stage": "knn", "folder": "x", "entry": "", "code": "x"}],
+    [None, [], {}, {"stage": "knn"}, {"stage": "knn", "folder": 3, "entry": ""},
+     {"stage": "knn", "folder": "x", "entry": "", "code": "x"}],
 )  # fmt: skip
 def test_a_damaged_record_of_a_stage_is_one_line(data: Any):
     with pytest.raises(UserError, match=r"record (of a stage )?is damaged") as raised:

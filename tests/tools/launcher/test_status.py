@@ -12,7 +12,7 @@ import pytest
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from tests.tools.launcher.helpers import DEBUG, fake, programs
-from tests.tools.launcher.test_control import SLURM, started
+from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import status
 from tools.launcher.graph import Graph, Node, run
@@ -33,7 +33,7 @@ def by_key(folder: Path) -> dict[str, dict[str, Any]]:
 def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture):
     chain(tmp_path / "runs/p").remember(DEBUG)
     started(tmp_path / "runs/p/a", {**SLURM, "cluster": "local"})
-    RankRecord(tmp_path / "runs/p/a", "s", SLURM["id"], 0, 0, 1).end("done")
+    RankRecord(tmp_path / "runs/p/a", "s", 0, 0).end("done")
     (tmp_path / "runs/p/a/launch/complete.json").write_text("{}")
     (tmp_path / "runs/p/a/results.json").write_text("{}")
     found = by_key(tmp_path / "runs")
@@ -79,10 +79,10 @@ def test_follow_ends_with_the_last_stage(
 ):
     folder = started(tmp_path / "run", {**SLURM, "cluster": "local"})
     states = iter(["RUNNING", "RUNNING", "ENDED"])
-    monkeypatch.setattr(status, "job_state", lambda job: next(states))
+    monkeypatch.setattr(status, "job_states", lambda jobs: [next(states)])
     waited: list[float] = []
     monkeypatch.setattr(status.time, "sleep", waited.append)
-    RankRecord(folder, "s", SLURM["id"], 0, 0, 1).end("failed", "why")
+    RankRecord(folder, "s", 0, 0).end("failed", "why")
     launch.main(["status", str(folder), "--follow"])
     assert waited == [2.0, 2.0]
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("knn")] == [
@@ -141,11 +141,12 @@ def test_the_log_of_a_run_with_probes_below(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_long_reason_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
-    folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch")})
-    (folder / "launch" / f"{SLURM['id']}_0_log.out").write_text("a line\n")
-    RankRecord(folder, "s", SLURM["id"], 0, 0, 1).end("requeued", "USR2")
+    folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch/s")})
+    (folder / "launch/s").mkdir()
+    (folder / "launch/s/0.out").write_text("a line\n")
+    RankRecord(folder, "s", 0, 0).end("requeued", "USR2")
     long = UserError("the data set holds too few images; add some, or lower the batch")
-    RankRecord(folder, "s", SLURM["id"], 1, 0, 1).fail(long)
+    RankRecord(folder, "s", 1, 0).fail(long)
     launch.main(["status", str(folder)])
     _, first, second, note = capsys.readouterr().out.splitlines()
     assert "requeued: USR2" in first and "failed" in second and str(long) not in second

@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, programs
-from tools.launcher import submit
+from tools.launcher import launch_file, submit
 from tools.launcher.options import Options
 from tools.launcher.spec import read_json
 
@@ -81,7 +81,7 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(
 
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
-    script = submit.preview(fake(tmp_path / "a run's"), replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
+    script = submit.preview([fake(tmp_path / "a run's")], replace(OPTIONS, setup=("export PYTHONPATH=/module:/other",)))
     lines = [line for line in script.splitlines() if line.startswith("export PYTHON")]
     for setup, behind in ((lines, ":/module:/other"), (lines[1:], "")):
         shown = subprocess.run(
@@ -95,7 +95,7 @@ def test_any_option_of_sbatch_and_options_of_a_fake(tmp_path: Path):
         OPTIONS, gpus=8, sbatch={"reservation": "day 1", "exclusive": ""},
         stages={"fake": {"partition": "cpu", "gpus": 1, "sbatch": {"licenses": "a"}}},
     )  # fmt: skip
-    lines = submit.preview(fake(tmp_path), options).splitlines()
+    lines = submit.preview([fake(tmp_path)], options).splitlines()
     for line in ("reservation='day 1'", "exclusive", "licenses=a", "partition=cpu", "gpus-per-node=1", "requeue"):
         assert f"#SBATCH --{line}" in lines
 
@@ -103,14 +103,14 @@ def test_any_option_of_sbatch_and_options_of_a_fake(tmp_path: Path):
 @pytest.mark.parametrize("name", ["50%", "a\\b"])
 def test_what_slurm_takes_for_a_pattern_is_refused(tmp_path: Path, name: str):
     with pytest.raises(UserError, match="which SLURM interprets as a pattern"):
-        submit.preview(fake(tmp_path / name), OPTIONS)
+        submit.check_for_sbatch(fake(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["TERM", "SIGUSR2", "", "NONE"])
 def test_a_signal_that_means_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", name)
     with pytest.raises(UserError, match="it must be USR1 or USR2"):
-        submit.preview(fake(tmp_path), OPTIONS)
+        submit.check_for_sbatch(fake(tmp_path))
 
 
 def test_slurm_that_is_not_here_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted
             raise OSError(28, "No space left on device")
         raise UserError("cannot write launch.json: No space left on device")
 
-    monkeypatch.setattr(submit, at, full)
+    monkeypatch.setattr(submit if at == "snapshot" else launch_file, at, full)
     if at == "snapshot":
         with pytest.raises(UserError, match=r"cannot write .*No space left on device.*; free space"):
             submit.submit([fake(tmp_path / "run")], OPTIONS)
@@ -155,4 +155,4 @@ def test_jobs_are_told_apart_by_name(tmp_path: Path):
     assert [submit.job_name([stage]) for stage in stages] == ["demo:jcl/pretrain", "demo:sce/pretrain"]
     assert submit.job_name(stages) == "demo:fake"
     assert submit.job_name([fake(tmp_path / "jcl")]) == "fake-jcl"
-    assert "--job-name=demo:jcl/pretrain\n" in submit.preview(stages[0], OPTIONS)
+    assert "--job-name=demo:jcl/pretrain\n" in submit.preview([stages[0]], OPTIONS)

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, steps, wait_for
-from tools.launcher import control, status
+from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
+from tools.launcher import jobs, status
+from tools.launcher.graph import Graph, Node, run
 from tools.launcher.job import LOCAL_STOP
 from tools.launcher.logs import print_logs
 from tools.launcher.options import Options
-from tools.launcher.ranks import attempts
-from tools.launcher.run import run_stage
 from tools.launcher.spec import read_json
 
 
@@ -29,7 +28,7 @@ def here(tasks: int = 1, **given: object) -> Options:
 
 
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_stage(fake(tmp_path, "count", 2), here(2)) == 0
+    assert run_alone(fake(tmp_path, "count", 2), here(2)) == 0
     assert "counting from 0" in (shown := capfd.readouterr().out) and "submitit" not in shown
     assert read_json(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
@@ -43,19 +42,19 @@ def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFi
 )
 def test_the_last_line_names_the_next_command(tmp_path: Path, stage: str, line: str, capfd: pytest.CaptureFixture):
     folder = tmp_path / "my_run"
-    assert run_stage(replace(fake(folder, "count", 1), stage=stage), here()) == 0
+    assert run_alone(replace(fake(folder, "count", 1), stage=stage), here()) == 0
     assert line.format(os.path.relpath(folder)) in "".join(capfd.readouterr().out.splitlines()[-2:])
 
 
 def test_the_first_failing_rank_is_shown_and_the_others_end(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_stage(fake(tmp_path, "fail", 1), here(2)) == 1
+    assert run_alone(fake(tmp_path, "fail", 1), here(2)) == 1
     shown = capfd.readouterr().err
     assert "RuntimeError: rank 1 cannot go on" in shown and "failed on rank 1" in shown
     assert not (tmp_path / "launch/complete.json").exists()
 
 
 def test_a_users_mistake_in_a_job_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture):
-    assert run_stage(fake(tmp_path, "fail", 0, True), here()) == 2
+    assert run_alone(fake(tmp_path, "fail", 0, True), here()) == 2
     assert capfd.readouterr().err.splitlines()[-1] == "error: the value is 3; it must be 2"
 
 
@@ -65,23 +64,16 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
         os.kill(int((tmp_path / "pid.1").read_text()), signal.SIGKILL)
 
     threading.Thread(target=kill, daemon=True).start()
-    assert run_stage(fake(tmp_path, "hang"), here(2)) == 1
+    assert run_alone(fake(tmp_path, "hang"), here(2)) == 1
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
 
 
 def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
     """Rank 0 waits for rank 1, which cannot write to the folder of records."""
-    assert run_stage(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
+    assert run_alone(fake(tmp_path, "fail_on_full_disk", 1), here(2)) == 1
     shown = capfd.readouterr().err
     assert "cannot write results.json: No space left on device" in shown and "out of memory" not in shown
-    assert control.job_state(job_of(tmp_path)) == "ENDED"
-
-
-def test_every_rank_has_the_controllers_count_of_attempts(tmp_path: Path):
-    assert run_stage(fake(tmp_path, "come_back", 1), here(2)) == 0
-    ports = [(tmp_path / f"starts.{rank}").read_text().splitlines() for rank in range(2)]
-    assert ports[0] == ports[1] and len(set(ports[0])) == 2  # another MASTER_PORT each time
-    assert [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])] == ["requeued", "done"]
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 class Attached:
@@ -89,10 +81,10 @@ class Attached:
 
     def __init__(self, folder: Path, function: str, *args: object) -> None:
         code = (
-            "import sys; from tests.tools.launcher.helpers import fake; from tools.launcher.options import Options\n"
-            "from tools.launcher.run import run_stage\n"
+            "import sys; from tests.tools.launcher.helpers import fake, run_alone\n"
+            "from tools.launcher.options import Options\n"
             f"spec = fake({str(folder)!r}, {function!r}, *{args!r})\n"
-            "sys.exit(run_stage(spec, Options(cluster='local', gpus=0)))"
+            "sys.exit(run_alone(spec, Options(cluster='local', gpus=0)))"
         )
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
@@ -127,11 +119,11 @@ def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
     wait_for((tmp_path / "count.0").exists)
     started.interrupt()
     shown = started.end()
-    assert "run the same command again to continue" in shown
+    assert "to continue: python tools/launch.py resume" in shown
     assert "Ctrl-C: counted to" in shown and "SIGTERM" not in shown
-    assert control.job_state(job_of(tmp_path)) == "ENDED"
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
     done = int((tmp_path / "count.0").read_text())
-    assert run_stage(fake(tmp_path, "count", done + 2), here()) == 0
+    assert run_alone(fake(tmp_path, "count", done + 2), here()) == 0
     assert steps(tmp_path) == list(range(done + 2))
 
 
@@ -174,7 +166,7 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pyt
     wait_for((tmp_path / "count.0").exists)
     started.interrupt()  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
-    assert control.job_state(job_of(tmp_path)) == "ENDED"
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 @pytest.mark.parametrize(
@@ -193,26 +185,81 @@ def test_an_attached_command_says_that_its_job_was_cancelled(
     wait_for((tmp_path / moment).exists)
     if not now and moment == "count.0":
         with pytest.raises(UserError, match="is already working on"):
-            run_stage(fake(tmp_path, "count", 3), here())
-    control.cancel(tmp_path, now)
+            run_alone(fake(tmp_path, "count", 3), here())
+    jobs.cancel(tmp_path, now)
     shown = started.end()
     assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
-    assert "run the same command again to continue" in shown
+    assert "to continue: python tools/launch.py resume" in shown
     shown = shown_by_status(tmp_path, capfd)
     assert re.search(r"fake +stopped", shown) and "failed" not in shown and "without reporting an error" not in shown
-    control.cancel(tmp_path)
+    jobs.cancel(tmp_path)
     assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_job_is_requeued_at_its_time_limit(tmp_path: Path):
-    assert run_stage(fake(tmp_path, "count", 60, 0.25), here(time="1", signal_delay=52)) == 0
-    states = [one["state"] for one in attempts(tmp_path, job_of(tmp_path)["id"])]
-    assert states[0] == "requeued" and states[-1] == "done"
-    assert steps(tmp_path) == list(range(60))
 
 
 def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert run_stage(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
+    assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
     assert read_json(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None
+
+
+def pair(folder: Path) -> list[Node]:
+    """Two stages, each of which fails unless the other one runs at the same time."""
+    return [Node(a, fake(folder / a, "meet", str(folder / b))) for a, b in (("a", "b"), ("b", "a"))]
+
+
+def graph_of(folder: Path, *nodes: Node) -> Graph:
+    return Graph("pipeline", str(folder), nodes, fake(folder / "report"))
+
+
+def two(gpus: int = 0, **given: object) -> Options:
+    return Options(cluster="local", gpus=gpus, tasks=1, parallel=2, **given)  # type: ignore[arg-type]
+
+
+def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
+    assert run(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
+    found = [read_json(tmp_path / name / "results.json") for name in ("a", "b")]
+    assert {one["CUDA_VISIBLE_DEVICES"] for one in found} == {"3", "5"}
+    assert {one["OMP_NUM_THREADS"] for one in found} == {"1"}
+    assert "last: counting from 0" in capfd.readouterr().out  # whose line it is
+
+
+def test_a_stage_waits_for_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    """Two GPUs, and both stages need two: one after the other."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    nodes = [Node(name, fake(tmp_path / name, "count", 3, 0.1)) for name in "ab"]
+    assert run(graph_of(tmp_path, *nodes), two(gpus=2)) == 0
+    shown = capfd.readouterr().out
+    assert shown.index("[1/2] a: ") < shown.index("[2/2] b -> ")
+
+
+def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
+    bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
+    child = Node("child", fake(tmp_path / "child"), ("bad",))
+    assert run(graph_of(tmp_path, bad, child, *pair(tmp_path)), two()) == 2
+    shown = capfd.readouterr().err
+    assert "[1/4] bad: failed; the other branches continue" in shown
+    assert "[2/4] child: skipped, because bad failed" in shown
+    assert (tmp_path / "a/results.json").exists() and (tmp_path / "b/results.json").exists()
+
+
+def test_one_signal_stops_all_of_them(tmp_path: Path):
+    code = (
+        "import sys; from pathlib import Path; from tests.tools.launcher.test_run import *\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "nodes = [Node(name, fake(folder / name, 'count', 1000, 0.05)) for name in 'abc']\n"
+        "sys.exit(run(graph_of(folder, *nodes), two()))"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "a/count.0").exists() and (tmp_path / "b/count.0").exists())
+    os.kill(started.pid, signal.SIGTERM)
+    _, shown = started.communicate(timeout=60)
+    assert started.returncode == 130
+    for name in "ab":
+        assert 0 < len(steps(tmp_path / name)) == int((tmp_path / name / "count.0").read_text()) < 1000
+    assert shown.count("SIGTERM: counted to") == 2
+    assert f"to continue: python tools/launch.py resume {tmp_path}" in shown
+    assert not (tmp_path / "c").exists()

@@ -18,18 +18,18 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
 from tests.tools.launcher.helpers import programs
 from tools import launch
-from tools.launcher import control, status
+from tools.launcher import jobs, status
+from tools.launcher.launch_file import launch_files, read_launch
 from tools.launcher.ranks import RankRecord
-from tools.launcher.submit import refuse_if_running
 
-LOCAL = {"id": "999999999", "cluster": "local", "name": "n", "logs": "/l", "host": socket.gethostname(), "tasks": 1}
+LOCAL = {"id": "999999999", "cluster": "local", "name": "n", "logs": "/l/s", "host": socket.gethostname(), "tasks": 1}
 ELSEWHERE = {**LOCAL, "host": "another-machine"}
 SLURM = {**LOCAL, "id": "77", "cluster": "slurm"}
 
 
-def started(folder: Path, *jobs: dict[str, Any]) -> Path:
+def started(folder: Path, *given: dict[str, Any]) -> Path:
     (folder / "launch").mkdir(parents=True)
-    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": jobs}
+    record = {"spec": {"stage": "knn", "produces": "results.json"}, "options": {}, "jobs": given}
     (folder / "launch" / "launch.json").write_text(json.dumps(record))
     return folder
 
@@ -46,7 +46,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids have started anew
         ("echo '78|RUNNING|None|n'", None, "ENDED"),
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
-        ("echo '77|PENDING|Priority|n'", None, "PENDING"),
+        ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
         (GONE, None, "ENDED"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
         ("exit 0", "exit 1", "ENDED"),
@@ -65,7 +65,7 @@ def test_states_of_a_slurm_job(
 ):
     scripts = {name: text for name, text in (("squeue", squeue), ("sacct", sacct)) if text is not None}
     programs(monkeypatch, tmp_path, **scripts)
-    assert control.job_state(SLURM) == state
+    assert jobs.job_states([SLURM])[0] == state
 
 
 def test_a_scheduler_that_does_not_answer_in_time_says_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -73,18 +73,22 @@ def test_a_scheduler_that_does_not_answer_in_time_says_nothing(monkeypatch: pyte
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", silent)
-    assert control.job_state(SLURM) == "UNKNOWN"
+    assert jobs.job_states([SLURM])[0] == "UNKNOWN"
 
 
 def test_a_job_of_another_machine_may_be_running():
-    assert control.job_state(LOCAL) == "ENDED"  # no such process
-    assert control.job_state(ELSEWHERE) == "UNKNOWN"
+    assert jobs.job_states([LOCAL])[0] == "ENDED"  # no such process
+    assert jobs.job_states([ELSEWHERE])[0] == "UNKNOWN"
 
 
-def test_a_second_job_is_refused_while_the_first_is_active(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(control, "job_state", lambda _job: "PENDING")
+def refuse_if_running(folder: Path) -> None:
+    job = read_launch(folder / "launch" / "launch.json")["jobs"][-1]
+    jobs.check_not_running(folder, job, jobs.job_states([job])[0])
+
+
+def test_a_second_job_is_refused_while_the_first_is_active(tmp_path: Path):
     with pytest.raises(UserError, match=r"job 77 \(pending\) is already working on"):
-        refuse_if_running(started(tmp_path / "run", SLURM))
+        jobs.check_not_running(tmp_path / "run", SLURM, "PENDING (Priority)")
 
 
 @pytest.mark.parametrize(
@@ -102,20 +106,20 @@ def test_a_second_job_is_refused_where_nobody_knows_of_the_first(
     with pytest.raises(UserError, match=message) as raised:
         refuse_if_running(folder)
     assert "\n" not in str(raised.value)
-    record = RankRecord(folder, "s", job["id"], 0, 0, 1)
+    record = RankRecord(folder, "s", 0, 0)
     with pytest.raises(UserError, match=message):
         refuse_if_running(folder)
     record.end("requeued", "SIGUSR2")  # it waits for its turn
     with pytest.raises(UserError, match=message):
         refuse_if_running(folder)
-    RankRecord(folder, "s", job["id"], 1, 0, 1).end("done")
+    RankRecord(folder, "s", 1, 0).end("done")
     refuse_if_running(folder)
 
 
 def test_a_job_that_was_purged_long_ago_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     programs(monkeypatch, tmp_path, squeue=GONE)
     folder = started(tmp_path / "run", SLURM)
-    RankRecord(folder, "s", "77", 0, 0, 1)  # killed: it never said how it ended
+    RankRecord(folder, "s", 0, 0)  # killed: it never said how it ended
     refuse_if_running(folder)
 
 
@@ -123,14 +127,14 @@ def test_a_jobs_copy_of_the_code_holds_no_stages(tmp_path: Path, capsys: pytest.
     started(tmp_path / "runs/a", LOCAL)
     started(tmp_path / "runs/a/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
     started(tmp_path / "runs/b/launch/20260101-000000-abcdef/code/configs/knn", LOCAL)
-    assert control.launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
+    assert launch_files(tmp_path / "runs") == [tmp_path / "runs/a/launch/launch.json"]
     with pytest.raises(UserError, match="nothing was started in"):
         status.print_status(tmp_path / "runs/b")
 
 
 def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", ELSEWHERE)
-    record = RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1)
+    record = RankRecord(folder, "s", 0, 0)
     status.print_status(folder)
     shown = capsys.readouterr().out
     assert re.search("knn +unknown", shown) and "run status on another-machine" in shown and "killed" not in shown
@@ -142,17 +146,17 @@ def test_status_says_where_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture)
 def test_cancel_says_where_a_job_of_another_machine_runs(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", LOCAL, ELSEWHERE)
     with pytest.raises(UserError, match=rf"runs on another-machine.* run: python tools/launch.py cancel {folder}"):
-        control.cancel(folder)
+        jobs.cancel(folder)
     assert "nothing runs" not in capsys.readouterr().out
-    RankRecord(folder, "s", ELSEWHERE["id"], 0, 0, 1).end("done")
-    control.cancel(folder)
+    RankRecord(folder, "s", 0, 0).end("done")
+    jobs.cancel(folder)
     assert "nothing runs" in capsys.readouterr().out
 
 
 def test_cancel_of_a_silent_scheduler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     programs(monkeypatch, tmp_path, squeue=DOWN)
     with pytest.raises(UserError, match=r"SLURM does not answer about job 77 .*or: scancel 77"):
-        control.cancel(started(tmp_path / "run", SLURM))
+        jobs.cancel(started(tmp_path / "run", SLURM))
 
 
 def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
@@ -166,7 +170,7 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
     for name, job in (("a", "77"), ("b", "78"), ("c", "79")):
         started(tmp_path / "runs" / name, {**SLURM, "id": job})
     with pytest.raises(UserError, match="scancel 78 failed: no permission"):
-        control.cancel(tmp_path / "runs", now=True)
+        jobs.cancel(tmp_path / "runs", now=True)
     assert (tmp_path / "asked").read_text().splitlines() == [f"--signal=KILL {job}" for job in (77, 78, 79)]
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
 
@@ -180,20 +184,20 @@ def pipeline(folder: Path, **runner: object) -> Path:
 def test_cancel_ends_the_process_that_would_start_the_next_stage(tmp_path: Path, capsys: pytest.CaptureFixture):
     running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
     folder = pipeline(tmp_path, host=socket.gethostname(), pid=running.pid, started=start_of(running.pid))
-    control.cancel(folder)
+    jobs.cancel(folder)
     assert running.wait(timeout=30) == -signal.SIGTERM
     assert f"cancelled the pipeline in {folder} (process {running.pid})" in capsys.readouterr().out
 
 
 def test_cancel_spares_a_process_that_has_the_number_of_an_earlier_one(tmp_path: Path):
     started(tmp_path / "stage", LOCAL)
-    control.cancel(pipeline(tmp_path, host=socket.gethostname(), pid=os.getpid(), started="1"))
+    jobs.cancel(pipeline(tmp_path, host=socket.gethostname(), pid=os.getpid(), started="1"))
 
 
 def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
     started(tmp_path / "stage", LOCAL)
     with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
-        control.cancel(pipeline(tmp_path, host="another-machine", pid=3, started="1"))
+        jobs.cancel(pipeline(tmp_path, host="another-machine", pid=3, started="1"))
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
@@ -213,7 +217,7 @@ def test_a_damaged_pipeline_json_does_not_keep_its_stages_from_being_cancelled(
 ):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/pipeline.json").write_text("[]")
-    found, problems = control._end_runner(tmp_path)
+    found, problems = jobs._end_runner(tmp_path)
     assert not found and len(problems) == 1 and "holds a JSON list, not an object" in problems[0]
 
 

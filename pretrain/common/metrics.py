@@ -1,4 +1,4 @@
-"""What a run measures, iteration by iteration: `metrics.json`, and from it TensorBoard and other loggers."""
+"""What a run measures, iteration by iteration: `metrics.json`, and the same for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .loggers import RECORD, Loggers
+from . import loggers
 from .run_folder import atomic_write, cannot_write, json_text, remove
 
 
@@ -23,7 +23,7 @@ def drop_metrics(
         again: True for earlier lines that it writes again as well.
     """
     if start_iteration == 0:
-        remove(Path(output_dir) / RECORD)
+        remove(Path(output_dir) / loggers.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         kept = [line for line in _lines(path) if line["iteration"] < start_iteration and not again(line)]
@@ -62,7 +62,7 @@ def writing_in(folder: str | Path) -> Iterator[None]:
 
 
 class MetricsWriter:
-    """`metrics.json` (one JSON object per line, as Detectron2 writes it), TensorBoard events, and `Loggers`.
+    """`metrics.json` (one JSON object per line, as Detectron2 writes it), and TensorBoard events.
 
     On opening, lines at or after ``start_iteration`` are dropped, so that a resumed run repeats none.
     """
@@ -70,11 +70,11 @@ class MetricsWriter:
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
         self._path = Path(output_dir) / "metrics.json"
         drop_metrics(output_dir, start_iteration)
+        self._end_logging = loggers.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
         with writing_in(output_dir):
             self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
-        self._loggers = Loggers(output_dir)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
@@ -83,7 +83,6 @@ class MetricsWriter:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     self._events.add_scalar(name, value, iteration)
-        self._loggers.update()
 
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
@@ -92,7 +91,7 @@ class MetricsWriter:
     def close(self) -> None:
         with writing_in(self._path.parent):
             self._events.close()
-        self._loggers.close()
+        self._end_logging()
 
 
 def parse(line: str) -> dict[str, Any] | None:

@@ -14,9 +14,9 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
 from fvcore.nn.precise_bn import get_bn_modules
 
+from pretrain.common import loggers
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.interrupt import Stopped
-from pretrain.common.loggers import Loggers
 from pretrain.common.metrics import append, writing_in
 from pretrain.common.process_group import AgreedStop
 from pretrain.common.run_folder import atomic_write, remove
@@ -32,14 +32,14 @@ PERIOD = 20  # iterations per line, and over which Detectron2 takes medians
 
 
 class MetricsFile(EventWriter):
-    """metrics.json and what the loggers get of it.
+    """metrics.json.
 
     Detectron2's writer writes no scalar of an iteration of which it has written another, so it has to wait for the
     evaluation, and a kill during that costs the losses.
     """
 
     def __init__(self, output_dir: str) -> None:
-        self._path, self._loggers = Path(output_dir) / "metrics.json", Loggers(output_dir)
+        self._path = Path(output_dir) / "metrics.json"
         self._written: dict[str, int] = {}  # name -> iteration
 
     def write(self) -> None:
@@ -50,16 +50,13 @@ class MetricsFile(EventWriter):
                 self._written[name] = iteration
         for iteration in sorted(lines):
             append(self._path, iteration, dict(sorted(lines[iteration].items())))
-        self._loggers.update()
-
-    def close(self) -> None:
-        self._loggers.close()
 
 
 class Events(TensorboardXWriter):
     """Detectron2's TensorBoard writer, whose errors are one line."""
 
     def __init__(self, output_dir: str) -> None:
+        self._end_logging = loggers.start(output_dir)
         super().__init__(output_dir, PERIOD)
         self._folder = output_dir
 
@@ -70,6 +67,7 @@ class Events(TensorboardXWriter):
     def close(self) -> None:
         with writing_in(self._folder):
             super().close()
+        self._end_logging()
 
 
 class WriteBeforeCheckpoint(HookBase):

@@ -1,9 +1,8 @@
-"""Exports a pretrained backbone to timm, transformers or ONNX, a fine-tuned detector to ONNX, and verifies the result.
+"""Exports a backbone to timm, transformers or ONNX, and verifies the result.
 
 python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl_timm --format timm
 python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl --format transformers
 python tools/export.py runs/jcl_R50_IN1k_200ep exports/jcl.onnx --format onnx
-python tools/export.py runs/coco_R50_FPN_1x_jcl exports/detector.onnx --format onnx
 """
 
 from __future__ import annotations
@@ -31,17 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("output", metavar="OUTPUT", help="a new folder; for onnx, a new file that ends in .onnx")
     parser.add_argument("--format", choices=list(_NEEDS), required=True, help="what will read it")
-    parser.add_argument(
-        "--image", default="", metavar="FILE",
-        help="verify a detector with this image, on which it must find something; default: its first test images",
-    )  # fmt: skip
     args = parser.parse_args(argv)
     check_name(args.output, "OUTPUT")
     source, output = Path(args.source), Path(args.output)
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
-    if args.image:
-        existing_file(args.image, "image")
     if (output.suffix == ".onnx") != (args.format == "onnx"):
         raise UserError(f"OUTPUT {output} must {'' if args.format == 'onnx' else 'not '}end in .onnx")
     if os.path.lexists(output):
@@ -51,14 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tools.exporting import backbone  # imports torch; a mistake should not wait for that
 
     try:
-        if args.format == "onnx" and backbone.is_detector(source):
-            from tools.exporting import detector  # imports onnxscript
-
-            done = detector.export(source, output, args.image)
-        elif args.image:
-            raise UserError("--image verifies a detector; a backbone is verified with a drawn image")
-        else:
-            done = backbone.export(backbone.read(source), output, args.format)
+        done = backbone.export(backbone.read(source), output, args.format)
     except OSError as error:
         if error.errno is None:  # of a library, which is no failure of the disk
             raise

@@ -26,10 +26,8 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state
-from tests.transfer import tiny_coco
 from tools import export
-from tools.exporting import backbone, card, onnx_file
-from transfer.torchvision_engine.model import Detector, build_model
+from tools.exporting import backbone, card
 
 ROOT = Path(__file__).parents[2]
 MEAN, STD = [0.6, 0.5, 0.3], [0.2, 0.25, 0.3]  # no library's defaults
@@ -195,8 +193,6 @@ def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) ->
         ("pretrain", "used", "--format", "timm"): "used exists; name another",
         ("pretrain", "out", "--format", "onnx"): r"must end in \.onnx",
         ("pretrain", "out.onnx", "--format", "timm"): r"must not end in \.onnx",
-        ("pretrain", "out", "--format", "timm", "--image", str(ROOT / "docs/demo.png")): "--image verifies a detector",
-        ("pretrain", "out.onnx", "--format", "onnx", "--image", "a.jpg"): "no image at a.jpg",
     }.items():
         with pytest.raises(UserError, match=message):
             export.main([str(tmp_path / words[0]), str(tmp_path / words[1]), *words[2:]])
@@ -241,106 +237,3 @@ def test_every_method_has_a_paper() -> None:
     known = [reference["title"] for reference in citation["references"]]
     assert card.PAPERS.keys() == METHODS.keys()
     assert all(any(title in paper for paper in card.PAPERS.values()) for title in known)
-
-
-# Detectors
-
-
-def tiny_detector(folder: Path, image_format: str = "RGB", **keys: Any) -> tuple[Detector, Path]:
-    """A random detector with box, mask and keypoint heads in a run folder of fine-tuning."""
-    name = tiny_coco.write(folder / "data", keypoints=True)
-    cfg = tiny_coco.config(
-        folder / "run", name, MODEL__MASK_ON=True, MODEL__KEYPOINT_ON=True, INPUT__FORMAT=image_format,
-        MODEL__PIXEL_STD=[50.0, 60.0, 70.0], **keys,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(cfg, torch.device("cpu")).eval().requires_grad_(False)
-    (folder / "run").mkdir()
-    torch.save({"model": model.state_dict(), "iteration": 1}, folder / "run/model_final.pth")
-    (folder / "run/config.yaml").write_text(cfg.dump())
-    return model, folder / "run"
-
-
-def noise(height: int, width: int) -> Tensor:
-    return torch.randint(0, 256, (3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-@ONNX
-@pytest.mark.parametrize("image_format", ["RGB", "BGR"])
-def test_the_exported_module_is_the_detector(tmp_path: Path, image_format: str) -> None:
-    from tools.exporting.detector import OneImage, compare_detections, expressible
-
-    model, _ = tiny_detector(tmp_path, image_format)
-    image = noise(70, 100)
-    wanted = model([{"image": image}])[0]
-    with expressible():
-        given = image.flip(0) if image_format == "BGR" else image
-        found = dict(zip(wanted, OneImage(model, flip=image_format == "BGR")(given), strict=True))
-    assert set(wanted) == {"boxes", "scores", "labels", "masks", "keypoints"} and len(wanted["boxes"]) > 10
-    assert max(compare_detections(wanted, found).values()) < 1e-5
-    torch.testing.assert_close(found["keypoints"], wanted["keypoints"])
-    for name, value in {"labels": 1 - wanted["labels"], "boxes": wanted["boxes"][1:]}.items():
-        with pytest.raises(UserError, match=f"{name} of the exported detector"):
-            compare_detections(wanted, {**found, name: value})
-    with pytest.raises(UserError, match=r"a keypoint of the exported detector differs by 2\.0 pixels"):
-        compare_detections(wanted, {**found, "keypoints": wanted["keypoints"] + torch.tensor([2.0, 0, 0])})
-
-
-@ONNX
-def test_a_proof_needs_detections(tmp_path: Path) -> None:
-    _, run = tiny_detector(tmp_path, MODEL__ROI_HEADS__SCORE_THRESH_TEST=0.99)
-    with pytest.raises(UserError, match=r"finds nothing on the first 20 of coco:.*, which proves nothing"):
-        export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
-    with pytest.raises(UserError, match=r"finds nothing on .*1\.png"):
-        words = [str(run), str(tmp_path / "out.onnx"), "--format", "onnx"]
-        export.main([*words, "--image", str(tmp_path / "data/1.png")])
-    (run / "config.yaml").unlink()
-    with pytest.raises(UserError, match=r"no config\.yaml of the detector's training"):
-        export.main([str(run / "model_final.pth"), str(tmp_path / "out.onnx"), "--format", "onnx"])
-    assert not list(tmp_path.glob("*out*"))
-
-
-@pytest.mark.slow
-@ONNX
-def test_a_detector_in_onnx(tmp_path: Path) -> None:
-    import onnxruntime
-
-    from tools.exporting.detector import compare_detections
-
-    model, run = tiny_detector(tmp_path, "BGR")
-    export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
-    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
-    for height, width in ((33, 90), (128, 40), (200, 200)):
-        wanted = model([{"image": noise(height, width)}])[0]
-        found = session.run(None, {"image": noise(height, width).flip(0).numpy()})
-        compare_detections(wanted, dict(zip(wanted, map(torch.from_numpy, found), strict=True)))
-        assert len(wanted["boxes"]) > 5
-
-
-@ONNX
-def test_keypoints_are_decoded_in_onnx_as_by_torchvision() -> None:
-    """Also of no detection at all, and in a box of less than a pixel."""
-    import onnxruntime
-    from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
-
-    from tools.exporting.keypoints import TRANSLATIONS, find_keypoints
-
-    class Decode(nn.Module):
-        def forward(self, maps: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-            return find_keypoints(maps, boxes)
-
-    torch.manual_seed(0)
-    maps, corners = torch.randn(3, 5, 56, 56), torch.rand(3, 2) * 50
-    boxes = torch.cat([corners, corners + torch.tensor([[30.3, 77.1], [0.3, 5.0], [200.4, 120.0]])], 1)
-    rows = {0: torch.export.Dim.DYNAMIC}
-    exported = torch.export.export(Decode(), (maps, boxes), dynamic_shapes=(rows, rows))
-    program = torch.onnx.export(
-        exported, opset_version=onnx_file.OPSET, custom_translation_table=TRANSLATIONS, verbose=False
-    )
-    assert program
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    for count in (3, 1, 0):
-        points, values = session.run(None, {"maps": maps[:count].numpy(), "boxes": boxes[:count].numpy()})
-        wanted_points, wanted_values = heatmaps_to_keypoints(maps[:count], boxes[:count])
-        torch.testing.assert_close(torch.from_numpy(points), wanted_points[..., :2])
-        torch.testing.assert_close(torch.from_numpy(values), wanted_values)

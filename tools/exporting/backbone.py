@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,19 +29,19 @@ from torchvision.models import ResNet
 from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
-from pretrain.common.run_folder import stage_of
-from pretrain.common.weights_file import read_weights_file
+from pretrain.common.run_folder import json_text, replacing
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
 from transfer.convert import find_source, read_source
 from transfer.proof import compare
 
-from . import card, onnx_file
+from . import card
 
 if TYPE_CHECKING:
     from transformers import ResNetConfig
 
+_OPSET = 18
 _USUAL_SIZE = (224, 256)  # of files that record no config, as in ImageNet's evaluation
 
 
@@ -73,13 +74,6 @@ class Backbone:
     def view(self, image: np.ndarray) -> Tensor:
         """The evaluation's crop (1, 3, S, S) of an image (H, W, 3), uint8, RGB."""
         return torch.from_numpy(center_view(image, self.size, self.resize).copy()).permute(2, 0, 1)[None]
-
-
-def is_detector(source: Path) -> bool:
-    """Whether a run folder or a file holds a whole detector."""
-    if source.is_dir():
-        return stage_of(source) == "transfer"
-    return any("roi_heads." in name for name in read_weights_file(source).tensors)
 
 
 def read(source: Path) -> Backbone:
@@ -246,16 +240,27 @@ class _FromPixels(nn.Module):
 
 
 def _export_onnx(backbone: Backbone, output: Path) -> dict[str, float]:
+    """One file with the provenance in its metadata, which is kept only if ONNX Runtime computes the same features."""
+    import onnxruntime
+
     image = sample_image(backbone)
     view, whole = backbone.view(image), torch.from_numpy(image).permute(2, 0, 1)[None]
     batch = torch.cat([view, view.flip(3)])
     wanted = {"features": backbone.features(batch), "features of one image of another size": backbone.features(whole)}
 
-    def prove(run: Callable[..., list[np.ndarray]]) -> dict[str, float]:
-        found = [torch.from_numpy(run(None, {"images": pixels.numpy()})[0]) for pixels in (batch, whole)]
+    rows = torch.export.Dim.DYNAMIC
+    with warnings.catch_warnings(action="ignore"):  # about the exporter's own code
+        program = torch.onnx.export(
+            _FromPixels(backbone), (torch.zeros(2, 3, 96, 128, dtype=torch.uint8),), input_names=["images"],
+            output_names=["features"], dynamic_shapes=({0: rows, 2: rows, 3: rows},), opset_version=_OPSET,
+            dynamo=True, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    model = program.model_proto
+    model.metadata_props.add(key="provenance", value=json_text(backbone.provenance))
+    with replacing(output) as stream:
+        stream.write(model.SerializeToString())
+        stream.flush()
+        session = onnxruntime.InferenceSession(stream.name, providers=["CPUExecutionProvider"])
+        found = [torch.from_numpy(session.run(None, {"images": pixels.numpy()})[0]) for pixels in (batch, whole)]
         return compare(wanted, dict(zip(wanted, found, strict=True)), "the exported model")
-
-    program = onnx_file.translate(
-        _FromPixels(backbone), "images", (2, 3, 96, 128), {0: "images", 2: "height", 3: "width"}, ["features"], "images"
-    )
-    return onnx_file.write(program, output, backbone.provenance, prove)

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import io
 import os
-import stat
 import time
 import warnings
 from array import array
@@ -26,37 +25,32 @@ from .errors import UserError
 MAX_PIXELS = 1024**3 // 4 // 3  # per image, a quarter of a GiB of RGB; Pillow warns from here on
 _PILLOW_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # SyntaxError: a broken PNG
 _RETRY_AFTER_S = 1.0
-_ABOUT_THE_FILE = {  # any other error is about the disk, the file server or this process
-    errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO,
-}  # fmt: skip
+_ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
 
 class CorruptImage(UserError):
     """An image that cannot be decoded; the message names the file."""
 
 
-def read_file(path: str, is_last_try: bool = False) -> bytes:
-    """The content of a regular file. An error that may pass, such as EIO or ESTALE, is tried once more.
+def read_file(path: str) -> bytes:
+    """The content of a file. An error of the disk or the file server, such as EIO or ESTALE, is tried once more.
 
     Raises:
-        CorruptImage: missing, not permitted, or not a regular file.
+        CorruptImage: missing, not permitted, or a folder.
         UserError: reading failed twice for a reason that lies outside the file.
     """
-    try:
-        # Without O_NONBLOCK, opening a FIFO would wait forever for a writer.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CorruptImage(f"cannot read image {path}: it is not a regular file")
-            return file.read()
-    except OSError as error:
-        if error.errno in _ABOUT_THE_FILE:
-            raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
-        if is_last_try:
-            raise UserError(
-                f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
-            ) from error
-    time.sleep(_RETRY_AFTER_S)
-    return read_file(path, is_last_try=True)
+    for is_last_try in (False, True):
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            if error.errno in _ABOUT_THE_FILE:
+                raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
+            if is_last_try:
+                raise UserError(
+                    f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
+                ) from error
+        time.sleep(_RETRY_AFTER_S)
+    raise AssertionError
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:

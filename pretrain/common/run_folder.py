@@ -134,18 +134,9 @@ def refuse_other_stage(output_dir: str | Path, stage: str) -> None:
 
 
 def stage_of(output_dir: str | Path) -> str:
-    """The stage a run folder belongs to, or an empty string if nothing in it shows one."""
-    output_dir = Path(output_dir)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return (output_dir / "stage.txt").read_text().strip()
-    with contextlib.suppress(UserError):  # a folder from before stage.txt was written
-        stage = read_json(output_dir / "results.json").get("stage")
-        if isinstance(stage, str):
-            return stage
-    for stage, pattern in (("pretrain", "checkpoint_*.pth"), ("transfer", "model_*.pth")):
-        if any(output_dir.glob(pattern)):
-            return stage
-    return ""
+    """The stage a run folder belongs to; empty: none so far."""
+    path = Path(output_dir) / "stage.txt"
+    return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
 def make_folder(path: str | Path) -> None:

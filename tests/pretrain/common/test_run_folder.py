@@ -63,15 +63,6 @@ def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == "earlier"
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
-    """They have the same process number, as two machines may; the last one wins."""
-    with replacing(tmp_path / "x") as last, replacing(tmp_path / "x") as first:
-        first.write(b"first")
-        last.write(b"last")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x").read_text() == "last"
-
-
 def test_file_and_folder_are_synced_before_and_after_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,24 +110,6 @@ def test_a_folder_belongs_to_one_stage(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} is the run folder of pretrain, not of linear; choose another"):
         begin(tmp_path, "linear")
     assert stage_of(tmp_path) == "pretrain"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "stage"),
-    [
-        ("model_0000004.pth", "", "transfer"),
-        ("checkpoint_00000004.pth", "", "pretrain"),
-        ("results.json", '{"stage": "knn"}', "knn"),
-    ],
-)
-def test_a_folder_without_the_mark_is_known_by_what_it_holds(
-    tmp_path: Path, name: str, content: str, stage: str
-) -> None:
-    assert stage_of(tmp_path) == ""
-    (tmp_path / name).write_text(content)
-    assert stage_of(tmp_path) == stage
-    with pytest.raises(UserError, match=f"is the run folder of {stage}, not of embedding"):
-        begin(tmp_path, "embedding")
 
 
 def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(

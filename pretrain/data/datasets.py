@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..common import image_io
 from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
@@ -64,34 +63,6 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
         places, download = [_path_in(name)], False
     if not any(map(os.path.isdir, places)) and not (places and download):
         load(name, "train", root)  # raises the error that shows the layout expected
-
-
-def refuse_unreadable(name: str, split: str, root: str | Path = "datasets") -> None:
-    """Decodes the first and the last image of a split in folders; other data sets are checked as they load.
-
-    Raises:
-        UserError: one of them cannot be read, or there is no such split.
-    """
-    if folder := _folder_of(name, split, root):
-        for path in folders.ends(folder):
-            image_io.decode(image_io.read_file(str(path)), str(path))
-
-
-def count_up_to(most: int, name: str, split: str, root: str | Path = "datasets") -> int:
-    """The images of a split in folders, but not more than ``most``, so that few folders are listed.
-
-    ``most`` for other data sets: they have fixed numbers of images, or are counted as they load.
-    """
-    folder = _folder_of(name, split, root)
-    return folders.count_up_to(most, folder) if folder else most
-
-
-def _folder_of(name: str, split: str, root: str | Path) -> Path | None:
-    """Where the images of a split lie; None if not in folders."""
-    if name.startswith("folder:"):
-        folder = _path_in(name)
-        return folder if folders.images_in(folder) else folders.split_folder(folder, split)[0]
-    return folders.imagenet_folder(name, split, Path(root)) if name in ("imagenet", "imagenet100") else None
 
 
 def _load(name: str, split: str, root: Path, download: bool) -> ImageData:

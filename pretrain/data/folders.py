@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -56,28 +55,6 @@ def split_folder(folder: Path, split: str) -> tuple[Path, list[str] | None]:
         raise UserError(f"{folder} holds {chosen[0]}/ and {chosen[1]}/, both of the {split} split; keep one of them")
     classes = _folder_names(folder / of_split["train"][0]) if of_split["train"] else []
     return folder / chosen[0], classes or None
-
-
-def ends(folder: Path) -> list[Path]:
-    """The first and the last image of ``folder`` by name; of its folders, only those that lead to them are listed."""
-    if names := images_in(folder):
-        return [folder / min(names), folder / max(names)]
-    return [folder / name for backwards in (False, True) for name in islice(_images_below(folder, backwards), 1)]
-
-
-def count_up_to(most: int, folder: Path) -> int:
-    """The images in and below ``folder``, but not more than ``most``; no further folder is listed then."""
-    if len(images_in(folder)) >= most:
-        return most
-    return sum(1 for _ in islice(_images_below(folder), most))
-
-
-def images_in(folder: Path) -> list[str]:
-    """Names of the images directly in ``folder``, in any order: of a large folder, sorting takes most of the time."""
-    try:
-        return [name for name in os.listdir(folder) if _is_image(name) and not name.startswith(".")]
-    except OSError as error:
-        raise UserError(f"cannot list {folder}: {error.strerror}") from error
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
@@ -194,10 +171,8 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(_SUFFIXES)
 
 
-def _images_below(
-    folder: Path, backwards: bool = False, prefix: str = "", above: tuple[str, ...] = ()
-) -> Iterator[str]:
-    """Names relative to ``folder``, sorted, from the first or the last on.
+def _images_below(folder: Path, prefix: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Names relative to ``folder``, sorted.
 
     Args:
         above: the real paths of the folders above this one, so that a link back to one of them is found.
@@ -205,9 +180,8 @@ def _images_below(
     real_path = os.path.realpath(folder)
     if real_path in above:
         raise UserError(f"{folder} links to a folder that contains it; remove the link")
-    entries = _entries(folder)
-    for entry in reversed(entries) if backwards else entries:
+    for entry in _entries(folder):
         if isinstance(entry, str) or _is_image(entry.name):
             yield prefix + (entry if isinstance(entry, str) else entry.name)
         elif _is_folder(entry):
-            yield from _images_below(folder / entry.name, backwards, f"{prefix}{entry.name}/", (*above, real_path))
+            yield from _images_below(folder / entry.name, f"{prefix}{entry.name}/", (*above, real_path))

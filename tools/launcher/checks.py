@@ -82,10 +82,9 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     check_engine(spec)
     check_may_continue(spec, options)
     # An earlier stage may make the data, and a cluster's nodes may have other disks.
-    is_here = options.cluster != "slurm" and not node.parents
-    if is_here:
+    if options.cluster != "slurm" and not node.parents:
         check_data(spec, download=download)
-    check_batch(spec, options, count=is_here)
+    check_batch(spec, options)
 
 
 def check_engine(spec: StageSpec) -> None:
@@ -125,14 +124,11 @@ def check_data(spec: StageSpec, *, download: bool = True) -> None:
         preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
 
 
-def check_batch(spec: StageSpec, options: Options, *, count: bool) -> None:
-    """Checks that a batch can be divided among the processes, and that the data of a pretraining hold one.
-
-    Args:
-        count: the images.
+def check_batch(spec: StageSpec, options: Options) -> None:
+    """Checks that a batch can be divided among the processes.
 
     Raises:
-        UserError: it cannot, or they do not.
+        UserError: it cannot.
     """
     world = _world_size(spec, options)
     if not spec.config:
@@ -141,7 +137,7 @@ def check_batch(spec: StageSpec, options: Options, *, count: bool) -> None:
         from pretrain import preflight
         from pretrain.config import from_yaml_text
 
-        preflight.refuse_indivisible(from_yaml_text(spec.config), world, data=count)
+        preflight.refuse_indivisible(from_yaml_text(spec.config), world)
     elif spec.stage == "transfer" and not _is_evaluation(spec):
         from transfer.config import scale_to_world
         from transfer.config_ranges import check_parts

@@ -135,7 +135,7 @@ def _open(
     Returns:
         The run, the step to continue from, and the results if the run is complete.
     """
-    found = find_checkpoint(cfg, folder, log.warning)
+    resumed = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
@@ -144,11 +144,11 @@ def _open(
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
-    objective = build_objective(cfg, device, len(loader), log.info, read_weights=found is None)
+    objective = build_objective(cfg, device, len(loader), log.info, read_weights=resumed is None)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
     training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
-    step, state = 0, found[1] if found else {}
-    if found:
+    step, state = 0, resumed[1] if resumed else {}
+    if resumed:
         step = process_group.on_every_rank(lambda: from_checkpoint(training, state, log.info))
         total_steps = max(step, total_steps)
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
@@ -159,33 +159,32 @@ def _open(
             f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "
             "changed; restore the original ones, or choose another OUTPUT_DIR"
         )
-    metrics: list[MetricsWriter] = []
 
     def open_folder() -> dict[str, Any] | None:
         results_file = folder / "results.json"
         if step < total_steps:
             atomic_write(folder / "config.yaml", cfg.dump())
-        if found and step < total_steps:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
+        if resumed and step < total_steps:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
             remove(results_file)
-            if found[0].name == checkpoint.FINAL:
-                found[0].replace(checkpoint.path_of_step(folder, step))
-        if not found:
+            if resumed[0].name == checkpoint.FINAL:
+                resumed[0].replace(checkpoint.path_of_step(folder, step))
+        if not resumed:
             _clear(folder)
             grid = view_grid.draw(data, recipes[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
             view_grid.write(folder / "views.png", grid)
         write_environment(folder)
-        metrics.append(MetricsWriter(folder, step))
         return read_json(results_file) if step >= total_steps and results_file.is_file() else None
 
     results = process_group.on_first_rank(open_folder)
-    if found:
-        log.info(f"resumed from {found[0].name} at step {step} of {total_steps}")
+    metrics = process_group.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
+    if resumed:
+        log.info(f"resumed from {resumed[0].name} at step {step} of {total_steps}")
         for change in state["recipe_changes"]:
             log.warning(f"the recipe was changed after {change}")
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
         Watch(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
-        metrics[0] if metrics else None, None if results else knn.open_data(cfg, data, log.info),
+        metrics, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
         state.get("recipe_changes", []),
     )  # fmt: skip
@@ -298,7 +297,7 @@ def _finish(run: _Run) -> dict[str, Any]:
         if skipped:
             run.log.info(summary(skipped, steps))
 
-    def finish() -> dict[str, Any]:
+    def write() -> dict[str, Any]:
         assert metrics is not None
         if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it
             metrics.write(steps - 1, results["metrics"])
@@ -312,4 +311,4 @@ def _finish(run: _Run) -> dict[str, Any]:
         run.log.info(f"done: {folder / checkpoint.FINAL}")
         return results
 
-    return process_group.on_first_rank(finish)
+    return process_group.on_first_rank(write)

@@ -24,7 +24,7 @@ def test_spread_equals_all_pairs_and_the_explicit_covariance():
 
 def test_two_runs_in_one_picture_and_one_table(images, tmp_path):
     cfg = load_config(None, [
-        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path),
     ])  # fmt: skip
     results = distributions.main(cfg, {"one": "random", "same": "random"}, images=32, augmentations=4)

@@ -6,7 +6,7 @@ from pretrain.probe import embedding
 
 def test_two_colors_are_apart_on_the_map(images, tmp_path):
     cfg = load_config(None, [
-        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path),
     ])  # fmt: skip
     results = embedding.main(cfg, "random")

@@ -22,7 +22,7 @@ from tests.pretrain.runs import lines
 def _config(images, output, *more):
     """Pretraining: two epochs of three steps, kNN after each."""
     return load_config(None, [
-        "METHOD.NAME", "simclr", "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "MODEL.HEAD_HIDDEN_DIMS", "[16]",
+        "METHOD.NAME", "simclr", "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "MODEL.HEAD_HIDDEN_DIMS", "[16]",
         "MODEL.EMBEDDING_DIM", "8", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1",
         "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
         "PROBE.KNN_PERIOD", "1", "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,

@@ -20,7 +20,7 @@ STEPS_PER_EPOCH = 3
 
 def _config(images, output, *more):
     return load_config(None, [
-        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "MODEL.ARCH", "resnet18", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "LINEAR.IMS_PER_BATCH", "16", "LINEAR.EPOCHS", "4", "LINEAR.BASE_LR", "1.0", "LINEAR.STEPS", "[2, 3]",
         "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
     ])  # fmt: skip
@@ -184,8 +184,8 @@ def test_a_complete_folder_is_left_as_it_is(images, complete):
         ("LINEAR.EPOCHS", "5", "LINEAR.EPOCHS 4 -> 5"),
         ("LINEAR.ENCODER", "key", "LINEAR.ENCODER 'query' -> 'key'"),
         ("VIEWS.IMAGE_SIZE", "24", "image_size 16 -> 24"),
-        ("PROBE.RESIZE", "20", "resize 0 -> 20"),
-        ("MODEL.STEM", "imagenet", "resize 0 -> 18"),
+        ("PROBE.RESIZE", "20", "resize 18 -> 20"),
+        ("PROBE.CROP", "none", "resize 18 -> 0"),
         ("MODEL.ARCH", "resnet34", "resnet34"),
         ("SOLVER.AMP", "bf16", "amp 'none' -> 'bf16'"),
         ("DATALOADER.ON_CORRUPT", "skip", "on_corrupt 'error' -> 'skip'"),
@@ -219,10 +219,10 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
 
 def test_the_result_says_how_it_was_scored(complete, images):
     result = json.loads((complete / "results.json").read_text())
-    wanted = {"image_size": 16, "resize": 0, "amp": "none", "train": f"folder:{images}", "val": f"folder:{images}",
+    wanted = {"image_size": 16, "resize": 18, "amp": "none", "train": f"folder:{images}", "val": f"folder:{images}",
               "train_images": 48, "val_images": 16, "EPOCHS": 4, "BASE_LR": 1.0}  # fmt: skip
     assert wanted.items() <= result["protocol"].items()
-    assert result["source"] == {"source": "random", "seed": 0, "arch": "resnet18", "stem": "cifar"}
+    assert result["source"] == {"source": "random", "seed": 0, "arch": "resnet18", "stem": "imagenet"}
 
 
 def _rank_by_rank(images, root) -> None:

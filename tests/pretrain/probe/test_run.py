@@ -22,7 +22,7 @@ PROBES = {"linear": linear.main, "knn": knn.main, "embedding": embedding.main, "
 
 def _config(images, output, *more):
     return load_config(None, [
-        "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
+        "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16",
         "LINEAR.IMS_PER_BATCH", "16", "LINEAR.EPOCHS", "1", "LINEAR.AUGMENT", "none", "DATALOADER.NUM_WORKERS", "0",
         "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
     ])  # fmt: skip

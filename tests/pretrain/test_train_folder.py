@@ -11,7 +11,6 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import begin
 from pretrain.model import objectives
-from pretrain.model.objectives import QueueObjective
 from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
 
 SHORT = ("SOLVER.MAX_STEPS", "3")
@@ -123,7 +122,7 @@ def test_checkpoints_and_knn_count_in_no_rate(images, tmp_path, monkeypatch):
         return timed
 
     monkeypatch.setattr(train.Watch, "step", taking(2.0, train.Watch.step))
-    monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda *_: None))
+    monkeypatch.setattr(checkpoint, "save", taking(1000.0, lambda path, *_: path.touch()))
     monkeypatch.setattr(
         train.knn, "evaluate", taking(1000.0, lambda *_: {"top1": 0.0, "train_images": 1, "val_images": 1})
     )
@@ -143,20 +142,20 @@ def test_both_schedules_run_over_the_epochs_where_max_steps_ends_the_run(images,
 
 def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     words = ("SOLVER.AMP", "fp16", "MODEL.QUEUE_SIZE", "16", "SOLVER.MAX_STEPS", "4")
-    done, real_embed, real_backward = [0], objectives.embed, QueueObjective.backward
+    done, real_embed, real_step = [0], objectives.embed, train.training_step
 
-    def backward(self, images_VnCHW, batch, step, scale):
-        weight = self.encoder.conv1.weight
+    def training_step(training, batch, step):
+        weight = training.objective.encoder.conv1.weight
         hook = weight.register_hook(lambda grad: hook.remove() or grad * (torch.inf if step in (0, 2) else 1.0))
         done[0] += 1
-        return real_backward(self, images_VnCHW, batch, step, scale)
+        return real_step(training, batch, step)
 
     # Half precision is slow on a CPU, and the scaler alone decides what is skipped.
     monkeypatch.setattr(
         objectives, "embed", lambda encoder, x, mean, std, **_: real_embed(encoder, x, mean=mean, std=std)
     )
     monkeypatch.setattr(train.knn, "evaluate", lambda *_: {})
-    monkeypatch.setattr(QueueObjective, "backward", backward)
+    monkeypatch.setattr(train, "training_step", training_step)
     with monkeypatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: "preempted" if done[0] >= 2 else "")
         with pytest.raises(interrupt.Stopped):

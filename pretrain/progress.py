@@ -113,8 +113,8 @@ def over_ranks(
         share: this rank's share of the images of the global batch.
     """
     device = next(iter(values.values())).device
-    mine = torch.tensor([share, corrupt, seconds_waited], device=device)
-    row = torch.cat([mine, torch.stack([v.float() for v in values.values()])])
+    counts = torch.tensor([share, corrupt, seconds_waited], device=device)
+    row = torch.cat([counts, torch.stack([v.float() for v in values.values()])])
     rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
     shares, corrupts, waits, *columns = zip(*rows, strict=True)
     means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]

@@ -301,7 +301,7 @@ def _finish(run: _Run) -> dict[str, Any]:
         assert metrics is not None
         if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it
             metrics.write(steps - 1, results["metrics"])
-            run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.words(cfg, score)})")
+            run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.describe(cfg, score)})")
         metrics.close()
         checkpoint.save(folder / checkpoint.FINAL, _state(run, steps))
         results["checkpoint_sha256"] = sha256(folder / checkpoint.FINAL)  # names the run in what is made of it

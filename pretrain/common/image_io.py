@@ -215,7 +215,7 @@ class Array:
         return np.ascontiguousarray(image)
 
 
-class Joined:
+class Concatenated:
     """Several sources, one after the other."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -238,7 +238,7 @@ class Joined:
         return source.name(within)
 
 
-class Chosen:
+class Subset:
     """Some of another source's images, by their positions in it."""
 
     def __init__(self, source: Source, positions: np.ndarray) -> None:

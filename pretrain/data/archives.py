@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.image_io import Array, Files, Joined
+from ..common.image_io import Array, Concatenated, Files
 from .folders import load_classes
 from .image_data import ImageData
 
@@ -62,7 +62,7 @@ def load_stl10(split: str, root: Path, download: bool) -> ImageData:
     if [len(part) for part in labels] != [len(array) for array in arrays]:
         raise UserError(f"stl10: {folder} has different numbers of images and labels; download it again")
     sources = [Array(array, f"stl10/{part}", transposed=True) for part, array in zip(parts, arrays, strict=True)]
-    return ImageData(Joined(sources), np.concatenate(labels), classes)
+    return ImageData(Concatenated(sources), np.concatenate(labels), classes)
 
 
 def load_tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
@@ -110,5 +110,5 @@ def _missing(name: str, root: Path, layout: str, download: bool, error: Exceptio
     place = root / layout.partition("/")[0]
     if place.exists():
         remedy = f"{place} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
-    found = "" if not download and "not found" in str(error) else f" ({' '.join(str(error).split())})"
-    return UserError(f"cannot read {name}: expected {root}/{layout}; {remedy}{found}")
+    reason = "" if not download and "not found" in str(error) else f" ({' '.join(str(error).split())})"
+    return UserError(f"cannot read {name}: expected {root}/{layout}; {remedy}{reason}")

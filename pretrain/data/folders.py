@@ -36,25 +36,25 @@ def split_folder(folder: Path, split: str) -> tuple[Path, list[str] | None]:
     """
     folders = _folder_names(folder)
     of_split = {key: [f for f in folders if f.lower() in names] for key, names in _SPLIT_FOLDERS.items()}
-    found = [*of_split["train"], *of_split["val"]]
-    if not found:
+    splits = [*of_split["train"], *of_split["val"]]
+    if not splits:
         return folder, None
-    others = [f for f in folders if f not in found]
+    others = [f for f in folders if f not in splits]
     if others and not (of_split["train"] and of_split["val"]):
         raise UserError(
-            f"{folder} holds {found[0]}/ beside {others[0]}/: a split or a class? If a split, name folder:{folder}/"
-            f"{found[0]}; if a class, move all class folders into {folder}/train/"
+            f"{folder} holds {splits[0]}/ beside {others[0]}/: a split or a class? If a split, name folder:{folder}/"
+            f"{splits[0]}; if a class, move all class folders into {folder}/train/"
         )
-    chosen = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
-    if not chosen:
+    picked = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
+    if not picked:
         raise MissingSplit(
             f"{folder} holds no folder of the {split} split; call it {'/, '.join(_SPLIT_FOLDERS[split])}/, or name a "
-            f"folder of images itself, such as folder:{folder}/{found[0]}"
+            f"folder of images itself, such as folder:{folder}/{splits[0]}"
         )
-    if len(chosen) > 1:
-        raise UserError(f"{folder} holds {chosen[0]}/ and {chosen[1]}/, both of the {split} split; keep one of them")
+    if len(picked) > 1:
+        raise UserError(f"{folder} holds {picked[0]}/ and {picked[1]}/, both of the {split} split; keep one of them")
     classes = _folder_names(folder / of_split["train"][0]) if of_split["train"] else []
-    return folder / chosen[0], classes or None
+    return folder / picked[0], classes or None
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
@@ -107,16 +107,16 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
     if flat:
         del entries  # a million names
         return ImageData(Files(folder, _images_below(folder)), None, [])
-    found = _folders_of(entries)
+    class_folders = _folders_of(entries)
     if classes is None:
-        classes = found
-    elif (missing := sorted(set(classes) - set(found))) and not may_be_flat:
+        classes = class_folders
+    elif (missing := sorted(set(classes) - set(class_folders))) and not may_be_flat:
         raise UserError(
             f"{name}: {len(missing)} of {len(classes)} class folders are missing in {folder}: {missing[0]}, ..."
         )
-    if may_be_flat and (unknown := sorted(set(found) - set(classes))):
+    if may_be_flat and (unknown := sorted(set(class_folders) - set(classes))):
         raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
-    there = [label for label, class_name in enumerate(classes) if class_name in found]
+    there = [label for label, class_name in enumerate(classes) if class_name in class_folders]
 
     def images_of(label: int) -> Files:
         return Files(folder, (f"{classes[label]}/{image}" for image in _images_below(folder / classes[label])))
@@ -137,9 +137,9 @@ def _entries(folder: Path) -> list[str | os.DirEntry[str]]:
     """What ``folder`` holds, by name; an image that is a regular file is its name alone: there may be a million."""
     try:
         with os.scandir(folder) as entries:
-            kept = [e.name if _is_image(e.name) and _is_plain(e) else e for e in entries if e.name[0] != "."]
-        kept.sort(key=lambda entry: entry if isinstance(entry, str) else entry.name)
-        return kept
+            images_and_rest = [e.name if _is_image(e.name) and _is_plain(e) else e for e in entries if e.name[0] != "."]
+        images_and_rest.sort(key=lambda entry: entry if isinstance(entry, str) else entry.name)
+        return images_and_rest
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"no image folder at {folder}; expected images in it, or one folder of images per class"

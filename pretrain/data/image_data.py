@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.image_io import Chosen, Source
+from ..common.image_io import Source, Subset
 
 
 class MissingSplit(UserError):
@@ -47,12 +47,12 @@ class ImageData:
 
     def digest(self) -> str:
         """Changes with any image's name or label, but not with the folder of the data set, nor with pixels."""
-        found = hashlib.sha256(repr(self.classes).encode(errors="surrogateescape"))
+        digest = hashlib.sha256(repr(self.classes).encode(errors="surrogateescape"))
         for index in range(len(self)):
-            found.update(os.path.basename(self.image_name(index)).encode(errors="surrogateescape") + b"\0")
+            digest.update(os.path.basename(self.image_name(index)).encode(errors="surrogateescape") + b"\0")
         if self.labels is not None:
-            found.update(self.labels.tobytes())
-        return found.hexdigest()[:16]
+            digest.update(self.labels.tobytes())
+        return digest.hexdigest()[:16]
 
     def labeled(self) -> ImageData:
         """Only the images that have a label; ``self`` if all have one."""
@@ -63,4 +63,4 @@ class ImageData:
     def chosen(self, positions: np.ndarray) -> ImageData:
         """The images at ``positions``, in that order."""
         labels = None if self.labels is None else self.labels[positions]
-        return ImageData(Chosen(self.source, positions), labels, self.classes)
+        return ImageData(Subset(self.source, positions), labels, self.classes)

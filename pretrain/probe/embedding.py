@@ -30,7 +30,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.open_data()
         run.start()
-        features = extract(backbone, data.val, cfg, run.device, most=_MAX_POINTS)
+        features = extract(backbone, data.val, cfg, run.device, max_images=_MAX_POINTS)
         labels, classes = features.labels_N.cpu().numpy(), data.val.classes
         if len(labels) < 4:
             raise UserError(f"a map needs at least 4 labeled validation images; there are {len(labels)}")
@@ -52,8 +52,8 @@ def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any
     figure, axis = plt.subplots(figsize=(6.4, 5.6), constrained_layout=True)
     colors = plt.get_cmap("tab20" if len(classes) > 10 else "tab10")
     for label in np.unique(labels_N):
-        mine = points_N2[labels_N == label]
-        axis.scatter(mine[:, 0], mine[:, 1], s=9, color=colors(int(label) % colors.N), label=classes[label])
+        of_label = points_N2[labels_N == label]
+        axis.scatter(of_label[:, 0], of_label[:, 1], s=9, color=colors(int(label) % colors.N), label=classes[label])
     if len(classes) <= 20:
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axis.set_xticks([])

@@ -66,18 +66,20 @@ def load_frozen(
 
 
 @torch.no_grad()
-def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, most: int = 0) -> Features:
+def extract(
+    backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: torch.device, max_images: int = 0
+) -> Features:
     """Features of all labeled images, gathered from every rank.
 
     The backbone runs in the mode it is in; pass it in eval mode.
 
     Args:
-        most: use at most this many images, evenly spaced; 0: all.
+        max_images: use at most this many images, evenly spaced; 0: all.
 
     Raises:
         Stopped: a rank was asked to stop.
     """
-    positions = _my_share(data, most)
+    positions = _positions_of_rank(data, max_images)
     index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]
     batches = loader.eval_batches(
         data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, positions, cfg.DATALOADER.ON_CORRUPT,
@@ -99,11 +101,11 @@ def extract(backbone: ResNet, data: datasets.ImageData, cfg: CfgNode, device: to
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 
-def _my_share(data: datasets.ImageData, most: int) -> np.ndarray:
-    """Positions of this rank's share of the labeled images, of which there are at most ``most`` (0: all)."""
+def _positions_of_rank(data: datasets.ImageData, max_images: int) -> np.ndarray:
+    """Positions of this rank's share of the labeled images, of which there are at most ``max_images`` (0: all)."""
     assert data.labels is not None
     labeled = np.flatnonzero(data.labels >= 0)
-    if most and len(labeled) > most:
-        labeled = labeled[np.linspace(0, len(labeled) - 1, most).round().astype(int)]
+    if max_images and len(labeled) > max_images:
+        labeled = labeled[np.linspace(0, len(labeled) - 1, max_images).round().astype(int)]
     start, end = slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
     return labeled[start:end]

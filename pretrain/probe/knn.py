@@ -39,7 +39,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         score = _score(backbone, data, cfg, run.device)
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
         results |= warning_if_random(backbone, source, data, cfg, run.device, run.log)
-        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({words(cfg, score)})")
+        run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
         return run.finish(results)
 
 
@@ -126,7 +126,7 @@ def warning_if_random(
     return {"warning": text}
 
 
-def words(cfg: CfgNode, score: Mapping[str, float]) -> str:
+def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """The protocol of a ``score``, to be printed beside it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     return (

@@ -150,10 +150,10 @@ def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor, total_steps:
     """
     with checkpoint.restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
         heads.load(state)
-        step, found_H = int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
-        if not 0 <= step <= total_steps or found_H.layout != losses_H.layout:
+        step, saved_H = int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
+        if not 0 <= step <= total_steps or saved_H.layout != losses_H.layout:
             raise ValueError(f"it is of step {step} of {total_steps}")
-    return step, found_H
+    return step, saved_H
 
 
 def _split(train: ImageData) -> tuple[ImageData, ImageData]:
@@ -206,8 +206,8 @@ class _Cached:
             if step == first_step or at == 0:
                 generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
                 order = torch.randperm(len(labels_N), generator=generator).to(labels_N.device)
-            mine = order[at * self._total + start : at * self._total + stop]
-            yield features_NF[mine], labels_N[mine]
+            batch = order[at * self._total + start : at * self._total + stop]
+            yield features_NF[batch], labels_N[batch]
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:
         return batch
@@ -230,8 +230,8 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     """
     path = run.folder / "results.json"
     results = read_json(path) if path.is_file() else None
-    found = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
-    state = found[1] if found else None
+    newest = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
+    state = newest[1] if newest else None
     earlier = results or state
     if earlier is None:
         return None, None

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pretrain.common import image_io
 from pretrain.common.errors import UserError
-from pretrain.common.image_io import CorruptImage, Files, Joined, decode
+from pretrain.common.image_io import Concatenated, CorruptImage, Files, decode
 from tests.pretrain.images import encoded, picture
 
 RGB = picture()
@@ -104,7 +104,7 @@ def test_names_are_kept_whole(tmp_path):
 
 
 def test_joined_sources_follow_each_other(tmp_path):
-    joined = Joined([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
+    joined = Concatenated([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
     assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]
 
 

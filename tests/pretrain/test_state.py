@@ -5,8 +5,8 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.state import digest, from_checkpoint, to_checkpoint
-from tests.pretrain.model.test_objectives import config
 from tests.pretrain.runs import training
+from tests.pretrain.test_steps import config
 
 
 def test_a_state_round_trips_and_other_bn_groups_are_reported():

@@ -27,7 +27,7 @@ QUEUE = ("MODEL.QUEUE_SIZE", "20", "MODEL.EMA_MOMENTUM", "0.9")
 def config(method: str, *more: str):
     keys = str(V - 1) if method in ("jcl", "multikey") else "1"
     return load_config(None, [
-        "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18",
+        "METHOD.NAME", method, "METHOD.NUM_KEYS", keys, "MODEL.ARCH", "resnet18", "MODEL.STEM", "cifar",
         "MODEL.HEAD_HIDDEN_DIMS", "[32]", "MODEL.EMBEDDING_DIM", "16",
         "SOLVER.IMS_PER_BATCH", str(N), "SOLVER.BASE_LR", "0.1", "SOLVER.EPOCHS", "2", "MODEL.BN_GROUPS", "2",
         *(QUEUE if METHODS[method].kind == "queue" else ()), "DEVICE", "cpu", *more,

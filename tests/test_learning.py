@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.transfer import tiny_coco
-from transfer.torchvision_engine import train as engine
+from transfer import train
+from transfer.torchvision_engine import engine
 from transfer.weights import read_weights
 
 
@@ -14,5 +15,5 @@ def test_a_detector_learns(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")
     keys = {"SOLVER__MAX_ITER": 150, "SOLVER__STEPS": (120,), "SOLVER__BASE_LR": 0.02, "SEED": 1}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    (metrics,) = engine.run(cfg, weights=read_weights(cfg.MODEL.WEIGHTS)).values()
+    (metrics,) = train.run(engine, cfg, weights=read_weights(cfg.MODEL.WEIGHTS)).values()
     assert metrics["bbox"]["AP50"] > 50, metrics  # 80 measured

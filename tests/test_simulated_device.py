@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import importlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from pretrain.methods import METHODS
 from tests import simulated_device
 from tests.transfer import tiny_coco
 from transfer import distributed as transfer_distributed
+from transfer import train as transfer_train
 from transfer import train_net
 
 HEADS = {"faster": set(), "mask": {"mask"}, "keypoint": {"keypoint"}}
@@ -132,10 +132,9 @@ def _fine_tune(
         "MODEL.KEYPOINT_ON": "keypoint" in heads,
     }  # fmt: skip
     words = ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
-    module = importlib.import_module(f"transfer.{engine}_engine.train")
     with pytest.MonkeyPatch.context() as patch, _waits_by_step() as waits:
-        for owner in (module, transfer_distributed):
-            patch.setattr(owner, "join", lambda name: torch.device(device), raising=False)
+        for owner in (transfer_train, transfer_distributed):
+            patch.setattr(owner, "join", lambda name: torch.device(device))
         train_net.work(train_net.parse(words))
     lines = [json.loads(line) for line in (folder / "out" / "metrics.json").read_text().splitlines()]
     timeless = [{k: v for k, v in line.items() if "time" not in k and "second" not in k} for line in lines]

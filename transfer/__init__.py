@@ -1,12 +1,14 @@
 """Fine-tuning of detectors on COCO from a pretrained backbone, on Detectron2 or on torchvision's detectors.
 
-Modules of the user's own (`pretrain.common.extensions`) register here what the Detectron2 engine shall use:
+Modules of the user's own (`pretrain.common.extensions`) register here what a training shall use:
 
 - `MAPPERS`: the value of INPUT.MAPPER -> function of (config, is_train) that returns what maps a record of the data set
-  to the model's input, as Detectron2's DatasetMapper does. It draws from NumPy's global generator, whose state is a
-  function of the seed and the image's position, so that a resumed run equals an uninterrupted one.
-- `HOOKS`: a name in SOLVER.HOOKS -> function of the config that returns a hook of Detectron2's. After each iteration it
-  is called after the learning rate's and before checkpoints, evaluation and metrics.json, on every rank.
+  to the model's input, as Detectron2's DatasetMapper does, for the Detectron2 engine. It draws from NumPy's global
+  generator, whose state is a function of the seed and the image's position, so that a resumed run equals an
+  uninterrupted one.
+- `HOOKS`: a name in SOLVER.HOOKS -> function of the config that returns a hook of Detectron2's (HookBase), or an object
+  with some of its methods. It is called before checkpoints, evaluation and metrics.json, on every rank; its ``trainer``
+  is `transfer.state.State`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from detectron2.engine import HookBase
     from fvcore.common.config import CfgNode
 
 MAPPERS: dict[str, Callable[[CfgNode, bool], Callable[[dict[str, Any]], dict[str, Any]]]] = {}
-HOOKS: dict[str, Callable[[CfgNode], HookBase]] = {}
+HOOKS: dict[str, Callable[[CfgNode], Any]] = {}
 
 # fvcore scripts two losses when it is imported; this package does not use them.
 warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated", category=FutureWarning)

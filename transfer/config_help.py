@@ -81,7 +81,7 @@ MEANINGS = {
     "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
     "initialization alike; 0: those of the weights",
     "SOLVER.GAMMA": "factor of the learning rate at each of STEPS",
-    "SOLVER.HOOKS": "Detectron2 engine: names in transfer.HOOKS, which your module of --import registers",
+    "SOLVER.HOOKS": "names in transfer.HOOKS, which your module of --import registers",
     "SOLVER.IMS_PER_BATCH": "images per iteration, of all processes together",
     "SOLVER.MAX_ITER": "iterations; images in the training set / IMS_PER_BATCH of them make an epoch",
     "SOLVER.MOMENTUM": "of SGD",
@@ -89,7 +89,7 @@ MEANINGS = {
     "SOLVER.STEPS": "iterations at which the learning rate falls",
     "SOLVER.WARMUP_ITERS": "iterations in which the learning rate rises",
     "SOLVER.WEIGHT_DECAY": "of SGD",
-    "TEST.AUG.ENABLED": "Detectron2 engine: average the predictions on resized and flipped images; not for keypoints",
+    "TEST.AUG.ENABLED": "Detectron2 engine: also evaluate with resized and flipped images; not for keypoints",
     "TEST.BEST": "metric, such as bbox/AP, whose best evaluation (of the first set of DATASETS.TEST) is kept in "
     "model_best.pth; empty: none",
     "TEST.DETECTIONS_PER_IMAGE": "most detections per image",

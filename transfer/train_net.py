@@ -218,15 +218,15 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
 
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage
-    from transfer import checkpoints
+    from transfer import checkpoints, train
     from transfer.coco import data
     from transfer.coco.results import predictions_file, write_results
     from transfer.distributed import join
     from transfer.early import refuse_used_output_dir
 
-    engine = importlib.import_module(f"transfer.{name}_engine.train")
+    engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
     cfg.defrost()
-    train, tests = cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
+    trained_on, tests = cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
     with leaving():
         device = join(cfg.MODEL.DEVICE)
         if args.eval_only:
@@ -248,7 +248,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
             weights, summary = _initial_weights(cfg, args)
             options = {"resume": args.resume, "eval_only": args.eval_only, "visualize": args.visualize}
             try:  # popped, so that the engine can free the tensors once the model has them
-                metrics = engine.run(cfg, weights=weights.pop() if weights else None, **options)
+                metrics = train.run(engine, cfg, weights=weights.pop() if weights else None, **options)
             except Stopped as stop:
                 if not args.eval_only and any(checkpoints.all_in(out, evaluating=True)):
                     stop.remedy = "a checkpoint is written; run the same command with --resume"
@@ -257,7 +257,7 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
                 return {}
             cfg.defrost()
             # Record the names as given: a cleaned copy's name has this folder in it, and would match no other run.
-            cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = train, tests
+            cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = trained_on, tests
             return write_results(
                 out / "results.json",
                 engine=name,

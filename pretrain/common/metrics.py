@@ -84,6 +84,11 @@ class MetricsWriter:
                 if isinstance(value, (int, float)):
                     self._events.add_scalar(name, value, iteration)
 
+    def add_image(self, name: str, image: Any, iteration: int) -> None:
+        """Writes an image (3, height, width) of RGB for TensorBoard."""
+        with writing_in(self._path.parent):
+            self._events.add_image(name, image, iteration)
+
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
         return any(line["iteration"] == iteration and name in line for line in _lines(self._path))

@@ -27,7 +27,9 @@ _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|host|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
-_NOT_COMPARED = re.compile(r"^(log\.txt(\.rank\d+)?|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
+_NOT_COMPARED = re.compile(
+    r"^(log\.txt(\.rank\d+)?|detectron2\.txt|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$"
+)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from tests.golden import tiny
 from tests.transfer import tiny_coco
 from transfer import proof
 from transfer.convert import convert
-from transfer.torchvision_engine.train import run
+from transfer.torchvision_engine import engine
+from transfer.train import run
 from transfer.weights import read_weights
 
 
@@ -46,7 +47,7 @@ def _write(folder: Path, work: Path) -> None:
     (folder / "backbone.pkl.json").unlink()
     sizes = {"MODEL__FPN__OUT_CHANNELS": 4, "MODEL__ROI_BOX_HEAD__FC_DIM": 8, "DATASETS__TEST": ()}
     cfg = tiny_coco.config(work / "detector", tiny_coco.write(work / "coco"), **sizes)
-    run(cfg, weights=read_weights(""))
+    run(engine, cfg, weights=read_weights(""))
     shutil.copy(work / "detector/model_final.pth", folder / "detector.pth")
 
 

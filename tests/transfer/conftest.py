@@ -13,9 +13,9 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def score(engine: str, *values: float | None) -> None:
         remaining = iter(values)
 
-        def evaluate(cfg: Any, *_: Any) -> dict[str, Any]:
+        def evaluate(cfg: Any, *_: Any, **__: Any) -> dict[str, Any]:
             return {cfg.DATASETS.TEST[0]: {"bbox": {"AP": next(remaining), "AP50": 0.0}}}
 
-        monkeypatch.setattr(f"transfer.{engine}_engine.train.evaluate", evaluate)
+        monkeypatch.setattr(f"transfer.{engine}_engine.engine.evaluate", evaluate)
 
     return score

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests.transfer import tiny_coco
-from transfer import stream
-from transfer.torchvision_engine import data
-from transfer.torchvision_engine import train as engine
+from transfer import stream, train
+from transfer.torchvision_engine import data, engine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
@@ -273,7 +272,7 @@ def test_initial_values_have_the_same_spread(tmp_path):
 def test_detectron2_reads_our_checkpoint(tmp_path):
     """Its own checkpointer reads every tensor, as it does MODEL.WEIGHTS."""
     ours, theirs = both(tmp_path, "mask", SOLVER__MAX_ITER=1, DATASETS__TEST=())
-    engine.run(ours, weights=read_weights(""))
+    train.run(engine, ours, weights=read_weights(""))
     torch.manual_seed(1)
     other = build_theirs(theirs)
     left = DetectionCheckpointer(other).load(str(tmp_path / "out" / "model_final.pth"))

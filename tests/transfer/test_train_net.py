@@ -47,11 +47,8 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 
 PLACES = {  # the functions that last long, where each engine looks them up
-    "torchvision": ("transfer.torchvision_engine.train.update_bn_stats", "transfer.torchvision_engine.train.evaluate"),
-    "detectron2": (
-        "detectron2.engine.hooks.update_bn_stats",
-        "transfer.detectron2_engine.evaluation.inference_on_dataset",
-    ),
+    "torchvision": ("transfer.train.update_bn_stats", "transfer.torchvision_engine.engine.evaluate"),
+    "detectron2": ("transfer.train.update_bn_stats", "transfer.detectron2_engine.evaluation.inference_on_dataset"),
 }
 
 
@@ -160,14 +157,10 @@ def test_a_checkpoint_with_changed_values_is_one_line(tmp_path: Path, engine: st
     work(tmp_path, engine)
     path = tmp_path / "out/model_final.pth"
     good = torch.load(path)
-    changes: list[dict[str, Any]] = [{"iteration": "x"}, {"iteration": -5}, {"model": [1]}]
-    if engine == "torchvision":
-        changes += [{"seed": "x"}, {"optimizer": None}, {"window": 3}, {"scaler": 3, "window": [{}]}]
-    else:
-        trainer = good["trainer"]
-        options = {**trainer["_trainer"], "optimizer": {"state": {}, "param_groups": []}}
-        changes += [{"trainer": {**trainer, "seed": "x"}}, {"trainer": {**trainer, "_trainer": options}},
-                    {"trainer": {**trainer, "_trainer": None}}, {"trainer": {**trainer, "hooks": 3}}]  # fmt: skip
+    changes: list[dict[str, Any]] = [
+        {"iteration": "x"}, {"iteration": -5}, {"model": [1]}, {"seed": "x"}, {"optimizer": None}, {"window": 3},
+        {"scaler": 3, "window": [{}]}, {"optimizer": {"state": {}, "param_groups": []}}, {"hooks": 3},
+    ]  # fmt: skip
     for change in changes:
         torch.save({**good, **change}, path)
         with pytest.raises(UserError, match=r"^.*\bcheckpoint|is damaged .*; remove it") as raised:
@@ -284,7 +277,7 @@ def test_the_files_hold_the_seed_and_the_schedule_that_were_used(tmp_path: Path,
         "iterations": 2, "steps": [], "images_per_batch": 2, "base_lr": 0.01, "name": results["schedule"]["name"]
     }  # fmt: skip
     state = torch.load(tmp_path / "out" / "model_final.pth", weights_only=True)
-    drawn = state["seed"] if engine == "torchvision" else state["trainer"]["seed"]
+    drawn = state["seed"]
     kept = [yaml.safe_load((tmp_path / "out" / "config.yaml").read_text()), yaml.safe_load(results["config"])]
     assert [cfg["SEED"] for cfg in kept] == [drawn, drawn] and drawn >= 0
     assert [cfg["SOLVER"]["MAX_ITER"] for cfg in kept] == [2, 2]
@@ -309,11 +302,11 @@ def test_results_have_the_names_that_were_given_where_bad_records_were_skipped(
         content["annotations"][0]["bbox"] = [0, 0, 0]
         path.write_text(json.dumps(content))
 
-    def run(cfg: CfgNode, **_: Any) -> dict[str, Any]:
+    def run(_engine: Any, cfg: CfgNode, **_: Any) -> dict[str, Any]:
         assert all("_checked.json" in name for name in cfg.DATASETS.TEST)
         return {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(cfg.DATASETS.TEST)}
 
-    monkeypatch.setattr("transfer.torchvision_engine.train.run", run)
+    monkeypatch.setattr("transfer.train.run", run)
     keys = {"DATASETS__TRAIN": tuple(names), "DATASETS__TEST": tuple(names), "OUTPUT_DIR": str(tmp_path / "out")}
     results = work(tmp_path, "torchvision", **keys)
     assert results["datasets"] == {name: {"bbox": {"AP": float(i)}} for i, name in enumerate(names)}

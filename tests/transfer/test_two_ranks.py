@@ -23,9 +23,9 @@ from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
 from transfer import checkpoints, distributed, train_net
-from transfer.torchvision_engine import train as engine
+from transfer.state import State
+from transfer.torchvision_engine import engine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
-from transfer.torchvision_engine.state import State
 
 KEYS = {"MODEL__MASK_ON": True, **PRECISE}
 
@@ -57,10 +57,10 @@ def _train(rank: int, folder: Path, name: str) -> None:
 
     evaluate = engine.evaluate
 
-    def stopped(*args):
+    def stopped(*args, **keys):
         if rank == 1:
             interrupt.request_stop("SIGUSR1")
-        return evaluate(*args)
+        return evaluate(*args, **keys)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "evaluate", stopped)  # the resumed run evaluates once, after its last iteration
@@ -86,8 +86,8 @@ def _summarize(rank: int, folder: Path, name: str) -> None:
     """The share of time spent waiting for data is that of the rank that waits longest; the ETA counts days."""
     messages: list[str] = []
     window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
-    cfg = tiny_coco.config(folder, name, SOLVER__MAX_ITER=100_000)
-    training = SimpleNamespace(cfg=cfg, window=window, rate=lambda i: 0.1, world=2,
+    training = SimpleNamespace(cfg=tiny_coco.config(folder, name), max_iter=100_000, window=window, world=2,
+                               schedule=lambda i: 0.1, storage=engine.storage(0),
                                device=torch.device("cpu"), log=SimpleNamespace(info=messages.append))  # fmt: skip
     line = State.summary(training, 1)  # type: ignore[arg-type]
     assert "eta: 1 day, 3:46:38  iter: 1  " in messages[0]

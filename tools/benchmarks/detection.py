@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import itertools
+import logging
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,28 +67,44 @@ def trainer(args: argparse.Namespace) -> None:
         from detectron2.engine import DefaultTrainer
         from detectron2.utils.events import EventStorage
 
-        from transfer.detectron2_engine import train as detectron2_engine
+        from transfer.detectron2_engine import engine
     except ImportError as error:
         raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
-    cfg = detectron2_engine.detectron2_config(load_config(args.config_file, args.opts), print)
+    cfg = engine.detectron2_config(load_config(args.config_file, args.opts), print)
     cfg.defrost()
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
     cfg.SOLVER.MAX_ITER += args.rounds + 4  # the last iteration, which evaluates, is never reached
     for name in cfg.DATASETS.TRAIN:
-        detectron2_engine.register(name)
+        engine.register(name)
     with tempfile.TemporaryDirectory() as folder:
-        steps = {}
-        for name, kind in {"this project": detectron2_engine.Trainer, "detectron2": DefaultTrainer}.items():
-            own = cfg.clone()
-            own.OUTPUT_DIR = str(Path(folder) / name)
-            Path(own.OUTPUT_DIR).mkdir()
-            steps[name] = _iteration(kind(own), EventStorage(0))
+        cfg.OUTPUT_DIR = folder
+        steps = {
+            "this project": _own_iteration(engine, cfg),
+            "detectron2": _iteration(DefaultTrainer(cfg), EventStorage(0)),
+        }
         for step in steps.values():
             step()
         size = f"{cfg.SOLVER.IMS_PER_BATCH} images per step"
         print(f"{args.config_file}: {size}, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
         compare(steps, args.rounds, torch.device(cfg.MODEL.DEVICE))
+
+
+def _own_iteration(engine: Any, cfg: Any) -> Callable[[], None]:
+    from transfer.state import State
+    from transfer.train import run_step
+
+    device = torch.device(cfg.MODEL.DEVICE)
+    state = State(engine, cfg, engine.build_model(cfg, device), device, 0, 1, logging.getLogger("transfer"))
+    batches = state.batches(seed=1, start=0, workers=cfg.DATALOADER.NUM_WORKERS)
+    state.model.train()
+    counter = itertools.count()
+
+    def step() -> None:
+        with engine.storage(0) as state.storage:
+            run_step(state, state.model, batches, next(counter))
+
+    return step
 
 
 def _iteration(trainer: Any, storage: Any) -> Callable[[], None]:

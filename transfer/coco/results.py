@@ -32,15 +32,17 @@ Metrics = dict[str, dict[str, float | None]]
 
 
 def score(
-    cfg: CfgNode, name: str, predictions: Sequence[Mapping[str, Any]], log: Callable[[str], None], pictures: int = 0
-) -> Metrics:
+    cfg: CfgNode, name: str, predictions: Sequence[Mapping[str, Any]], log: Callable[[str], None], pictures: int = 0,
+    *, keep: bool = True,
+) -> Metrics:  # fmt: skip
     """The metrics of the predictions on one set of DATASETS.TEST.
 
-    Keeps the predictions in OUTPUT_DIR (see `predictions_file`), and draws them on ``pictures`` images in
+    Keeps the predictions in OUTPUT_DIR if ``keep`` (see `predictions_file`), and draws them on ``pictures`` images in
     OUTPUT_DIR/visualizations, with one folder per data set where there are several.
     """
     out, (annotations, images) = Path(cfg.OUTPUT_DIR), truth(name, cfg.OUTPUT_DIR)
-    atomic_write(out / predictions_file(name), json_text(list(predictions)))
+    if keep:
+        atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
     metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
     log(f"{name}: {len(predictions)} predictions\n{table(metrics)}")

@@ -1,6 +1,7 @@
 """The reference engine: Detectron2, and what fine-tuning needs beyond Detectron2's default trainer.
 
-An iteration is that of `detectron2.engine.DefaultTrainer`, under Detectron2's own hooks. The engine adds
+Model, solver, data and evaluators are Detectron2's, and an iteration of `transfer.train` is that of its DefaultTrainer.
+In addition there are
 
 - exact resume: random choices are functions of the seed and the iteration, so that a resumed run has the result of an
   uninterrupted one. Detectron2 restarts its stream of images, and its draws depend on all earlier ones.

@@ -27,7 +27,7 @@ from ..coco.data import find, read, say_once
 from ..coco.keypoints import flip_pairs, keypoint_names
 from ..stream import Batches
 
-log = logging.getLogger("detectron2.transfer")
+log = logging.getLogger("transfer")
 
 
 def register(name: str) -> None:
@@ -81,15 +81,13 @@ class Mapper(DatasetMapper):
 
 
 class TrainingBatches:
-    """Endless batches for this rank, from batch ``start`` on: Detectron2's own for the same seed.
+    """The training images, and endless batches of them for this rank: Detectron2's own for the same seed.
 
     The images of a batch and their random choices are functions of (seed, position in the stream). Detectron2's loader
-    restarts its stream when a run resumes, and its resizes and flips depend on all earlier ones. ``seed`` and ``start``
-    may be set until iteration begins.
+    restarts its stream when a run resumes, and its resizes and flips depend on all earlier ones.
     """
 
-    def __init__(self, cfg: CfgNode, seed: int, workers: int) -> None:
-        self.seed, self.start, self._workers = seed, 0, workers
+    def __init__(self, cfg: CfgNode) -> None:
         self._size = cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()
         self._mapper = build_mapper(cfg, True)
         try:
@@ -116,10 +114,11 @@ class TrainingBatches:
         """Images."""
         return len(self._records)
 
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+    def batches(self, *, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
+        """The batches from number ``start`` on."""
         rank, world = comm.get_rank(), comm.get_world_size()
-        batches = Batches(self._weights, self._wide, self._size, self.seed, rank, world, self.start)
-        return _load(_Mapped(self._records, self._mapper, self.seed), batches, self._workers)
+        batches = Batches(self._weights, self._wide, self._size, seed, rank, world, start)
+        return _load(_Mapped(self._records, self._mapper, seed), batches, workers)
 
 
 class TestBatches:

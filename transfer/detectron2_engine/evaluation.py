@@ -21,7 +21,7 @@ from ..distributed import raise_if_stopped
 from .data import TestBatches
 from .evaluators import build_evaluator
 
-log = logging.getLogger("detectron2.transfer")
+log = logging.getLogger("transfer")
 
 
 class CocoPredictions(DatasetEvaluator):
@@ -43,32 +43,44 @@ class CocoPredictions(DatasetEvaluator):
         return {"predictions": [record for part in gathered for record in part]}
 
 
-def evaluate(cfg: CfgNode, model: torch.nn.Module, pictures: int = 0) -> dict[str, Metrics]:
-    """Data set -> its metrics, on rank 0; {} on other ranks."""
-    results: dict[str, Metrics] = {}
-    if cfg.TEST.AUG.ENABLED:
-        model = GeneralizedRCNNWithTTA(cfg, model)
-    for name in cfg.DATASETS.TEST:
-        loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
-        if own := build_evaluator(name):
-            found = inference_on_dataset(model, loader, own)
-            raise_if_stopped()
-            if comm.is_main_process():
-                # Below 0: LVIS's value for a kind of category that the data set does not have.
-                results[name] = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in one.items()}
-                                 for task, one in found.items()}  # fmt: skip
-                log.info(f"{name}\n{table(results[name])}")
-                if pictures:
-                    log.info(f"no pictures of {name}: they are drawn where COCO's metrics are computed")
-            continue
-        labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
-        if not labels:  # they are in the order of the file's ids
-            categories = read(truth(name, cfg.OUTPUT_DIR)[0])["categories"]
-            labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
-        ids = {label: own for own, label in labels.items()}
-        found = inference_on_dataset(model, loader, CocoPredictions(ids))
+def evaluate(
+    cfg: CfgNode, model: torch.nn.Module, pictures: int = 0, *, augmented: bool = False
+) -> dict[str, Metrics]:  # fmt: skip
+    """Data set -> its metrics, on rank 0; {} on other ranks.
+
+    Args:
+        augmented: add those with test-time augmentation (TEST.AUG), as tasks that end in _TTA.
+    """
+    results = {name: _evaluate(cfg, model, name, pictures) for name in cfg.DATASETS.TEST}
+    for name in cfg.DATASETS.TEST if augmented else ():
+        log.info(f"{name}: with test-time augmentation")
+        metrics = _evaluate(cfg, GeneralizedRCNNWithTTA(cfg, model), name, 0, keep=False)
+        results[name] |= {f"{task}_TTA": row for task, row in metrics.items()}
+    return results if comm.is_main_process() else {}
+
+
+def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *, keep: bool = True) -> Metrics:
+    """The metrics on one data set, on rank 0; {} on other ranks. ``keep`` writes the predictions."""
+    loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
+    if own := build_evaluator(name):
+        found = inference_on_dataset(model, loader, own)
         raise_if_stopped()
         if not comm.is_main_process():
-            continue
-        results[name] = score(cfg, name, found["predictions"], log.info, pictures)
-    return results
+            return {}
+        # Below 0: LVIS's value for a kind of category that the data set does not have.
+        metrics: Metrics = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in one.items()}
+                            for task, one in found.items()}  # fmt: skip
+        log.info(f"{name}\n{table(metrics)}")
+        if pictures:
+            log.info(f"no pictures of {name}: they are drawn where COCO's metrics are computed")
+        return metrics
+    labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
+    if not labels:  # they are in the order of the file's ids
+        categories = read(truth(name, cfg.OUTPUT_DIR)[0])["categories"]
+        labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
+    ids = {label: own for own, label in labels.items()}
+    found = inference_on_dataset(model, loader, CocoPredictions(ids))
+    raise_if_stopped()
+    if not comm.is_main_process():
+        return {}
+    return score(cfg, name, found["predictions"], log.info, pictures, keep=keep)

@@ -142,7 +142,7 @@ def test_voc_trains_from_a_converted_backbone_and_resumes(tmp_path: Path, monkey
 def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> None:
     from detectron2.modeling import build_model
 
-    from transfer.detectron2_engine.train import detectron2_config
+    from transfer.detectron2_engine.engine import detectron2_config
 
     torch.save(resnet_state("resnet50", head=False), tmp_path / "r50.pth")
     convert(tmp_path / "r50.pth", tmp_path / "w.pth")

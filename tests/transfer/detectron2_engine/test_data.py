@@ -49,7 +49,8 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     assert len(images) == 6 and images[0].unique().tolist() == [100]
     path = tmp_path / "data" / "2.png"
     path.write_bytes(path.read_bytes()[:300])
-    for loaded in (batches, itertools.islice(data.TrainingBatches(cfg, 5, workers), 9)):
+    training = data.TrainingBatches(cfg).batches(seed=5, start=0, workers=workers)
+    for loaded in (batches, itertools.islice(training, 9)):
         with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
             list(loaded)
         assert "\n" not in str(caught.value)
@@ -57,12 +58,12 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
 
 def test_the_stream_of_images_is_detectron2s(tmp_path: Path) -> None:
     cfg, _ = own_config(tmp_path, SEED=5)
-    own = data.TrainingBatches(cfg, 5, workers=0)
-    ids = [[record["image_id"] for record in batch] for batch in itertools.islice(own, 9)]
+    own = data.TrainingBatches(cfg)
+    batches = itertools.islice(own.batches(seed=5, start=0, workers=0), 9)
+    ids = [[record["image_id"] for record in batch] for batch in batches]
     theirs = itertools.islice(build_detection_train_loader(cfg), 9)
     assert ids == [[record["image_id"] for record in batch] for batch in theirs]
-    own.start = 4
-    assert [record["image_id"] for record in next(iter(own))] == ids[4]
+    assert [record["image_id"] for record in next(own.batches(seed=5, start=4, workers=0))] == ids[4]
 
 
 @pytest.mark.parametrize("kind", ["mask", "keypoint"])

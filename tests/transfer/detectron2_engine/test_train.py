@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pretrain.common import interrupt, process_group
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX
-from pretrain.common.weights_file import tensor_digest
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer.config import load_config
 from transfer.convert import convert
 from transfer.train_net import launch, main, parse, work
-from transfer.weights import Weights
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -120,12 +115,12 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(
     torch.rand(5)
     found = go(tmp_path, name, "--resume", **keys)
     log = (out / "log.txt").read_text()
-    assert f"Starting training from iteration {2 if kind == 'faster' else 3}" in log
+    assert f"training on 5 images from iteration {2 if kind == 'faster' else 3}" in log
     assert ("trying the checkpoint before it" in log) == (kind == "faster")
     assert found["metrics"] == expected["metrics"]
     states = [torch.load(tmp_path / folder / "model_final.pth") for folder in ("whole", "out")]
-    assert states[0]["trainer"]["seed"] == states[1]["trainer"]["seed"]
-    momentum = [state["trainer"]["_trainer"]["optimizer"]["state"] for state in states]
+    assert states[0]["seed"] == states[1]["seed"]
+    momentum = [state["optimizer"]["state"] for state in states]
     for number, state in momentum[0].items():
         assert torch.equal(state["momentum_buffer"], momentum[1][number]["momentum_buffer"])
     for key, tensor in states[0]["model"].items():
@@ -141,36 +136,24 @@ def test_weights_that_lack_a_tensor_end_the_run_before_it_starts(tmp_path: Path,
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
-def test_ranks_that_start_with_different_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 0 sees it; the other one has begun at the same iteration."""
-    from transfer.detectron2_engine import train
+def test_detectron2s_own_log_is_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    go(tmp_path, tiny_coco.write(tmp_path / "data"), SOLVER__MAX_ITER=1)
+    shown = capfd.readouterr().out
+    assert len(shown.splitlines()) < 40 and "Start inference on 6 batches" in shown and "\x1b" not in shown
+    text = (tmp_path / "out/detectron2.txt").read_text()
+    assert "GeneralizedRCNN(" in text and "Environment info" in text and "\x1b" not in text
+    lines = [json.loads(line) for line in (tmp_path / "out/metrics.json").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [0]  # the last iteration's, and not one more
+    assert lines[0].keys() >= {"total_loss", "bbox/AP", "rpn/num_pos_anchors"}
 
-    model, loaded = torch.nn.Linear(2, 1), torch.ones(1, 2)
-    fake: Any = SimpleNamespace(
-        cfg=load_config(None),
-        checkpointer=SimpleNamespace(model=model),
-        load_state_dict=lambda _: None,
-        _trainer=SimpleNamespace(data_loader=SimpleNamespace(), optimizer=torch.optim.SGD(model.parameters(), 0.1)),
-    )
 
-    def load(state: Any, *_: Any, **__: Any) -> None:
-        state()["weight"].copy_(loaded)
+def test_pictures_of_training_go_to_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def gather(mine: tuple[int, str]) -> list[tuple[int, str]]:
-        return [mine, (5, tensor_digest(*other.state_dict().values()))]
-
-    monkeypatch.setattr(train, "load_weights", load)
-    monkeypatch.setattr(process_group, "gather_objects", gather)
-    for name, value in (("is_initialized", True), ("get_world_size", 2)):
-        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    other = copy.deepcopy(model)
-    start: Any = (fake, Weights("model_0000004.pth", "", {}, {}), {"trainer": {}, "iteration": 4})
-    with pytest.raises(
-        UserError, match=r"the start \(iteration, digest of the weights\) differs between ranks: \(5, '"
-    ):
-        train.Trainer.begin(*start)
-    other.load_state_dict({**model.state_dict(), "weight": loaded})
-    train.Trainer.begin(*start)
+    go(tmp_path, tiny_coco.write(tmp_path / "data"), DATASETS__TEST=(), VIS_PERIOD=2, SOLVER__MAX_ITER=3)
+    events = EventAccumulator(str(tmp_path / "out")).Reload()
+    tag, *_ = events.Tags()["images"]
+    assert [image.step for image in events.Images(tag)] == [0, 2]
 
 
 @pytest.mark.slow

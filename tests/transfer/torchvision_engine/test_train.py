@@ -16,7 +16,8 @@ from pretrain.common import interrupt, skipped_steps
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
 from tests.transfer import tiny_coco
-from transfer.torchvision_engine import train as engine
+from transfer import train
+from transfer.torchvision_engine import engine
 from transfer.weights import read_weights
 
 
@@ -33,7 +34,7 @@ PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "
 
 def run(cfg: CfgNode, **options: Any) -> dict[str, Any]:
     """The metrics of the one data set that ``cfg`` is tested on; {} on other ranks than the first."""
-    (metrics,) = engine.run(cfg, weights=read_weights(cfg.MODEL.WEIGHTS), **options).values() or ({},)
+    (metrics,) = train.run(engine, cfg, weights=read_weights(cfg.MODEL.WEIGHTS), **options).values() or ({},)
     return metrics
 
 

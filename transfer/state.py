@@ -6,11 +6,11 @@ import contextlib
 import datetime
 import statistics
 import sys
+import weakref
 from collections import deque
-from functools import partial
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,12 +26,11 @@ from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict
 
-from .. import checkpoints
-from ..distributed import check_not_beyond
-from .data import training_records
-from .loader import training_batches
-from .model import Detector
-from .solver import build_optimizer, learning_rate
+from . import HOOKS, checkpoints
+from .distributed import check_not_beyond
+
+if TYPE_CHECKING:
+    from .train import Engine
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
 _TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # of a checkpoint
@@ -40,13 +39,18 @@ _TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # 
 class State(contextlib.ExitStack):
     """A training; leaving the context closes its writer of metrics.json and its progress bar.
 
+    Hooks see it as Detectron2's hooks see their trainer: ``iter``, ``start_iter``, ``max_iter``, ``model``,
+    ``optimizer``, ``storage``, ``cfg``.
+
     Attributes:
-        rate: iteration -> learning rate.
+        schedule: iteration -> learning rate, which it sets.
         precision: of the forward pass; None: float32.
         window: the losses and times of the last LOG_PERIOD iterations.
     """
 
-    def __init__(self, cfg: CfgNode, model: Detector, device: torch.device, rank: int, world: int, log: Logger) -> None:
+    def __init__(
+        self, engine: Engine, cfg: CfgNode, model: Any, device: torch.device, rank: int, world: int, log: Logger
+    ) -> None:
         super().__init__()
         is_half, is_bf16 = cfg.SOLVER.AMP.ENABLED, cfg.SOLVER.get("BF16", False)
         if is_half and not is_bf16 and device.type != "cuda":
@@ -54,29 +58,45 @@ class State(contextlib.ExitStack):
                 "SOLVER.AMP.ENABLED is True, but float16 needs a CUDA device; set it False, or SOLVER.BF16 True"
             )
         self.precision = (torch.bfloat16 if is_bf16 else torch.float16) if is_half else None
-        self.cfg, self.model, self.device, self.rank, self.world, self.log = cfg, model, device, rank, world, log
-        self.records, info = training_records(cfg)
-        self.batches = partial(training_batches, cfg, self.records, info.flip, rank, world)
-        self.optimizer, self.rate = build_optimizer(cfg.SOLVER, model), learning_rate(cfg.SOLVER)
+        self.engine, self.cfg, self.model, self.device, self.log = engine, cfg, model, device, log
+        self.rank, self.world, self.iter, self.start_iter, self.max_iter = rank, world, 0, 0, cfg.SOLVER.MAX_ITER
+        self.batches, self.images = engine.training_data(cfg)
+        self.optimizer = engine.build_optimizer(cfg, model)
+        self.schedule = engine.build_schedule(cfg, self.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)  # type: ignore
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.writer: MetricsWriter | None = None  # rank 0's
+        self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())}
+        for hook in self.hooks.values():
+            hook.trainer = weakref.proxy(self)
 
     def report_from(self, start: int, first_line: int) -> tqdm:
         """Opens metrics.json, without its lines from ``first_line`` on, and the progress bar, which is returned."""
-        solver = self.cfg.SOLVER
-        if start < solver.MAX_ITER:
+        self.iter = self.start_iter = start
+        self.storage = self.enter_context(self.engine.storage(start))
+        if start < self.max_iter:
             self.log.info(
-                f"training on {len(self.records)} images from iteration {start} to {solver.MAX_ITER}: {self.world} "
-                f"process(es), {solver.IMS_PER_BATCH} images per step, {self.device}, seed {self.cfg.SEED}"
+                f"training on {self.images} images from iteration {start} to {self.max_iter}: {self.world} "
+                f"process(es), {self.cfg.SOLVER.IMS_PER_BATCH} images per step, {self.device}, seed {self.cfg.SEED}"
             )
         shown = self.rank == 0 and sys.stderr.isatty()
         if self.rank == 0:
             self.writer = self.enter_context(contextlib.closing(MetricsWriter(self.cfg.OUTPUT_DIR, first_line)))
         if shown:
             self.enter_context(logging_redirect_tqdm([self.log]))
-        return self.enter_context(tqdm(total=solver.MAX_ITER, initial=start, unit="it", disable=not shown))
+        return self.enter_context(tqdm(total=self.max_iter, initial=start, unit="it", disable=not shown))
+
+    def call_hooks(self, name: str) -> None:
+        """Calls this method of the hooks that have it, on every rank."""
+        for hook in self.hooks.values():
+            getattr(hook, name, lambda: None)()
+
+    def write_images(self) -> None:
+        """Writes the model's pictures of training (VIS_PERIOD) for TensorBoard."""
+        for name, image, iteration in self.storage.take_images():
+            if self.writer:
+                self.writer.add_image(name, image, iteration)
 
     def write(self, iteration: int, values: dict[str, float]) -> None:
         """Writes a line of metrics.json if there are any values."""
@@ -94,8 +114,8 @@ class State(contextlib.ExitStack):
             longest = torch.tensor(waited, device=self.device)
             dist.all_reduce(longest, dist.ReduceOp.MAX)
             waited = longest.tolist()
-        line |= {"data_time": statistics.median(waited), "lr": self.rate(iteration)}
-        line |= {"eta_seconds": line["time"] * (self.cfg.SOLVER.MAX_ITER - iteration - 1)}
+        line |= {"data_time": statistics.median(waited), "lr": self.schedule(iteration)}
+        line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.storage.scalars()}
         share = sum(waited) / sum(step["time"] for step in self.window)
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
         memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
@@ -122,7 +142,8 @@ class State(contextlib.ExitStack):
             "seed": self.cfg.SEED,
             "window": list(self.window),
             "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
-            "engine": "torchvision",
+            "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},
+            "engine": self.engine.NAME,
             "config": self.cfg.dump(),
         }
         checkpoints.save(out / name, content)
@@ -142,10 +163,13 @@ class State(contextlib.ExitStack):
                 if not fits or step.keys() != content["window"][0].keys():
                     raise ValueError("its times are damaged")
             self.skipped.total = int(content.get("skipped_steps", 0))
+            for name, hook_state in content.get("hooks", {}).items():
+                if hook_state:
+                    self.hooks[name].load_state_dict(hook_state)
         content.clear()  # it would stay in memory to the end
 
 
-def find_checkpoint(cfg: CfgNode, log: Logger) -> tuple[Path, dict[str, Any]] | None:
+def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[str, Any]] | None:
     """The newest good checkpoint in OUTPUT_DIR, the same on every rank, and its content; None: a fresh start.
 
     Raises:
@@ -154,8 +178,8 @@ def find_checkpoint(cfg: CfgNode, log: Logger) -> tuple[Path, dict[str, Any]] | 
     found = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
     if found:
         path, content = found
-        if content.get("engine") != "torchvision":
-            raise UserError(f"{path} was not written by the torchvision engine; resume with the engine that wrote it")
+        if content.get("engine") != engine:
+            raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
         if missing := [key for key in _TO_RESUME if key not in content]:
             raise UserError(
                 f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"

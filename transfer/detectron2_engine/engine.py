@@ -1,0 +1,140 @@
+"""The Detectron2 engine as `transfer.train` uses it (see `transfer.train.Engine`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2 import modeling, solver
+from detectron2.config import get_cfg
+from detectron2.evaluation import verify_results
+from detectron2.layers import FrozenBatchNorm2d
+from detectron2.utils import comm
+from detectron2.utils.collect_env import collect_env_info
+from detectron2.utils.events import EventStorage
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from pretrain.common.run_folder import lose_lines_on_a_full_disk
+
+from ..coco.results import Metrics
+from . import evaluation, heads
+from .data import TrainingBatches, register
+from .evaluators import refuse_machines
+
+NAME: str = "detectron2"
+FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
+_NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
+_SMOOTHED = 20  # iterations over which Detectron2 takes medians
+
+
+class Storage(EventStorage):
+    """Detectron2's, with what this project writes of it."""
+
+    def scalars(self) -> dict[str, float]:
+        """Those of this iteration, smoothed as Detectron2's writers do."""
+        latest = self.latest_with_smoothing_hint(_SMOOTHED).items()
+        return {name: value for name, (value, iteration) in latest if iteration == self.iter}
+
+    def take_images(self) -> Iterator[tuple[str, Any, int]]:
+        """The pictures (name, image, iteration) that have come since the last call."""
+        yield from self._vis_data
+        self.clear_images()
+        self.clear_histograms()
+
+
+storage = Storage
+
+
+def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
+    """Detectron2's own config, its logs, process group and data sets."""
+    cfg = detectron2_config(cfg, log)
+    if comm.get_world_size() > 1:
+        comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
+    _log_to_file(Path(cfg.OUTPUT_DIR))
+    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+        register(name)
+    refuse_machines(cfg.DATASETS.TEST)
+    return cfg
+
+
+def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
+    """``cfg`` as Detectron2's own, with the device and the norms that this machine can run; logs what was changed."""
+    own, world = get_cfg(), comm.get_world_size()
+    own.set_new_allowed(True)  # this project's own keys, where they are set
+    own.merge_from_other_cfg(cfg)
+    if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        own.MODEL.DEVICE = "cpu"
+    if own.MODEL.DEVICE == "cpu" and world > 1:
+        for part in _NORMS:
+            if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
+                own.MODEL[part].NORM = "naiveSyncBN"
+                log(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
+    own.freeze()
+    return own
+
+
+def _log_to_file(out: Path) -> None:
+    """Detectron2's log goes to detectron2.txt; its warnings and an evaluation's progress are also shown."""
+    shown = logging.StreamHandler(sys.stdout)
+    shown.setLevel(logging.WARNING)
+    handlers: list[logging.Handler] = [shown]
+    if comm.is_main_process():
+        handlers.append(logging.FileHandler(out / "detectron2.txt", encoding="utf-8"))
+    for name in ("detectron2", "fvcore"):
+        logger = logging.getLogger(name)
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers, logger.propagate = handlers, False
+        logger.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(message)s", "%m/%d %H:%M:%S"))
+    lose_lines_on_a_full_disk("detectron2")
+    logging.getLogger("detectron2.evaluation.evaluator").handlers = list(logging.getLogger("transfer").handlers)
+    logging.getLogger("detectron2").info(f"Environment info:\n{collect_env_info()}")
+
+
+def build_model(cfg: CfgNode, device: torch.device) -> Any:
+    model = modeling.build_model(cfg)
+    if cfg.SOLVER.get("BF16", False):
+        heads.keep_rois_in_float32(model)
+    logging.getLogger("detectron2").info(f"Model:\n{model}")
+    return model
+
+
+def backbone_features(model: Any, batch: list[dict[str, Any]]) -> Any:
+    resnet = getattr(model.backbone, "bottom_up", model.backbone)  # C4 has no FPN around it
+    return resnet(model.preprocess_image(batch).tensor)
+
+
+def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
+    return solver.build_optimizer(cfg, model)
+
+
+def build_schedule(cfg: Any, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+    scheduler: Any = solver.build_lr_scheduler(cfg, optimizer)
+
+    def schedule(iteration: int) -> float:
+        scheduler.last_epoch = iteration
+        for group, rate in zip(optimizer.param_groups, scheduler.get_lr(), strict=True):
+            group["lr"] = rate
+        return max(optimizer.param_groups, key=lambda group: len(group["params"]))["lr"]  # as Detectron2 logs it
+
+    return schedule
+
+
+def training_data(cfg: CfgNode) -> tuple[Callable[..., Any], int]:
+    data = TrainingBatches(cfg)
+    return data.batches, len(data)
+
+
+def evaluate(cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:
+    results = evaluation.evaluate(cfg, model, pictures, augmented=final and cfg.TEST.AUG.ENABLED)
+    if final and cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():  # where there is one data set, unnamed
+        verify_results(cfg, results if len(results) != 1 else next(iter(results.values())))
+    return results

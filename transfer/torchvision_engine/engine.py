@@ -1,0 +1,93 @@
+"""The torchvision engine as `transfer.train` uses it (see `transfer.train.Engine`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from ..coco.results import Metrics
+from . import evaluation, solver
+from .data import training_records
+from .layers import FrozenBatchNorm
+from .loader import training_batches
+from .model import Detector, build_model
+
+__all__ = ["FROZEN_NORM", "NAME", "build_model"]
+NAME: str = "torchvision"
+FROZEN_NORM: type[nn.Module] = FrozenBatchNorm
+
+
+class Storage:
+    """Scalars that hooks put, as into Detectron2's EventStorage; a line of metrics.json has the latest ones."""
+
+    def __init__(self, start: int) -> None:
+        self.iter, self._latest = start, {}
+
+    def put_scalar(self, name: str, value: float, **_: Any) -> None:
+        self._latest[name] = (self.iter, float(value))
+
+    def put_scalars(self, *, smoothing_hint: bool = True, **values: float) -> None:
+        for name, value in values.items():
+            self.put_scalar(name, value)
+
+    def scalars(self) -> dict[str, float]:
+        """Those of this iteration."""
+        return {name: value for name, (iteration, value) in self._latest.items() if iteration == self.iter}
+
+    def take_images(self) -> Iterator[Any]:
+        return iter(())
+
+    def __enter__(self) -> Storage:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+storage = Storage
+
+
+def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
+    """``cfg`` itself."""
+    return cfg
+
+
+def backbone_features(model: Detector, batch: list[dict[str, Any]]) -> Any:
+    return model.backbone.bottom_up(model.preprocess([record["image"] for record in batch])[0])
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    optimizer, clip = solver.build_optimizer(cfg.SOLVER, model), cfg.SOLVER.CLIP_GRADIENTS
+    if clip.ENABLED:
+        optimizer.register_step_pre_hook(lambda *_: solver.clip_gradients(clip, model.parameters()))
+    return optimizer
+
+
+def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+    rate_of = solver.learning_rate(cfg.SOLVER)
+
+    def schedule(iteration: int) -> float:
+        rate = rate_of(iteration)
+        solver.set_learning_rate(optimizer, rate)
+        return rate
+
+    return schedule
+
+
+def training_data(cfg: CfgNode) -> tuple[Callable[..., Any], int]:
+    records, info = training_records(cfg)
+    return partial(training_batches, cfg, records, info.flip, *_rank_and_world()), len(records)
+
+
+def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:
+    return evaluation.evaluate(cfg, model, *_rank_and_world(), pictures)
+
+
+def _rank_and_world() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -1,0 +1,291 @@
+"""Fine-tuning with either engine, read from top to bottom: config -> run folder.
+
+An engine is a module: `transfer.detectron2_engine.engine` or `transfer.torchvision_engine.engine`. It has a model, a
+solver, data and an evaluation; everything else is here and in `state`, once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
+from torch import nn
+
+from pretrain.common.errors import UserError, one_line
+from pretrain.common.interrupt import Stopped
+from pretrain.common.process_group import AgreedStop, data_parallel, on_first_rank
+from pretrain.common.resnet_names import from_c4
+from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
+from pretrain.common.skipped_steps import summary
+
+from . import checkpoints, frozen_bn
+from .accumulate import Accumulated
+from .coco.results import Metrics, flat_sets
+from .config import precise_bn_batches
+from .distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
+from .state import LOG_PERIOD, State, find_checkpoint
+from .stream import mix
+from .weights import Weights, check_config, load_weights
+
+
+class Engine(Protocol):
+    """What differs between the engines.
+
+    Attributes:
+        NAME: in checkpoints and results.
+        FROZEN_NORM: the class of batch norms whose statistics are fixed.
+    """
+
+    NAME: str
+    FROZEN_NORM: type[nn.Module]
+
+    def prepare(self, cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
+        """The engine's own config, on which it has checked what needs its imports."""
+        ...
+
+    def build_model(self, cfg: CfgNode, device: torch.device) -> Any:
+        """A detector that maps a list of records to losses by name (in training) or detections."""
+        ...
+
+    def backbone_features(self, model: Any, batch: list[dict[str, Any]]) -> Any:
+        """Runs the ResNet alone on the images of a batch."""
+        ...
+
+    def build_optimizer(self, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        """An optimizer whose step clips gradients as SOLVER.CLIP_GRADIENTS says."""
+        ...
+
+    def build_schedule(self, cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+        """Iteration (from 0) -> learning rate, which it sets in all groups of the optimizer."""
+        ...
+
+    def training_data(self, cfg: CfgNode) -> tuple[Callable[..., Any], int]:
+        """Function of (seed, start, workers) to an iterator of this rank's batches, and the number of images."""
+        ...
+
+    def storage(self, start: int) -> AbstractContextManager[Any]:
+        """Takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage."""
+        ...
+
+    def evaluate(self, cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:
+        """Metrics of each set of DATASETS.TEST on rank 0, {} on others; predictions drawn on ``pictures`` images.
+
+        Args:
+            final: not one of a training's intermediate evaluations.
+        """
+        ...
+
+
+def run(
+    engine: Engine, cfg: CfgNode, *, weights: Weights | None, resume: bool = False, eval_only: bool = False,
+    visualize: int = 0,
+) -> dict[str, Metrics]:  # fmt: skip
+    """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
+
+    Args:
+        cfg: of config.load_config, written for this number of processes, and checked by config.check_supported; its
+            SEED is set to the one that is used.
+        weights: what the run begins with; not needed where it resumes from a checkpoint.
+        resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
+        visualize: draw the predictions on that many test images.
+
+    Returns:
+        The last evaluation's metrics, ``{data set: {"bbox": {"AP": ...}}}``, on rank 0; {} on other ranks.
+
+    Raises:
+        UserError: weights or data that do not fit, a loss or weights that are not finite, ranks that do not see the
+            same checkpoint.
+        Stopped: a stop was requested; the checkpoint is written.
+    """
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
+    log = setup_logging(out, rank, "transfer")
+    found = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
+    path, content = found or (None, {})
+    start = content["iteration"] + 1 if found else 0
+    settle_seed(cfg, content.get("seed"), log.info)
+    if rank == 0:
+        atomic_write(out / "config.yaml", cfg.dump())
+        write_environment(out)
+    if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
+        log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
+    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
+    if cfg.FLOAT32_PRECISION:
+        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+        torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
+    cfg = engine.prepare(cfg, log.info)
+
+    torch.manual_seed(cfg.SEED)
+    model = engine.build_model(cfg, device)
+    if found:
+        weights = Weights(str(path), "", from_c4(content.pop("model")), {})
+    else:
+        assert weights
+        check_config(weights, cfg, log.info)
+    load_weights(model.state_dict, weights, require_heads=eval_only or start > 0, log=log.info)
+    del weights  # the model has them now
+    check_same_start(start, model.state_dict())
+    if eval_only:
+        return engine.evaluate(cfg, model, visualize, final=True)
+    evaluating = path is not None and path.name == checkpoints.EVALUATING
+    with State(engine, cfg, model, device, rank, world, log) as state:
+        if found:
+            state.restore(content)
+        elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
+            _settle_frozen_bn(state, count)
+        return train(state, start, visualize, evaluating=evaluating)
+
+
+def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict[str, Metrics]:
+    """Iterations from ``start`` to the last; returns the last evaluation.
+
+    Args:
+        evaluating: the run stopped after iteration ``start - 1``, in precise BN or the evaluation.
+    """
+    cfg, end, log = state.cfg, state.max_iter, state.log
+    repeats = evaluating or start >= end  # the last evaluation, whose line in metrics.json is replaced
+    bar = state.report_from(start, first_line=start - repeats)
+    network = data_parallel(state.model, state.device)
+    parallel = Accumulated(network, cfg.SOLVER.get("ACCUMULATE", 1), state.scaler.scale, state.precision)
+    stop, results = AgreedStop(state.device), {}
+    state.model.train()
+    if repeats:
+        log.info(f"evaluating after iteration {start - 1}, the last of {start} done")
+        results = _finish(state, start - 1, visualize, saved=not evaluating)
+    if start >= end:
+        return results
+    batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
+    state.call_hooks("before_train")
+    try:
+        for iteration in range(start, end):
+            run_step(state, parallel, batches, iteration)
+            bar.update()
+            done, reason = iteration + 1, stop.poll()
+            if done == end or (cfg.TEST.EVAL_PERIOD > 0 and done % cfg.TEST.EVAL_PERIOD == 0):
+                results = _finish(state, iteration, visualize, reason)
+                continue
+            if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0 or reason:
+                state.save(f"model_{iteration:07d}.pth", iteration)
+            if done % LOG_PERIOD == 0:
+                state.write(iteration, state.summary(iteration))
+            if reason:
+                raise Stopped(reason)
+        state.iter = end
+    except FloatingPointError as error:  # Detectron2's, of proposals
+        raise _diverged(f": {one_line(error)}") from error
+    finally:
+        state.call_hooks("after_train")
+    if skipped := state.skipped.up_to(state.scaler.get_scale()):
+        log.info(summary(skipped, end))
+    return results
+
+
+def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) -> None:
+    """One iteration: data, losses, gradients, update."""
+    state.iter = state.storage.iter = iteration
+    state.call_hooks("before_step")
+    began = time.perf_counter()
+    batch = next(batches)
+    waited = time.perf_counter() - began
+    rate = state.schedule(iteration)
+    # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
+    torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
+    state.optimizer.zero_grad()
+    losses = parallel(batch)
+    total = torch.stack(list(losses.values())).sum()
+    state.scaler.scale(total).backward()
+    state.call_hooks("after_backward")
+    scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
+    *values, scale = _mean_over_ranks([*losses.values(), scale])  # the losses are read only here
+    losses = dict(zip(losses, values, strict=True))
+    if not all(map(math.isfinite, values)):
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
+        images = ", ".join(record["file_name"] for record in batch)
+        raise _diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
+    state.skipped.see(scale, iteration)
+    if state.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
+        state.scaler.unscale_(state.optimizer)  # the optimizer's step clips
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    seconds = {"time": time.perf_counter() - began, "data_time": waited}
+    state.window.append({"total_loss": sum(values), **losses, **seconds})
+    state.call_hooks("after_step")
+    state.write_images()
+
+
+def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, saved: bool = False) -> Any:
+    """Runs precise BN, saves the checkpoints that are due, and evaluates after ``iteration``; returns the metrics.
+
+    A checkpoint is saved first, so that a resumed run begins with whatever was not finished.
+
+    Args:
+        reason: to stop, once that first checkpoint is saved; empty: continue.
+        saved: precise BN and the checkpoints are already complete.
+    """
+    cfg, done = state.cfg, iteration + 1
+    final, pending = done >= state.max_iter, Path(cfg.OUTPUT_DIR) / checkpoints.EVALUATING
+    if not saved:
+        state.save(pending.name, iteration)
+        if reason:
+            raise Stopped(reason)
+        _precise_bn(state, iteration)
+        if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
+            state.save(f"model_{iteration:07d}.pth", iteration)
+        if final:
+            state.save("model_final.pth", iteration)
+            if state.rank == 0:
+                remove(pending)  # the final checkpoint says the same: only the evaluation is due
+    results = state.engine.evaluate(cfg, state.model, visualize if final else 0, final=final)
+    on_first_rank(lambda: checkpoints.keep_best(cfg, results, done, lambda name: state.write_file(name, iteration),
+                                                state.log.info))  # fmt: skip
+    line = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
+    state.write(iteration, flat_sets(results) | line)
+    if state.rank == 0:
+        remove(pending)
+    return results
+
+
+def _precise_bn(state: State, iteration: int) -> None:
+    """Replaces the running statistics by the true averages over some batches, the same on every rank."""
+    norms, count = get_bn_modules(state.model), precise_bn_batches(state.cfg, iteration + 1)
+    if not state.cfg.TEST.PRECISE_BN.ENABLED or not norms:
+        return
+    state.log.info(f"precise BN over {count} batches")
+    torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
+    batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)
+    with state.engine.storage(iteration):  # what the model notes meanwhile is dropped
+        update_bn_stats(state.model, reported(until_stopped(batches), count, "precise BN", state.log.info), count)
+    if state.world > 1:
+        pool_batch_norm(norms)
+
+
+def _settle_frozen_bn(state: State, count: int) -> None:
+    """Takes the statistics of the frozen norms from the first batches of the training."""
+    model, engine = state.model, state.engine
+    frozen_bn.settle(
+        model,
+        [module for module in model.modules() if isinstance(module, engine.FROZEN_NORM)],
+        lambda batch: engine.backbone_features(model, batch),
+        state.batches(seed=state.cfg.SEED, start=0, workers=0), count, state.log.info,
+    )  # fmt: skip
+
+
+def _mean_over_ranks(values: list[torch.Tensor]) -> list[float]:
+    stacked = torch.stack([value.detach().float() for value in values])
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return stacked.tolist()
+    dist.all_reduce(stacked)
+    return [value / dist.get_world_size() for value in stacked.tolist()]
+
+
+def _diverged(what: str) -> UserError:
+    return UserError(f"training diverged{what}; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS")

@@ -15,7 +15,7 @@ from tests.transfer import tiny_coco
 from transfer import config, config_help
 
 FOLDER = Path(config.__file__).parent
-READERS = [*FOLDER.glob("torchvision_engine/*.py"), FOLDER / "coco" / "results.py"]
+READERS = [*FOLDER.glob("torchvision_engine/*.py"), *(FOLDER / f for f in ("coco/results.py", "train.py", "state.py"))]
 COMPUTED = map(inspect.getsource, (config.scale_to_world, config.precise_bn_batches))
 SOURCES = "\n".join([*(path.read_text() for path in READERS), *COMPUTED])
 REFUSED = config.keys(config.REFUSED)

@@ -103,7 +103,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 
 def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
-    cfg, watch = run.cfg, run.watch
+    cfg, watch, agreed_stop = run.cfg, run.watch, process_group.AgreedStop(run.device)
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = _set_learning_rate(run.training.optimizer, cfg, step, run.steps_per_epoch)
@@ -115,7 +115,7 @@ def _train(run: _Run, first_step: int) -> None:
         done = step + 1
         if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
             _log(run, done, lr, {"loss": loss, **metrics}, len(batch.index_N) / batch_size)
-        stop, probe_due = watch.stop_agreed(), run.probe_due(done)
+        stop, probe_due = agreed_stop.poll(), run.probe_due(done)
         if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
             watch.check()
             _save(run, done)

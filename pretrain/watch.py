@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .common import distributed, interrupt, process_group
+from .common import distributed, process_group
 from .common.copies import AsyncHostCopy
 from .common.errors import UserError
 from .common.skipped_steps import SkippedSteps
 
 
 class Watch:
-    """Non-finite losses, skipped fp16 steps and requests to stop, which one collective per step shares.
+    """Non-finite losses and skipped fp16 steps.
 
     Args:
         device: of the loss.
@@ -33,7 +33,6 @@ class Watch:
         self.skipped.see(scaler.get_scale(), 0)
         self._one = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
-        self._stop_agreed = False
 
     @torch.no_grad()
     def step(self, loss: Tensor, step: int, lr: float, index_N: Tensor) -> None:
@@ -44,10 +43,8 @@ class Watch:
         """
         self.check()
         bad = (~loss.isfinite()).float()
-        shared = torch.stack([bad, torch.full_like(bad, bool(interrupt.stop_requested()))])
-        if distributed.world_size() > 1:
-            shared = distributed.mean_(shared)
-        report = AsyncHostCopy(torch.cat([bad[None], shared, self._scaler.scale(self._one)[None]]))
+        bad_anywhere = distributed.mean_(bad.clone())
+        report = AsyncHostCopy(torch.stack([bad, bad_anywhere, self._scaler.scale(self._one)]))
         self._sent = (report, step, lr, index_N)
 
     def check(self) -> None:
@@ -61,8 +58,7 @@ class Watch:
             return
         report, step, lr, index_N = self._sent
         self._sent = None
-        bad_here, bad_anywhere, stop, next_scale = report.read().tolist()
-        self._stop_agreed = stop > 0
+        bad_here, bad_anywhere, next_scale = report.read().tolist()
         if bad_anywhere > 0:
             names = ", ".join(map(self._image_name, index_N[:8].tolist())) + (", ..." if len(index_N) > 8 else "")
             named = process_group.gather_objects(names if bad_here > 0 else "")
@@ -73,14 +69,3 @@ class Watch:
                 "SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
             )
         self.skipped.see(next_scale, step + 1)
-
-    def stop_agreed(self) -> str:
-        """The reason to stop if any rank was asked to, else an empty string; every rank decides alike.
-
-        With several ranks the answer comes from the report of the step before the last, which has reached the host:
-        waiting for the last one would leave the device idle after every step.
-        """
-        reason = interrupt.stop_requested()
-        if distributed.world_size() == 1:
-            return reason
-        return (reason or process_group.STOP_ELSEWHERE) if self._stop_agreed else ""

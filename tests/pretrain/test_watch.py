@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from pretrain.common import distributed, interrupt, skipped_steps
-from pretrain.common.copies import AsyncHostCopy
+from pretrain.common import skipped_steps
 from pretrain.common.errors import UserError
 from pretrain.watch import Watch
 
@@ -21,19 +20,6 @@ def test_a_loss_that_is_not_finite_is_reported_one_step_later():
     report.step(torch.tensor(torch.nan), 4, 0.5, INDEX)
     with pytest.raises(UserError, match=r"not finite at step 4 \(learning rate 0.5; images: 0.png, .*7.png, \.\.\.\)"):
         report.step(torch.tensor(1.0), 5, 0.5, INDEX)
-
-
-def test_a_request_to_stop_is_read_without_waiting_for_the_last_step(monkeypatch):
-    report = _watch()
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
-    report.step(torch.tensor(1.0), 0, 0.1, INDEX)
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: "")
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
-        assert report.stop_agreed() == ""
-    report.check()
-    assert report.stop_agreed() == "a signal to another process of this run"
 
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common import distributed, process_group
+from pretrain.common import distributed, interrupt, process_group
+from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from tests.pretrain.ranks import run_ranks
 from transfer.distributed import join
@@ -136,3 +137,15 @@ def test_a_single_process_decides_for_itself():
     process_group.refuse_disagreement(object(), "anything")
     module = torch.nn.Linear(1, 1)
     assert process_group.data_parallel(module, torch.device("cpu")) is module
+
+
+def test_a_request_to_stop_is_read_without_waiting_for_the_last_poll(monkeypatch):
+    monkeypatch.setattr(process_group, "_is_single", lambda: False)
+    monkeypatch.setattr(dist, "all_reduce", lambda asked: asked)
+    stop = process_group.AgreedStop(torch.device("cpu"))
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
+        assert stop.poll() == ""
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "")
+    assert stop.poll() == "a signal to another process of this run"

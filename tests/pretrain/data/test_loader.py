@@ -177,7 +177,7 @@ def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
 
 SCRIPT = """
 import sys
-from pretrain import recipes, views
+from pretrain.data import recipes
 from pretrain.common.errors import run_command_line
 from pretrain.data.datasets import load
 from pretrain.data.loader import Loader

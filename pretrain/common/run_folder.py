@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from .errors import UserError, escape_unprintable, first_line, one_line, printable
 
+FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch",

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .errors import ProcessLost, UserError, first_line
+from .errors import ProcessLost, UserError, first_line, one_line
 from .interrupt import Stopped
 from .lock import claim
 from .process_group import on_first_rank
-from .run_folder import begin
+from .run_folder import FAILED, atomic_write, begin, remove
 
 _SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (\w[\w ]*)|exited)")
@@ -47,12 +47,19 @@ def stage(
         def take() -> None:
             held.enter_context(claim(output_dir, f"the {name} stage"))
             begin(output_dir, name)
+            remove(output_dir / FAILED)
             if check:
                 check()
 
         on_first_rank(take)
-        with explained(name):
-            yield device
+        try:
+            with explained(name):
+                yield device
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                with contextlib.suppress(UserError):  # the disk may be full
+                    atomic_write(output_dir / FAILED, f"{one_line(error)}\n")
+            raise
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from tabulate import tabulate
 from pretrain.common import metrics
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
-from pretrain.common.run_folder import read_json, stage_of
+from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from .jobs import is_finished, job_states, silent_end
 from .launch_file import files_below, read_launch
@@ -142,7 +142,11 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
     owner = holder(folder)
     state = "running" if owner else "done" if (folder / "results.json").is_file() else "stopped"
     job = {"cluster": "process", "id": str(owner.get("pid", "?"))} if owner else {}
-    return _blank(folder, stage_of(folder) or "?", state) | {"job": job, "progress": progress(folder)}
+    error = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        error = (folder / FAILED).read_text().strip()
+    state = "failed" if error and not owner else state
+    return _blank(folder, stage_of(folder) or "?", state, error) | {"job": job, "progress": progress(folder)}
 
 
 def progress(folder: Path) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
+from pretrain.common.stage import stage
 from tests.tools.launcher.helpers import DEBUG, fake, programs
 from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
@@ -107,14 +109,20 @@ def test_runs_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture
     write_run(tmp_path / "runs/done", "transfer", results="{}")
     write_run(tmp_path / "runs/stopped", "transfer", metrics=json.dumps({"iteration": 4, "total_loss": 0.5}))
     held = write_run(tmp_path / "runs/held", "pretrain", results="{}")
+    with pytest.raises(RuntimeError), stage("transfer", tmp_path / "runs/failed", torch.device("cpu")):
+        raise RuntimeError("a bug")
     started(tmp_path / "runs/job", {**SLURM, "cluster": "local"})
     write_run(tmp_path / "runs/job/knn", "knn", results="{}")  # below the folder of another run
     with claim(held, "a test"):
         found = by_key(tmp_path / "runs")
     assert {key: (one["stage"], one["state"]) for key, one in found.items() if key != "job"} == {
         "done": ("transfer", "done"), "stopped": ("transfer", "stopped"), "held": ("pretrain", "running"),
-        "job/knn": ("knn", "done"),
+        "job/knn": ("knn", "done"), "failed": ("transfer", "failed"),
     }  # fmt: skip
+    assert found["failed"]["reason"] == "a bug"
+    with stage("transfer", tmp_path / "runs/failed", torch.device("cpu")):
+        assert by_key(tmp_path / "runs")["failed"]["state"] == "running"
+    assert by_key(tmp_path / "runs")["failed"]["state"] == "stopped"
     assert found["held"]["job"] == {"cluster": "process", "id": str(os.getpid())}
     assert found["stopped"]["progress"] == "step 5  total_loss 0.5"
     assert by_key(tmp_path / "runs")["held"]["state"] == "done"

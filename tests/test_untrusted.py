@@ -19,7 +19,7 @@ from pretrain.config import load_config
 from tests.pretrain.runs import overrides
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
-from tools.launcher import pipeline, resolve, stages, sweep
+from tools.launcher import pipeline, resolve, stages
 from tools.launcher.options import Options
 from transfer.config import load_config as load_detector_config
 
@@ -53,10 +53,9 @@ def test_the_payload_works(marker: Path):
         lambda file: load_config(file, []),
         lambda file: load_detector_config(file, []),
         pipeline.load,
-        sweep.load,
         lambda file: resolve.resolve({"cluster": "local"}, str(file)),
     ],
-    ids=["pretraining", "detector", "pipeline", "sweep", "site"],
+    ids=["pretraining", "detector", "pipeline", "site"],
 )
 @pytest.mark.parametrize("tag", ["python/object/apply", "python/object/new"])
 def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any], tag: str):

@@ -8,7 +8,7 @@
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml --engine detectron2 --output runs/demo_detectron2
-    python tools/launch.py sweep configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
+    python tools/launch.py pipeline configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
@@ -70,16 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launch.py", description=__doc__, formatter_class=raw, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_stages(commands)
-    for name, text, folder in (
-        ("pipeline", "runs a chain of stages from a file", "configs/pipeline/"),
-        ("sweep", "runs a grid of settings from a file", "configs/pretrain/sweeps/"),
-    ):
-        sub = _command(commands, name, text)
-        sub.add_argument("file", metavar="FILE", help=f"YAML, as in {folder}")
-        sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
-        if name == "pipeline":
-            sub.add_argument("--engine", default="", help="detectron2 or torchvision, instead of the file's ENGINE")
-        _add_resources(sub)
+    sub = _command(commands, "pipeline", "runs the stages that a file describes: branches, or a grid of settings")
+    sub.add_argument("file", metavar="FILE", help="YAML, as in configs/pipeline/ and configs/pretrain/sweeps/")
+    sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
+    sub.add_argument("--engine", default="", help="detectron2 or torchvision, instead of the file's ENGINE")
+    _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")
     sub.add_argument(
@@ -102,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
     sub.add_argument("folder")
     sub.add_argument("--now", action="store_true", help="kill them, without a checkpoint")
-    sub = _command(commands, "resume", "resumes a run, pipeline or sweep with the options that it was started with")
+    sub = _command(commands, "resume", "resumes a run or pipeline with the options that it was started with")
     sub.add_argument("folder")
     _add_modes(sub)
     return parser

@@ -20,7 +20,6 @@ from .pipeline import load as load_pipeline
 from .resolve import from_arguments, from_record
 from .spec import StageSpec
 from .status import follow, print_status
-from .sweep import load as load_sweep
 
 
 def pretrain(args: argparse.Namespace) -> int:
@@ -66,10 +65,6 @@ def distributions(args: argparse.Namespace) -> int:
 
 def pipeline(args: argparse.Namespace) -> int:
     return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
-
-
-def sweep(args: argparse.Namespace) -> int:
-    return _start(load_sweep(args.file, args.output), from_arguments(args), args)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -17,6 +17,13 @@ TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is
   short: {CONFIG: configs/coco_mask_R50_FPN_1x_jcl.yaml, OVERRIDES: [SOLVER.MAX_ITER, 9000], ENGINE: torchvision}
 TRANSFER_OVERRIDES: []
 ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
+
+Instead of BRANCHES, settings of one recipe, with a table and a plot of the linear probe's top-1, or else of kNN's:
+
+PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
+GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}   # every combination of values; one key: a curve, two: a heat map
+POINTS:                                    # or settings whose values belong together
+- {SOLVER.IMS_PER_BATCH: 128, SOLVER.BASE_LR: 0.1}
 """
 
 from __future__ import annotations
@@ -39,7 +46,8 @@ from .spec import StageSpec
 
 DEFAULTS: dict[str, Any] = {
     "OUTPUT_DIR": "", "DATA": [], "SEEDS": [], "BASELINE": "", "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [],
-    "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "",
+    "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "", "PRETRAIN": "", "GRID": {},
+    "POINTS": [],
 }  # fmt: skip
 _BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
 _DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
@@ -59,7 +67,13 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
     if engine and not plan["TRANSFER"]:
         raise UserError(f"--engine {engine} would have no effect, because {path} has no TRANSFER; leave it out")
     plan["ENGINE"] = engine or plan["ENGINE"]
-    folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{Path(path).stem}").absolute()
+    is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
+    folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{'sweeps/' * is_sweep}{Path(path).stem}").absolute()
+    file = str(Path(path).absolute())
+    if is_sweep:
+        facts = _vary(plan, folder, path)
+        report = stages.report(folder, "tools.reporting.sweeps:draw", [str(folder)], "sweep.md")
+        return Graph("sweep", str(folder), _nodes(plan, folder, path), report, file, facts)
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")
     seeds, baseline = _seeds(plan["SEEDS"], path), plan["BASELINE"]
@@ -71,10 +85,49 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
         raise UserError(f"BASELINE in {path} needs SEEDS: branches are compared with it seed by seed")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
     facts = {"branches": branches, "baseline": baseline} if seeds else {}
-    return Graph("pipeline", str(folder), nodes_of(plan, folder, path), report, str(Path(path).absolute()), facts)
+    return Graph("pipeline", str(folder), _nodes(plan, folder, path), report, file, facts)
 
 
-def nodes_of(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
+def _vary(plan: dict[str, Any], folder: Path, path: str) -> dict[str, Any]:
+    """Gives ``plan`` a branch per setting; returns what the report needs.
+
+    Raises:
+        UserError: no recipe, no settings, a grid of more than two keys.
+    """
+    if not plan["PRETRAIN"] or plan["BRANCHES"]:
+        raise UserError(f"{path} needs PRETRAIN, the recipe that its settings vary, and no BRANCHES")
+    plan["SEEDS"] = plan["SEEDS"] or [0]
+    settings, probe, points = _settings(plan["GRID"], plan["POINTS"], path), "linear" if plan["LINEAR"] else "", []
+    for setting in settings:
+        pairs = [(key.split(".")[-1].lower(), re.sub(r"[^A-Za-z0-9.+-]", "_", str(setting[key]))) for key in setting]
+        name = "_".join(f"{key}={value}" for key, value in pairs)
+        if name in plan["BRANCHES"]:
+            raise UserError(f"two settings in {path} would share {folder / name}; remove one of them")
+        overrides = [str(word) for pair in setting.items() for word in pair]
+        plan["BRANCHES"][name] = {"PRETRAIN": plan["PRETRAIN"], "OVERRIDES": overrides}
+        for seed in _seeds(plan["SEEDS"], path):
+            branch = _branch_name(name, seed)
+            scored = str(folder / branch / (probe or "pretrain"))
+            points.append({"name": branch, "setting": setting, "seed": seed, "folder": scored})
+    return {"grid": plan["GRID"], "settings": settings, "points": points, "score": "top1" if probe else "knn_top1"}
+
+
+def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[str, Any]]:
+    """Every combination of ``grid``, or ``points``, of which exactly one is given: config key -> value."""
+    if bool(grid) == bool(points):
+        raise UserError(f"{path} needs GRID (every combination of values) or POINTS (a list of settings), and not both")
+    for point in points:
+        if not isinstance(point, dict) or not point or not all(isinstance(key, str) for key in point):
+            raise UserError(f"POINTS in {path} is {points!r}; write a list of settings, each KEY: value")
+    if len(grid) > 2:
+        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot take 1 or 2")
+    for key, values in grid.items():
+        if not isinstance(key, str) or not isinstance(values, list) or not values:
+            raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")
+    return points or [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")

@@ -35,7 +35,7 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     monkeypatch.setattr("tools.launcher.graph._submit_all", lambda graph, options: graph.remember(options) or 0)
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     words += ["--setup", "module load x"]
-    assert launch.main([kind, file, "--output", "out", *words]) == 0
+    assert launch.main(["pipeline", file, "--output", "out", *words]) == 0
     record = read_json(Path("out") / "launch" / f"{kind}.json")
     found = []
     monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: found.append((graph, options)) or 0)
@@ -114,9 +114,7 @@ def test_options_of_another_kind_are_one_line():
             resolve.from_record({"options": options}, Path("x"))
 
 
-@pytest.mark.parametrize(
-    "command", ["pipeline", "sweep", "linear", "convert", "transfer", "status", "resume", "report"]
-)
+@pytest.mark.parametrize("command", ["pipeline", "linear", "convert", "transfer", "status", "resume", "report"])
 def test_a_symlink_loop_is_one_line(command: str):
     Path("loop").symlink_to("loop")
     words = {"convert": ["loop", "out.pth"], "transfer": ["--config-file", "loop"]}.get(command, ["loop"])

@@ -31,7 +31,7 @@ from tests.tools.launcher.helpers import (
     wait_for,
 )
 from tools import make_data
-from tools.launcher import pipeline, stages, sweep
+from tools.launcher import pipeline, stages
 from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.spec import read_json
@@ -320,7 +320,7 @@ def test_a_sweep_on_slurm_ends_in_a_table(
         "OVERRIDES": [*tiny(images, tmp_path)[:-2], *more],
     }  # fmt: skip
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan))
-    graph = sweep.load("sweep.yaml", "out")
+    graph = pipeline.load("sweep.yaml", "out")
     assert run(graph, replace(slurm_options, parallel=1)) == 0
     slurm_cluster.wait_state(job_of(tmp_path / "out/report")["id"], "COMPLETED", seconds=300)
     table = (tmp_path / "out/sweep.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import CONFIGS
 from tools import report
-from tools.launcher import stages, sweep
+from tools.launcher import pipeline, stages
 from tools.launcher.options import Options
 from tools.reporting import charts, sweeps
 
@@ -21,7 +21,7 @@ SWEEPS = [*sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml")), CONFIGS / "
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
-    graph = sweep.load(str(path))
+    graph = pipeline.load(str(path))
     assert graph.output == str(Path("runs/sweeps", path.stem).absolute())
     assert len({node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}) > 1
 
@@ -29,7 +29,7 @@ def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("GRID: {METHOD.JCL_LAMBDA: [1]}\nSEEDS: []", "SEEDS in .* is empty"),
+        ("BRANCHES: {a: {WEIGHTS: random}}\nGRID: {METHOD.JCL_LAMBDA: [1]}", "needs PRETRAIN, .*and no BRANCHES"),
         ("GRID: {METHOD.JCL_LAMBDA: [1, 1]}", "would share"),
         ("GRID: {METHOD.JCL_LAMBDA: 1}", "write a list of values"),
         ("GRID: {1: [1]}", "write a list of values"),
@@ -42,7 +42,7 @@ def test_every_sweep_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_sweep_files_that_cannot_work(text: str, message: str, tmp_path: Path):
     (tmp_path / "s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('jcl')}\n{text}\n")
     with pytest.raises(UserError, match=message):
-        sweep.load(str(tmp_path / "s.yaml"))
+        pipeline.load(str(tmp_path / "s.yaml"))
 
 
 def cells(table: str) -> set[str]:
@@ -55,7 +55,7 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
         f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nSEEDS: [0, 1]\n"
         "GRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
     )
-    graph = sweep.load(str(file))
+    graph = pipeline.load(str(file))
     assert len(graph.nodes) == 8 and not (tmp_path / "out").exists()
     spec = graph.nodes[-1].spec
     assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
@@ -82,7 +82,7 @@ def test_points_vary_keys_together(tmp_path: Path):
         f"PRETRAIN: {stages.recipe_of('jcl')}\nOUTPUT_DIR: out\nPOINTS:\n"
         "- {SOLVER.IMS_PER_BATCH: 32, SOLVER.BASE_LR: 0.004}\n- {SOLVER.IMS_PER_BATCH: 64}\n"
     )
-    graph = sweep.load(str(file))
+    graph = pipeline.load(str(file))
     assert [node.key for node in graph.nodes] == [
         "ims_per_batch=32_base_lr=0.004_seed=0/pretrain", "ims_per_batch=64_seed=0/pretrain",
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def test_points_vary_keys_together(tmp_path: Path):
 
 def test_published_numbers_stand_beside_equal_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
-    graph = sweep.load(str(CONFIGS / "pretrain/sweeps/sce_temperatures_cifar10.yaml"), str(tmp_path / "out"))
+    graph = pipeline.load(str(CONFIGS / "pretrain/sweeps/sce_temperatures_cifar10.yaml"), str(tmp_path / "out"))
     probes = [node.spec for node in graph.nodes if node.spec.stage == "linear"]
     assert len(probes) == 16
     for spec in (probes[0], probes[15]):
@@ -120,7 +120,7 @@ def test_a_sweep_over_lists_has_a_table(tmp_path: Path):
     (tmp_path / "s.yaml").write_text(
         f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{MODEL.HEAD_HIDDEN_DIMS: [[16], [32, 16]]}}\n"
     )
-    graph = sweep.load("s.yaml", "out")
+    graph = pipeline.load("s.yaml", "out")
     folder = Path(graph.nodes[1].spec.folder)
     assert folder == tmp_path / "out/head_hidden_dims=_32__16__seed=0/pretrain"
     folder.mkdir(parents=True)

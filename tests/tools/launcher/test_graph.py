@@ -43,6 +43,7 @@ class FakeJob:
 
     cancelled: list[str]
     codes: set[Path]
+    questions: int  # to the scheduler
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -55,7 +56,7 @@ class FakeJob:
 def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """Folder names and dependency of every submission; ids count from 100; the folder ``refused`` is refused."""
     found: list[tuple[list[str], str]] = []
-    FakeJob.cancelled, FakeJob.codes = [], set()
+    FakeJob.cancelled, FakeJob.codes, FakeJob.questions = [], set(), 0
 
     def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
@@ -67,8 +68,12 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
         number = 99 + len(found)
         return [FakeJob(f"{number}_{i}" if len(specs) > 1 else str(number)) for i in range(len(specs))]
 
+    def job_states(jobs: Sequence[dict[str, Any]]) -> list[str]:
+        FakeJob.questions += 1
+        return [job["state"] for job in jobs]
+
     monkeypatch.setattr(module, "submit", submit)
-    monkeypatch.setattr(checks, "job_states", lambda jobs: [job["state"] for job in jobs])
+    monkeypatch.setattr(checks, "job_states", job_states)
     return found
 
 
@@ -149,6 +154,19 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, sub
         ([f"{tmp_path.name}/report"], "afterany:42_3:100_0:100_1:100_2:101:102:103"),
     ]
     assert len(FakeJob.codes) == 1  # all jobs of a submission import the same copy
+    assert FakeJob.questions == 1
+
+
+def test_a_dry_run_shows_an_array_as_it_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture):
+    show(graph_of(tmp_path, *(Node(f"{i}", fake(tmp_path / str(i))) for i in range(3)), kind="sweep"), SLURM)
+    shown = capsys.readouterr().out
+    assert shown.count("#SBATCH --array=0-2%2\n") == shown.count("#!/bin/bash") == 1
+
+
+def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "content_of", lambda path: pytest.fail(f"{path} was read"))
+    a, b = fake(tmp_path / "a"), replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
+    assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
 
 
 def test_a_new_report_waits_for_one_that_is_running(tmp_path: Path, submitted: list):

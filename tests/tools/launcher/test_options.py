@@ -193,6 +193,12 @@ def test_values_that_cannot_work(given: dict, message: str):
         resolve.resolve({"cluster": "local", **given})
 
 
+@pytest.mark.parametrize(("parallel", "gpus"), [(None, 4), (2, 2), (4, 1), (8, 1)])
+def test_stages_that_run_at_the_same_time_divide_the_gpus(monkeypatch: pytest.MonkeyPatch, parallel: int, gpus: int):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert Options(cluster="local", parallel=parallel).gpus_per_node == gpus
+
+
 def test_visible_gpus_keep_the_users_choice(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-ab12")
     assert options.visible_gpus() == ["3", "GPU-ab12"]

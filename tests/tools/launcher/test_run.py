@@ -236,6 +236,14 @@ def test_a_stage_waits_for_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert shown.index("[1/2] a: ") < shown.index("[2/2] b -> ")
 
 
+def test_a_stage_without_gpus_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """c waits for the GPUs that a has; b, which needs none, meets a."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    a, b = pair(tmp_path)
+    b = replace(b, spec=replace(b.spec, one_process=True, gpu=False))
+    assert run(graph_of(tmp_path, a, Node("c", fake(tmp_path / "c")), b), two(gpus=2)) == 0
+
+
 def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.CaptureFixture):
     bad = Node("bad", fake(tmp_path / "bad", "fail", 0, True))
     child = Node("child", fake(tmp_path / "child"), ("bad",))

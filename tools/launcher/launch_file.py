@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import os
 import shlex
 import socket
 import sys
@@ -20,8 +20,6 @@ from .options import Options
 from .ranks import warn
 from .spec import StageSpec
 
-_IN_SNAPSHOT = re.compile(r"(^|/)launch/[^/]+/code/")  # a job's copy of the code
-
 
 def launch_files(folder: Path, required: bool = True) -> list[Path]:
     """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep.
@@ -36,10 +34,13 @@ def launch_files(folder: Path, required: bool = True) -> list[Path]:
     return found
 
 
-def files_below(folder: Path, name: str) -> list[Path]:
-    """The files of this name in and below ``folder``, without those in a job's copy of the code."""
-    found = sorted(folder.glob(f"**/{name}"))
-    return [path for path in found if not _IN_SNAPSHOT.search(path.relative_to(folder).as_posix())]
+def files_below(folder: Path, *names: str) -> list[Path]:
+    """The files of these names in and below ``folder``, without those in what jobs left (a copy of the code)."""
+    files = []
+    for place, folders, _ in os.walk(folder):
+        files += [Path(place, name) for name in names if os.path.isfile(os.path.join(place, name))]
+        folders[:] = sorted(name for name in folders if name != "launch")
+    return files
 
 
 def read_launch(file: Path) -> dict[str, Any]:

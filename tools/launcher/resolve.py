@@ -71,8 +71,7 @@ def from_record(record: dict[str, Any], path: Path) -> Options:
         UserError: the record at ``path`` holds none, or they do not fit this machine.
     """
     try:
-        local = record["options"]["cluster"] != "slurm"  # then a site's setup lines were recorded, but not used
-        return resolve({key: value for key, value in record["options"].items() if not (local and key == "setup")})
+        return resolve(dict(record["options"]))
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -23,6 +23,7 @@ from .jobs import is_finished, job_states, silent_end
 from .launch_file import files_below, read_launch
 from .ranks import attempts
 
+_PLANS = ("launch/pipeline.json", "launch/sweep.json")
 _ALIVE = ("PENDING", "RUNNING")
 _ACTIVE = ("pending", "running", "unknown")
 _LONGEST_IN_TABLE = 40  # characters of a reason
@@ -60,11 +61,12 @@ def collect(folder: Path) -> list[dict[str, Any]]:
 
     A damaged record is the ``reason`` of its stage, whose state is then damaged.
     """
-    planned = dict(_planned(folder))
-    without_launcher = {path.parent: path for path in files_below(folder, "stage.txt")}
-    files = files_below(folder, "launch/launch.json")
-    if not (planned or without_launcher or files):
+    all_files = files_below(folder, "stage.txt", "launch/launch.json", *_PLANS)
+    if not all_files:
         raise UserError(f"nothing was started in {folder}, or below it")
+    planned = dict(_planned([path for path in all_files if path.name in ("pipeline.json", "sweep.json")]))
+    without_launcher = [path.parent for path in all_files if path.name == "stage.txt"]
+    files = [path for path in all_files if path.name == "launch.json"]
     order = {path: place for place, path in enumerate(planned)}
     files.sort(key=lambda file: order.get(file.parents[1], len(order)))
     records: dict[Path, dict[str, Any] | UserError] = {}
@@ -170,14 +172,13 @@ def progress(folder: Path) -> str:
     return "  ".join(words)
 
 
-def _planned(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The stages that pipelines and sweeps in and below ``folder`` list, by run folder."""
-    for kind in ("pipeline", "sweep"):
-        for file in sorted(folder.glob(f"**/launch/{kind}.json")):
-            with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have records of their own
-                for stage in read_json(file)["stages"]:
-                    beside = file.parents[1] / stage["key"]
-                    yield beside, {"stage": stage["stage"], "key": stage["key"], "parents": list(stage["parents"])}
+def _planned(files: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The stages that these records of pipelines list, by run folder."""
+    for file in files:
+        with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have records of their own
+            for stage in read_json(file)["stages"]:
+                beside = file.parents[1] / stage["key"]
+                yield beside, {"stage": stage["stage"], "key": stage["key"], "parents": list(stage["parents"])}
 
 
 def _blank(folder: Path, stage: str, state: str, reason: str = "") -> dict[str, Any]:

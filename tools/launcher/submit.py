@@ -20,7 +20,6 @@ from pretrain.common.run_folder import atomic_write, cannot_write, git_state, ma
 
 from .launch_file import new_log_folder, record
 from .options import Options, visible_gpus
-from .ranks import warn
 from .spec import ROOT, StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
@@ -59,24 +58,23 @@ def submit(
     log_folder = new_log_folder(folder)
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
     jobs = [SlurmJob(spec, patience) for spec in specs]
-    new_folders = [path for path in (log_folder, *log_folder.parents) if not path.exists()]
     make_folder(log_folder)
     try:
         parameters = slurm_parameters(specs, options, code or snapshot(log_folder), dependency)
         executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
         executor.update_parameters(**parameters)
-        with _slurm_environment(parameters), contextlib.redirect_stderr(io.StringIO()):
+        with _sbatch_environment(parameters), contextlib.redirect_stderr(io.StringIO()):
             # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, subprocess.CalledProcessError) as error:
-        _remove_new(new_folders)
+        _remove_empty(log_folder)
         raise Refused(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
     except FailedSubmissionError as error:
         raise UserError(
             f"sbatch did not name the job of {job_name(specs)}: {one_line(error)}; see squeue --me"
         ) from error
     except OSError as error:
-        _remove_new(new_folders)
+        _remove_empty(log_folder)
         raise cannot_write(log_folder, error) from error
     for spec, job in zip(specs, submitted, strict=True):
         record(spec, options, job.job_id, log_folder, name=job_name(specs), dependency=dependency)
@@ -142,12 +140,11 @@ def snapshot(log_folder: Path) -> Path:
     return target
 
 
-def _remove_new(folders: Sequence[Path]) -> None:
-    """Removes the first of ``folders`` with its content, and those above it, unless something else is in them."""
-    shutil.rmtree(folders[0], ignore_errors=True)
+def _remove_empty(log_folder: Path) -> None:
+    """Removes the folder of a job that was not submitted, and the folders above it that hold nothing else."""
+    shutil.rmtree(log_folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        for folder in folders[1:]:
-            folder.rmdir()
+        os.removedirs(log_folder.parent)
 
 
 def check_for_sbatch(spec: StageSpec) -> None:
@@ -167,33 +164,21 @@ def check_for_sbatch(spec: StageSpec) -> None:
 
 
 @contextlib.contextmanager
-def _slurm_environment(parameters: dict[str, Any]) -> Iterator[None]:
-    """The user's settings for sbatch (SBATCH_ACCOUNT, ...), but those that ``parameters`` set: sbatch prefers them."""
-    ours = {name.replace("_", "-") for name in (*_SET_BY_SUBMITIT, *parameters, *parameters["additional_parameters"])}
-    kept, dropped = {}, []
-    for name, value in os.environ.items():
-        if name.startswith("SBATCH_"):
-            option = name.removeprefix("SBATCH_").lower().replace("_", "-")
-            if _OTHER_NAMES.get(option, option) in ours:
-                dropped.append(name)
-            else:
-                kept[name] = value
-    if dropped:
-        warn(f"note: {', '.join(sorted(dropped))} of this shell is overridden by the launcher's own option")
-    with _clean_environment():
-        os.environ.update(kept)
-        yield
+def _sbatch_environment(parameters: dict[str, Any]) -> Iterator[None]:
+    """The user's settings for sbatch (SBATCH_ACCOUNT, ...), but those that ``parameters`` set: sbatch prefers them.
 
-
-@contextlib.contextmanager
-def _clean_environment() -> Iterator[None]:
-    """No trace of a job that this process may be part of, and no Ctrl-C, which would lose the id of a job."""
+    No trace of a job that this process may be part of, and no Ctrl-C, which would lose the id of a job.
+    """
     from submitit.helpers import clean_env
 
+    ours = {name.replace("_", "-") for name in (*_SET_BY_SUBMITIT, *parameters, *parameters["additional_parameters"])}
     saved, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    theirs = [name.removeprefix("SBATCH_") for name in saved if name.startswith("SBATCH_")]
+    options = {f"SBATCH_{name}": name.lower().replace("_", "-") for name in theirs}
+    kept = [name for name, option in options.items() if _OTHER_NAMES.get(option, option) not in ours]
     try:
         with clean_env():
-            os.environ.update({name: saved[name] for name in ("SLURM_CONF", _PREEMPT_SIGNAL) if name in saved})
+            os.environ.update({name: saved[name] for name in (*kept, "SLURM_CONF", _PREEMPT_SIGNAL) if name in saved})
             yield
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -48,7 +48,7 @@ def run_local_rank(logs: Path) -> None:
     """What `local.LocalJob` starts: a rank of the stage in ``logs``/spec.json, whose environment it has set."""
     spec = StageSpec.from_json(read_json(logs / "spec.json"))
     record = RankRecord(spec.folder, logs.name, 0, int(os.environ["RANK"]))
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, *hang_up()):
         signal.signal(number, lambda *_: interrupt.request_stop(LOCAL_STOP))
 
     def stop(reason: str) -> NoReturn:
@@ -56,6 +56,11 @@ def run_local_rank(logs: Path) -> None:
         sys.exit(STOPPED)
 
     _run_recorded(spec, record, stop)
+
+
+def hang_up() -> tuple[signal.Signals, ...]:
+    """SIGHUP, unless nohup has this process ignore it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
 def _run_recorded(

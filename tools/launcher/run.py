@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 
-from .job import LOCAL_STOP, run_stage
+from .job import LOCAL_STOP, hang_up, run_stage
 from .jobs import silent_end
 from .launch_file import ended_by, note_end
 from .local import LocalJob, log_paths
@@ -114,7 +114,7 @@ class LocalRun:
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = (signal.SIGINT, signal.SIGTERM, *hang_up())
         earlier = {number: signal.signal(number, self._forward) for number in numbers}
         try:
             yield

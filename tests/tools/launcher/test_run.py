@@ -79,7 +79,7 @@ def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: 
 class Attached:
     """A launcher in a session of its own: signals go to the whole foreground group, as a terminal sends them."""
 
-    def __init__(self, folder: Path, function: str, *args: object) -> None:
+    def __init__(self, folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> None:
         code = (
             "import sys; from tests.tools.launcher.helpers import fake, run_alone\n"
             "from tools.launcher.options import Options\n"
@@ -87,13 +87,17 @@ class Attached:
             "sys.exit(run_alone(spec, Options(cluster='local', gpus=0)))"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
+            [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
         )
         assert self._process.stderr is not None
         self._stderr = self._process.stderr
 
     def interrupt(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def close_terminal(self) -> int:
+        os.killpg(self._process.pid, signal.SIGHUP)
+        return self._process.wait(60)
 
     def interrupt_twice(self) -> None:
         self.interrupt()
@@ -125,6 +129,14 @@ def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
     done = int((tmp_path / "count.0").read_text())
     assert run_alone(fake(tmp_path, "count", done + 2), here()) == 0
     assert steps(tmp_path) == list(range(done + 2))
+
+
+@pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 0)])
+def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[str, ...], status: int):
+    started = Attached(tmp_path, "count", 30, 0.1, by=by)
+    wait_for((tmp_path / "count.0").exists)
+    assert started.close_terminal() == status
+    assert (len(steps(tmp_path)) == 30) is (status == 0)
 
 
 def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tools.launcher import stages
+from tools.launcher.graph import single
 from tools.launcher.spec import StageSpec
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +72,7 @@ COMPLETE = [
 def finish(spec: StageSpec, config: str = "") -> None:
     """Leaves what the launcher and the stage leave of complete work."""
     folder = Path(spec.folder)
-    spec.mark_complete()
+    single(spec).nodes[0].spec.mark_complete()
     (folder / "stage.txt").write_text(spec.stage)
     (folder / "config.yaml").write_text(config or spec.config)
     (folder / spec.produces).write_text("{}")

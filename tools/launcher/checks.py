@@ -79,8 +79,10 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     if options.cluster == "slurm":
         check_for_sbatch(spec)
     spec.check_weights()
-    check_engine(spec)
     check_may_continue(spec, options)
+    if not spec.config:
+        return
+    check_engine(spec)
     # An earlier stage may make the data, and a cluster's nodes may have other disks.
     if options.cluster != "slurm" and not node.parents:
         check_data(spec, download=download)
@@ -93,7 +95,7 @@ def check_engine(spec: StageSpec) -> None:
     Raises:
         UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
     """
-    if spec.stage == "transfer" and spec.config:
+    if spec.stage == "transfer":
         from transfer import early
         from transfer.train_net import pick_engine
 
@@ -117,7 +119,7 @@ def check_data(spec: StageSpec, *, download: bool = True) -> None:
         cfg = _detector_config(spec)
         weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
         early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
-    elif spec.config:
+    else:
         from pretrain import preflight
         from pretrain.config import from_yaml_text
 
@@ -131,8 +133,6 @@ def check_batch(spec: StageSpec, options: Options) -> None:
         UserError: it cannot.
     """
     world = _world_size(spec, options)
-    if not spec.config:
-        return
     if spec.stage == "pretrain":
         from pretrain import preflight
         from pretrain.config import from_yaml_text

@@ -48,7 +48,7 @@ void faults_set(const char *root, const char *op, const char *part, long n, int 
 /* In one rank of a local job: the rule in the file that FAULTS names (rank, under, call, part, nth, action, value, a line each).
  * The file is removed, so that the next attempt of the job, or another command, meets no fault. */
 __attribute__((constructor)) static void faults_from_file(void) {
-    const char *name = getenv("FAULTS"), *rank = getenv("SUBMITIT_LOCAL_GLOBALID");
+    const char *name = getenv("FAULTS"), *rank = getenv("RANK");
     if (!name || !rank || !strstr(program_invocation_name, "python")) return;
     FILE *file = fopen(name, "r");
     if (!file) return;

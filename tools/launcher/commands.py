@@ -42,15 +42,16 @@ def _recipe(args: argparse.Namespace) -> str:
 
 
 def probe(args: argparse.Namespace) -> int:
-    weights = _existing(args.weights, " or 'random'") if args.weights != "random" else args.weights
-    return _start(stages.probe(args.command, weights, args.config_file, args.overrides), from_arguments(args), args)
+    return _start(
+        stages.probe(args.command, args.weights, args.config_file, args.overrides), from_arguments(args), args
+    )
 
 
 linear = knn = embedding = probe
 
 
 def convert(args: argparse.Namespace) -> int:
-    return _start(stages.convert(_existing(args.weights), args.output), from_arguments(args), args)
+    return _start(stages.convert(args.weights, args.output), from_arguments(args), args)
 
 
 def transfer(args: argparse.Namespace) -> int:
@@ -59,8 +60,7 @@ def transfer(args: argparse.Namespace) -> int:
 
 
 def distributions(args: argparse.Namespace) -> int:
-    runs = [_existing(run) for run in args.weights]
-    return _start(stages.distributions(runs, args.overrides, args.output), from_arguments(args), args)
+    return _start(stages.distributions(args.weights, args.overrides, args.output), from_arguments(args), args)
 
 
 def pipeline(args: argparse.Namespace) -> int:
@@ -138,9 +138,3 @@ def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) 
         show(graph, options)
         return 0
     return run(graph, options)
-
-
-def _existing(weights: str, more: str = "") -> str:
-    if not Path(weights).exists():
-        raise UserError(f"{weights} does not exist; name a run folder or a checkpoint{more}")
-    return weights

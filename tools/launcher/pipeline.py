@@ -96,7 +96,7 @@ def _vary(plan: dict[str, Any], folder: Path, path: str) -> dict[str, Any]:
     """
     if not plan["PRETRAIN"] or plan["BRANCHES"]:
         raise UserError(f"{path} needs PRETRAIN, the recipe that its settings vary, and no BRANCHES")
-    plan["SEEDS"] = plan["SEEDS"] or [0]
+    plan["SEEDS"], plan["BRANCHES"] = plan["SEEDS"] or [0], {}
     settings, probe, points = _settings(plan["GRID"], plan["POINTS"], path), "linear" if plan["LINEAR"] else "", []
     for setting in settings:
         pairs = [(key.split(".")[-1].lower(), re.sub(r"[^A-Za-z0-9.+-]", "_", str(setting[key]))) for key in setting]

@@ -41,7 +41,7 @@ def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFi
         (["pretrain", "--method", "jcl", "SOLVER.BASELR", "1"], "unknown config key SOLVER.BASELR.*SOLVER.BASE_LR"),
         (["pretrain", "--method", "jcl", "--cluster", "local", "--nodes", "2"], "--nodes 2 needs --cluster slurm"),
         (["pretrain", "--method", "jcl", "--cluster", "local", "--setup", "module load x"], "--setup is for SLURM"),
-        (["linear", "nowhere"], "nowhere does not exist"),
+        (["linear", "nowhere"], "no weights at .*nowhere: neither a file nor a folder"),
         (["status", "nowhere"], "nothing was started in nowhere"),
         (["pipeline", "none.yaml"], "no file at none.yaml"),
         (

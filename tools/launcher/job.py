@@ -107,7 +107,7 @@ class SlurmJob:
         sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
         os.environ.update(rank_environment(*sizes, address, f"{env.job_id}.{attempt}"))
         if local_size > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+            os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
         record = RankRecord(self.spec.folder, Path(os.environ["SUBMITIT_FOLDER"]).name, attempt, env.global_rank)
         handler = PreemptionHandler(env, record, self.patience_s)
         _run_recorded(self.spec, record, handler.requeue_or_exit, handler.cancel_timer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 import time
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, printable
-from pretrain.common.lock import holder
 
 from . import local
 from .jobs import is_finished, job_states
@@ -21,18 +21,12 @@ from .ranks import attempts
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
     """The newest job's output of a rank; with ``follow`` until the job ends.
 
-    Of a run that was started without the launcher, its log.txt.
-
     Raises:
         UserError: no such rank, or nothing written yet and not following.
     """
-    log = folder / f"log.txt{f'.rank{rank}' if rank else ''}"
-    if not (folder / "launch" / "launch.json").is_file() and (folder / "log.txt").is_file():
-        if not log.is_file():
-            raise UserError(f"--rank {rank}, but there is no {log}: it had no warning, or no such rank ran")
-        _print_file(log, follow)
-        return
-    files = launch_files(folder)
+    files = launch_files(folder, required=not (folder / "log.txt").is_file())
+    if files[:1] != [folder / "launch" / "launch.json"] and (folder / "log.txt").is_file():
+        raise UserError(f"{folder} was not started by this command; its output is in {folder / 'log.txt'}")
     if len(files) > 1:
         below = ", ".join(str(file.parents[1]) for file in files)
         raise UserError(f"{folder} holds several stages; name one of {below}")
@@ -44,23 +38,15 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
         raise UserError(
             f"job {job['id']} has written nothing yet ({job_states([job])[0].lower()}); add --follow to wait for it"
         )
-    tail = Tail(paths)
+    tail, asked_at, period_s = Tail(paths), -math.inf, 30.0 if job["cluster"] == "slurm" else 0.0
     while True:
-        state = job_states([job])[0].split()[0]
-        tail.copy()
-        is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
-        if is_over or not follow or (state == "UNKNOWN" and is_finished(files[0].parents[1], job)):
-            _print_mistake(files[0].parents[1], job)
-            return
-        time.sleep(30 if job["cluster"] == "slurm" else 0.3)
-
-
-def _print_file(path: Path, follow: bool) -> None:
-    tail = Tail([path])
-    while True:
-        is_over = not holder(path.parent)
+        if time.monotonic() >= asked_at + period_s:
+            state, asked_at = job_states([job])[0].split()[0], time.monotonic()
+            is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
+            is_over |= state == "UNKNOWN" and is_finished(files[0].parents[1], job)
         tail.copy()
         if is_over or not follow:
+            _print_mistake(files[0].parents[1], job)
             return
         time.sleep(0.3)
 

@@ -91,7 +91,7 @@ class Options:
         },
     )  # fmt: skip
     parallel: int | None = _number(
-        None, 1, "stages of a pipeline or sweep that run at the same time (1 on this machine; 8 of an array on SLURM)"
+        None, 1, "stages of a pipeline that run at the same time (1 on this machine; 8 of an array on SLURM)"
     )
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -129,23 +129,12 @@ def test_runs_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture
     assert set(by_key(tmp_path / "runs/job")) == {".", "knn"}
 
 
-def test_the_log_of_a_run_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture):
-    folder = write_run(tmp_path / "run", "transfer")
-    (folder / "log.txt").write_text("one\ntwo\n")
-    launch.main(["logs", str(folder), "--follow"])
-    assert capsys.readouterr().out == "one\ntwo\n"
-
-
-def test_the_log_of_a_run_with_probes_below(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_log_of_a_run_without_the_launcher_is_named(tmp_path: Path):
     folder = write_run(tmp_path / "run", "pretrain")
     (folder / "log.txt").write_text("its own\n")
-    (folder / "log.txt.rank1").write_text("a warning\n")
-    started(folder / "knn", {**SLURM, "cluster": "local"})
-    launch.main(["logs", str(folder)])
-    launch.main(["logs", str(folder), "--rank", "1"])
-    assert capsys.readouterr().out == "its own\na warning\n"
-    with pytest.raises(UserError, match=r"--rank 7, but there is no .*log\.txt\.rank7"):
-        launch.main(["logs", str(folder), "--rank", "7"])
+    started(folder / "knn", {**SLURM, "cluster": "local"})  # below it
+    with pytest.raises(UserError, match=r"was not started by this command; its output is in .*run/log\.txt"):
+        launch.main(["logs", str(folder)])
 
 
 def test_a_long_reason_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):

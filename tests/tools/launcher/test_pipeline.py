@@ -45,7 +45,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     )
     graph = pipeline.load("p.yaml")
     nodes = {node.key: node for node in graph.nodes}
-    of_branch = {"random": ("knn", "distributions", "long", "short")}
+    of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "distributions", "long", "short")}
     of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
     of_branch["other"] = of_branch["moco"][1:]
     assert set(nodes) == {"data/a", "data/b"} | {

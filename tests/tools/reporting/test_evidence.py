@@ -16,7 +16,7 @@ from tools.reporting.document import grid
 from tools.reporting.seeds import read_study, table
 
 PAGE = evidence.ROOT / "docs" / "evidence.md"
-_GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # of tools/gradient_ratios.py, not of a study
+_GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # along the runs of tcl.yaml, not a study
 RECORDED = sorted(set(_GRADIENTS.parent.glob("*.json")) - {_GRADIENTS})
 
 

@@ -106,8 +106,8 @@ lint: setup
 	exit $$status
 
 docs: setup
-	@$(BIN)/python -m tools.reporting.recipes
-	@$(BIN)/python -m tools.reporting.evidence
+	@$(BIN)/python -m docs.recipes
+	@$(BIN)/python -m docs.evidence
 
 site: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

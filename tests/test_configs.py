@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.reporting import recipes
+from docs import recipes
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"

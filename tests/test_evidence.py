@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_rel
 
+from docs import evidence
 from pretrain.common.errors import UserError
 from tests.tools.reporting.test_seeds import study_in
-from tools.reporting import evidence
 from tools.reporting.document import grid
 from tools.reporting.seeds import read_study, table
 

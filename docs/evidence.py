@@ -1,7 +1,7 @@
 """Records the studies of configs/evidence for docs/evidence.md.
 
-    python -m tools.reporting.evidence runs/evidence/table2    # docs/evidence/table2.json and .svg
-    python -m tools.reporting.evidence                         # the tables of docs/evidence.md, from the JSON files
+    python -m docs.evidence runs/evidence/table2    # docs/evidence/table2.json and .svg
+    python -m docs.evidence                         # the tables of docs/evidence.md, from the JSON files
 
 In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
 of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences between
@@ -21,11 +21,10 @@ from typing import Any
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
 from tools.benchmarks.machine import processor
+from tools.reporting.document import grid
+from tools.reporting.seeds import Study, by_branch, difference_table, figure, read_study, table
 
-from .document import grid
-from .seeds import Study, by_branch, difference_table, figure, read_study, table
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = ROOT / "docs" / "evidence"
 _MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt

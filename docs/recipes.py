@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",
     "Linear probe": "configs/linear/*.yaml",

@@ -18,6 +18,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import socket
@@ -95,30 +96,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             "detectron2` to install it, or choose this engine with --engine torchvision",
             file=sys.stderr,
         )
-    is_started_here = "WORLD_SIZE" not in os.environ and args.num_gpus * args.num_machines > 1
-    if is_started_here:
-        _check_address(args)
+    if not re.fullmatch(r"auto|tcp://.+:\d+", args.dist_url) or (args.dist_url == "auto" and args.num_machines > 1):
+        raise UserError(f"--dist-url is {args.dist_url}; give tcp://HOST:PORT of machine 0 (auto: for one machine)")
+    engine, cfg = configure(args)
+    output_dir = cfg.OUTPUT_DIR
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
         from transfer import early
 
-        early.refuse(settle(args)[1], resume=args.resume, eval_only=args.eval_only)
-    if is_started_here:
+        early.refuse(cfg, resume=args.resume, eval_only=args.eval_only)
+    if "WORLD_SIZE" not in os.environ and args.num_gpus * args.num_machines > 1:
         launch(args)
     else:
-        work(args)
+        work(args, (engine, cfg))
     if "RANK" not in os.environ and not args.eval_only:  # the launcher has its own last line
-        print(f"next: python tools/launch.py report {shlex.quote(settle(args)[1].OUTPUT_DIR)}")
-
-
-def _check_address(args: argparse.Namespace) -> None:
-    """Refuses a --dist-url at which ranks could not meet."""
-    if args.dist_url == "auto":
-        if args.num_machines > 1:
-            raise UserError("--dist-url auto works on one machine only; give tcp://HOST:PORT of machine 0")
-        return
-    host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"--dist-url {args.dist_url} is not tcp://HOST:PORT")
+        print(f"next: python tools/launch.py report {shlex.quote(output_dir)}")
 
 
 def pick_engine(wanted: str) -> str:
@@ -133,7 +124,7 @@ def pick_engine(wanted: str) -> str:
     return "detectron2" if installed and wanted != "torchvision" else "torchvision"
 
 
-def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
+def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
     """Returns the engine's name, and the config checked and scaled to the number of processes.
 
     Raises:
@@ -154,53 +145,36 @@ def settle(args: argparse.Namespace) -> tuple[str, CfgNode]:
 
 
 def launch(args: argparse.Namespace) -> None:
-    """Starts this machine's ranks, as Detectron2's `launch` does, and waits for them.
+    """Starts this machine's ranks, as Detectron2's `launch` does; raises a rank's mistake in one line.
 
-    In addition, a rank's mistake is raised in this process, which reports it once and in one line, and a signal to this
-    process reaches every rank as a request to stop. torchrun reports failures at length, and sends Ctrl-C on to ranks
-    that have received it from the terminal already, which makes them stop immediately, without a checkpoint.
+    A signal reaches every rank as a request to stop. torchrun also sends Ctrl-C on to ranks that have received it from
+    the terminal already, which makes them stop immediately, without a checkpoint.
     """
+    import torch.multiprocessing as mp
+
     if args.dist_url == "auto":
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             args.dist_url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
-    device = settle(args)[1].MODEL.DEVICE
-
-    import torch
-    import torch.multiprocessing as mp
-
-    gpus = torch.cuda.device_count()
-    if device.startswith("cuda") and torch.cuda.is_available() and args.num_gpus > gpus:
-        raise UserError(f"--num-gpus is {args.num_gpus}, but this machine has {gpus}; ask for at most {gpus}")
     messages = mp.get_context("spawn").SimpleQueue()
     with interrupt.held_back():  # the ranks start with signals blocked, which would kill them during their imports
-        ranks = mp.start_processes(_enter, (args, host, port, messages), args.num_gpus, join=False)
-        assert ranks is not None
-        processes: list[Any] = ranks.processes
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # Forwarded as SIGTERM: Ctrl-C sends SIGINT to the ranks, too, and a second SIGINT stops them immediately.
-            signal.signal(number, lambda *_: [rank.terminate() for rank in processes])
+        ranks: Any = mp.start_processes(_enter, (args, messages), args.num_gpus, join=False)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
+            signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
     try:
         while not ranks.join(grace_period=_GRACE_S):
             pass
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
-        if messages.empty():
-            raise
-        raise messages.get() from error  # the first error, which may have caused those of the other ranks
+        raise (error if messages.empty() else messages.get()) from error  # the first may have caused the others'
 
 
-def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, messages: Any) -> None:
+def _enter(local_rank: int, args: argparse.Namespace, messages: Any) -> None:
     import torch
 
-    os.environ.update(
-        RANK=str(args.machine_rank * args.num_gpus + local_rank),
-        LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(args.num_machines * args.num_gpus),
-        LOCAL_WORLD_SIZE=str(args.num_gpus),
-        MASTER_ADDR=host,
-        MASTER_PORT=port,
-    )
+    rank, world = args.machine_rank * args.num_gpus + local_rank, args.num_machines * args.num_gpus
+    host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), MASTER_ADDR=host, MASTER_PORT=port)
+    os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(args.num_gpus))
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, torch.get_num_threads() // args.num_gpus))
     interrupt.install_handlers()
@@ -212,9 +186,13 @@ def _enter(local_rank: int, args: argparse.Namespace, host: str, port: str, mess
         raise SystemExit(1) from error
 
 
-def work(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs one rank's part; rank 0 writes results.json and returns its content, the other ranks return {}."""
-    name, cfg = settle(args)
+def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None) -> dict[str, Any]:
+    """Runs one rank's part; rank 0 writes results.json and returns its content, the other ranks return {}.
+
+    Args:
+        configured: what `configure` returned, if it was called before.
+    """
+    name, cfg = configured or configure(args)
 
     from pretrain.common.process_group import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage

@@ -260,13 +260,6 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_no_half(
     assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=1)["iteration"] == 1
 
 
-def test_more_processes_than_gpus_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match=r"--num-gpus is 2, but this machine has 1; ask for at most 1"):
-        train_net.main(words(tmp_path, "torchvision", "--num-gpus", "2", MODEL__DEVICE="cuda"))
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_files_hold_the_seed_and_the_schedule_that_were_used(tmp_path: Path, engine: str) -> None:
     """A config written for two processes and a random seed, run by one process."""

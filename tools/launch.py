@@ -9,6 +9,7 @@
     python tools/launch.py pipeline configs/examples/demo.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml --engine detectron2 --output runs/demo_detectron2
     python tools/launch.py pipeline configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
+    python tools/launch.py paper configs/papers/sce_table2_linear.csv --rows cifar100
     python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
@@ -74,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("file", metavar="FILE", help="YAML, as in configs/pipeline/ and configs/pretrain/sweeps/")
     sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
     sub.add_argument("--engine", default="", help="detectron2 or torchvision, instead of the file's ENGINE")
+    _add_resources(sub)
+    sub = _command(commands, "paper", "runs the rows of a paper's table and reports them beside the published numbers")
+    sub.add_argument("file", metavar="FILE", help="CSV, as in configs/papers/")
+    sub.add_argument("--rows", default="", metavar="WORD", help="only the rows that hold this word anywhere (all)")
+    sub.add_argument("--output", default="runs/papers", metavar="FOLDER", help="shared by all tables (runs/papers)")
     _add_resources(sub)
     sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
     sub.add_argument("folders", nargs="+", metavar="FOLDER")

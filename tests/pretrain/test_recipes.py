@@ -38,9 +38,7 @@ def images(tmp_path_factory) -> Path:
 
 
 def _steps(path: Path) -> int:
-    """Fewer in the ordinary suite. A moving target makes the loss noisier; a rising lambda makes it fall later."""
-    if path.stem.endswith("_released"):
-        return 40
+    """Fewer in the ordinary suite. A moving target makes the loss noisier."""
     return 12 if path.stem in ORDINARY and not path.stem.startswith(("sce", "ressl", "tcl")) else 20
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from pretrain.common import loggers
@@ -16,6 +17,7 @@ from .graph import Graph, run, show, single
 from .launch_file import launch_files
 from .logs import print_logs
 from .options import Options
+from .paper import write_pipeline
 from .pipeline import load as load_pipeline
 from .resolve import from_arguments, from_record
 from .spec import StageSpec
@@ -65,6 +67,12 @@ def distributions(args: argparse.Namespace) -> int:
 
 def pipeline(args: argparse.Namespace) -> int:
     return _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args)
+
+
+def paper(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:  # a dry run leaves nothing behind
+        file = write_pipeline(args.file, args.rows, Path(scratch if args.dry_run else args.output))
+        return _start(load_pipeline(str(file), args.output), from_arguments(args), args)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ BASELINE: random                           # optional: the branch that others ar
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
   supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere; with SEEDS, {seed} in it stands for the seed
-  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}
+  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # LINEAR and TRANSFER of its own, too
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]
@@ -49,7 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "", "PRETRAIN": "", "GRID": {},
     "POINTS": [],
 }  # fmt: skip
-_BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": []}
+_BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": [], "LINEAR": [], "TRANSFER": {}}
 _DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
 
 
@@ -150,12 +150,13 @@ def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     for name, branch in branches.items():
         # A branch without a pretraining is probed by data and architecture of the file's first one.
         base = trained.get(name) or next(iter(trained.values()), None)
+        own = {**plan, **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
         weights, ready = branch["WEIGHTS"], first
         if name in trained:
             nodes.append(Node(f"{name}/pretrain", trained[name], first))
             weights, ready = trained[name].folder, (nodes[-1].key,)
-        nodes += _probes(name, weights, branch["OVERRIDES"], plan, folder, ready, base.config if base else "")
-        nodes += _detectors(name, weights, branch["SEED"], plan, folder, ready, first, path)
+        nodes += _probes(name, weights, branch["OVERRIDES"], own, folder, ready, base.config if base else "")
+        nodes += _detectors(name, weights, branch["SEED"], own, folder, ready, first, path)
     return tuple(nodes)
 
 

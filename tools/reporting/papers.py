@@ -72,7 +72,7 @@ def detection_result(run: Detection) -> Verdict:
     """JCL's Table 2 and MoCo's VOC: AP, AP50, AP75 of the task that the paper reports for this detector."""
     published = [(table, row) for table, rows in map(_read, _DETECTION) for row in rows]
     for table, row in [] if run.evaluated_only else published:
-        if row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
+        if not row["AP"] or row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
             continue
         recipe, test = _transfer_recipe(row["recipe"])
         if any(run.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
@@ -133,7 +133,7 @@ def _read(file: str) -> tuple[str, list[dict[str, str]]]:
 def _linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
     for path in sorted((ROOT / "configs" / "papers").glob("*_linear.csv")):
         table, rows = _read(path.name)
-        yield from ((table, row) for row in rows if row["pretrain"])
+        yield from ((table, row) for row in rows if row["pretrain"] and row["top1"])
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from tests.tools.reporting.runs import (
 from tools import report
 
 TABLE = "JCL (Cai et al. 2020), Table "
+RELEASED = ("METHOD.NUM_KEYS", "4", "METHOD.JCL_LAMBDA", "2.0")
 
 
 def test_probes_stand_beside_table_1(tmp_path: Path):
@@ -36,7 +37,7 @@ def test_probes_stand_beside_table_1(tmp_path: Path):
 @pytest.mark.parametrize(
     ("recipe", "overrides", "linear", "reason"),
     [
-        ("jcl_R50_IN1k_200ep_released", (), (), "METHOD.NUM_KEYS 4 (recipe: 5)"),
+        ("jcl_R50_IN1k_200ep", RELEASED, (), "METHOD.NUM_KEYS 4 (recipe: 5)"),
         ("jcl_R50_IN1k_200ep", ("SOLVER.EPOCHS", "100"), (), "SOLVER.EPOCHS 100 (recipe: 200)"),
         ("jcl_R50_IN1k_200ep", ("SOLVER.AMP", "bf16"), (), 'SOLVER.AMP bf16 (recipe: none); linear amp bf16'),
         ("jcl_R50_IN1k_200ep", (), ("LINEAR.BASE_LR", 10.0), "linear base lr 10.0 (recipe: 30.0)"),
@@ -142,7 +143,7 @@ def test_the_supervised_row_starts_from_msras_network(tmp_path: Path):
 def test_a_lookalike_of_table_2_is_not_compared(
     tmp_path: Path, leaf: str, overrides: tuple[str, ...], released: bool, reason: str
 ):
-    config = pretrain(tmp_path / "p", recipe="jcl_R50_IN1k_200ep" + "_released" * released)
+    config = pretrain(tmp_path / "p", *(RELEASED if released else ()), recipe="jcl_R50_IN1k_200ep")
     write(tmp_path / "d", detector(*overrides, leaf=leaf, weights=provenance(config)))
     text = render([tmp_path / "d"])
     assert "36.0" in cells(text, "d") and "35.6" not in text

@@ -1,0 +1,78 @@
+"""A table of configs/papers as a plan: each row with a recipe has stages, which are compared with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.common.errors import UserError
+from pretrain.config import from_yaml_text
+from tests.tools.launcher.helpers import CONFIGS
+from tools import launch
+from tools.launcher import pipeline
+from tools.launcher.paper import write_pipeline
+from tools.launcher.spec import StageSpec
+from tools.reporting import papers
+
+PAPERS = CONFIGS / "papers"
+
+
+def stages_of(table: str, folder: Path, word: str = "") -> dict[str, StageSpec]:
+    graph = pipeline.load(str(write_pipeline(str(PAPERS / f"{table}.csv"), word, folder)), str(folder))
+    return {node.key: node.spec for node in graph.nodes}
+
+
+@pytest.fixture(autouse=True)
+def at_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+
+
+@pytest.mark.parametrize(
+    ("table", "word", "count", "top1"),
+    [
+        ("jcl_table1_linear", "", 4, {68.7, 67.5, 60.6}),
+        ("sce_table2_linear", "tiny", 16, {48.35, 51.9}),
+        ("tcl_table1_linear", "fashion", 10, {95.42, 95.58}),
+        ("tcl_table1_linear", "SupCon IN100", 0, set()),
+        ("tcl_table2_linear", "supcon", 4, {96.7, 81.0, 95.5, 86.5}),
+        ("tcl_studies_linear", "sec.2.3", 6, set()),
+    ],
+)
+def test_a_row_is_a_pretraining_per_seed_with_its_probe(
+    table: str, word: str, count: int, top1: set[float], tmp_path: Path
+) -> None:
+    if not count:
+        with pytest.raises(UserError, match=rf"no row of .*{table}.csv with a recipe holds '{word}'; leave --rows out"):
+            stages_of(table, tmp_path, word)
+        return
+    stages = stages_of(table, tmp_path, word)
+    trained = {key for key in stages if key.endswith("/pretrain")}
+    assert len(trained) == count
+    assert set(stages) == trained | {key.replace("/pretrain", "/linear") for key in trained}
+    if table != "jcl_table1_linear":  # its probe has a file of its own
+        published = {papers.published_top1(from_yaml_text(stages[key].config)) for key in trained} - {None}
+        assert top1 <= published
+
+
+def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_row_names(tmp_path: Path) -> None:
+    linear, coco, voc = (stages_of(name, tmp_path) for name in ("jcl_table1_linear", "jcl_table2_coco_1x", "moco_voc"))
+    for key in ("mocov1_R50_IN1k_200ep/pretrain", "jcl_R50_IN1k_200ep/pretrain"):
+        assert linear[key].fingerprint() == coco[key].fingerprint() == voc[key].fingerprint()
+    trained = [key for key in coco if coco[key].stage == "transfer"]
+    assert len(trained) == 15 and not [key for key in coco if "linear" in key]
+    for key in (name for name in trained if name.startswith("supervised_msra/")):
+        assert "FORMAT: BGR" in coco[key].config and "supervised_msra/backbone.pth" in coco[key].config
+    assert coco["supervised_msra/convert"].args[0].endswith("weights/R-50.pkl")
+    assert len([key for key in voc if key.endswith("/convert")]) == 4  # once per start, not per seed
+    assert len([key for key in voc if voc[key].stage == "transfer"]) == 25
+    assert "SEED: 5" in voc["random/voc_R50_C4_24k_seed=5"].config
+
+
+def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
+    with pytest.raises(UserError, match="is no table of results; name a CSV file"):
+        write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
+    words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]
+    assert launch.main([*words, "--cluster", "local", "--dry-run"]) == 0
+    assert not (tmp_path / "out").exists()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
 from docs import recipes
+from pretrain.config import load_config
+from tools.reporting import papers
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -33,6 +36,23 @@ def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Pat
     for field in ("Hardware", "Time", "Published"):
         lines = re.findall(rf"^# {field}: (\S.*)\.$", text, re.MULTILINE)
         assert len(lines) == 1 or (not lines and field == "Time"), field
+
+
+def test_the_number_of_a_header_is_that_of_its_row() -> None:
+    checked = 0
+    for file in sorted((CONFIGS / "papers").glob("*.csv")):
+        _, rows = papers.read(file.name)
+        for row in rows:
+            number, recipe = row.get("AP") or row.get("top1"), ROOT / (row.get("recipe") or row["pretrain"])
+            if recipe.is_file() and number and (not row.get("overrides") or is_the_recipes_own(row)):
+                assert re.search(rf"^# Published: .*\b{number}\b.*{file.name}", header(recipe), re.MULTILINE), recipe
+                checked += 1
+    assert checked == 3 + 15 + 3 + 4 + 4  # JCL's tables, MoCo's on VOC, SCE's best cells, TCL's first table
+
+
+def is_the_recipes_own(row: Mapping[str, str]) -> bool:
+    """SCE's table names both temperatures, of the recipe's own cell, too."""
+    return load_config(row["pretrain"], row["overrides"].split()) == load_config(row["pretrain"])
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)

@@ -48,8 +48,7 @@ def tcl(
     Returns:
         The mean loss; nothing to enqueue; batch_accuracy (share of positive pairs more similar than the anchor's most
         similar negative, from 0 to 100), positive_similarity (mean over positive pairs, from -1 to 1) and
-        positives_per_anchor; with k1 or k2 of its own, also the means of what
-        :func:`hard_gradient_sums` gives.
+        positives_per_anchor.
 
     Raises:
         ValueError: tau, k1 or k2 out of range, or shapes that disagree.
@@ -72,71 +71,17 @@ def tcl(
         log_d_R = _log_denominator(similarity_RB, positive_RB, same_RB, temperature, k1, k2)
         mean_R = torch.where(positive_RB, similarity_RB / temperature, 0.0).sum(dim=1) / count_R.clamp(min=1)
         sums.append(_batch_sums(similarity_RB.detach(), positive_RB, same_RB))
-        if (k1, k2) != (0, 1):
-            sums[-1] |= hard_gradient_sums(similarity_RB.detach(), positive_RB, same_RB, temperature, k1, k2)
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
     loss = sum_over_rows(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_of) / len(anchors_AD)
     totals = {name: torch.stack([one[name] for one in sums]).sum(dim=0) for name in sums[0]}
-    pairs, anchors = totals.pop("pairs"), totals.pop("anchors", None)
+    pairs = totals["pairs"]
     metrics = {
-        "batch_accuracy": totals.pop("right") / pairs.clamp(min=1) * 100,
-        "positive_similarity": totals.pop("similar") / pairs.clamp(min=1),
+        "batch_accuracy": totals["right"] / pairs.clamp(min=1) * 100,
+        "positive_similarity": totals["similar"] / pairs.clamp(min=1),
         "positives_per_anchor": pairs / len(anchors_AD),
     }
-    if anchors is not None:
-        metrics |= {name: total / anchors.clamp(min=1) for name, total in totals.items()}
     return Objective(loss, None, metrics)
-
-
-def hard_gradient_sums(
-    similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
-) -> dict[str, Tensor]:
-    r"""What Theorems 1 and 2 compare (TCL supplement, Sec. 1), as sums over the anchors that have both kinds of pairs.
-
-    A candidate weighs in the gradient of its anchor, Eq. (1), in units of 1 / tau, with
-
-    .. math:: \text{positive: } |X_{ip} - P_{ip}^t + Y_{ip}^t| \text{, Eq. (2)-(4);} \quad
-              \text{negative: } P_{in}^t \text{, Eq. (5)}
-
-    Both are taken for the hardest candidate of each anchor: its least similar positive and its most similar negative.
-
-    Returns:
-        hard_positive_gradient and hard_negative_gradient; the same with ``_supcon``, for the same embeddings under
-        SupCon (k1 = 0, k2 = 1: Theorem 1, Eq. (15)); hard_negative_gradient_k2_1, at this k1 and k2 = 1 (Theorem 2);
-        anchors, how many there are.
-    """
-    import torch
-
-    count_A = positive_AB.sum(dim=1)
-    has_both_A = (count_A > 0) & ~same_AB.all(dim=1)
-    scaled_AB, lowest = similarity_AB / temperature, torch.finfo(similarity_AB.dtype).min
-    pull_A = _logsumexp(torch.where(positive_AB, scaled_AB, lowest))
-    tuned_A = _logsumexp(torch.where(positive_AB, -similarity_AB, lowest))
-    negatives_AB = torch.where(same_AB, lowest, scaled_AB)
-    push_A = _logsumexp(negatives_AB)
-    positive_A = torch.where(positive_AB, similarity_AB, math.inf).amin(dim=1)
-    negative_A = negatives_AB.amax(dim=1) * temperature
-
-    def total(weight_A: Tensor) -> Tensor:
-        return torch.where(has_both_A, weight_A, 0.0).sum()
-
-    def weights(k1: float, k2: float) -> tuple[Tensor, Tensor]:
-        terms = [pull_A, *([tuned_A + math.log(k1)] if k1 else []), *([push_A + math.log(k2)] if k2 else [])]
-        log_d_A = torch.stack(terms).logsumexp(dim=0)
-        share_A = (positive_A / temperature - log_d_A).exp()
-        own_A = temperature * k1 * (-positive_A - log_d_A).exp()
-        return total((1 / count_A - share_A + own_A).abs()), total(k2 * (negative_A / temperature - log_d_A).exp())
-
-    (positive, negative), (positive_supcon, negative_supcon) = weights(k1, k2), weights(0, 1)
-    return {
-        "hard_positive_gradient": positive,
-        "hard_positive_gradient_supcon": positive_supcon,
-        "hard_negative_gradient": negative,
-        "hard_negative_gradient_supcon": negative_supcon,
-        "hard_negative_gradient_k2_1": weights(k1, 1)[1],
-        "anchors": has_both_A.sum(),
-    }
 
 
 def _log_denominator(

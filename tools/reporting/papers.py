@@ -70,7 +70,7 @@ def published_top1(config: CfgNode) -> float | None:
 
 def detection_result(run: Detection) -> Verdict:
     """JCL's Table 2 and MoCo's VOC: AP, AP50, AP75 of the task that the paper reports for this detector."""
-    published = [(table, row) for table, rows in map(_read, _DETECTION) for row in rows]
+    published = [(table, row) for table, rows in map(read, _DETECTION) for row in rows]
     for table, row in [] if run.evaluated_only else published:
         if not row["AP"] or row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
             continue
@@ -88,7 +88,7 @@ def detection_result(run: Detection) -> Verdict:
 def rows_of(table: str) -> list[dict[str, str]]:
     """All rows of a published table by its name, as verdicts hold them."""
     files = sorted((ROOT / "configs" / "papers").glob("*.csv"))
-    return next(rows for name, rows in (_read(file.name) for file in files) if name == table)
+    return next(rows for name, rows in (read(file.name) for file in files) if name == table)
 
 
 def _verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
 
 
 @functools.cache
-def _read(file: str) -> tuple[str, list[dict[str, str]]]:
+def read(file: str) -> tuple[str, list[dict[str, str]]]:
     """The table's name, which begins its first comment, and its rows."""
     lines = (ROOT / "configs" / "papers" / file).read_text(encoding="utf-8").splitlines()
     return lines[0].removeprefix("# ").partition(":")[0], list(csv.DictReader(li for li in lines if li[0] != "#"))
@@ -132,7 +132,7 @@ def _read(file: str) -> tuple[str, list[dict[str, str]]]:
 
 def _linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
     for path in sorted((ROOT / "configs" / "papers").glob("*_linear.csv")):
-        table, rows = _read(path.name)
+        table, rows = read(path.name)
         yield from ((table, row) for row in rows if row["pretrain"] and row["top1"])
 
 

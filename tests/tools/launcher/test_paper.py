@@ -62,8 +62,8 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
     trained = [key for key in coco if coco[key].stage == "transfer"]
     assert len(trained) == 15 and not [key for key in coco if "linear" in key]
     for key in (name for name in trained if name.startswith("supervised_msra/")):
-        assert "FORMAT: BGR" in coco[key].config and "supervised_msra/backbone.pth" in coco[key].config
-    assert coco["supervised_msra/convert"].args[0].endswith("weights/R-50.pkl")
+        assert "supervised_msra/backbone.pth" in coco[key].config and "FORMAT" not in coco[key].config  # BGR
+    assert coco["supervised_msra/convert"].args[0][0].endswith("weights/R-50.pkl")
     assert len([key for key in voc if key.endswith("/convert")]) == 4  # once per start, not per seed
     assert len([key for key in voc if voc[key].stage == "transfer"]) == 25
     assert "SEED: 5" in voc["random/voc_R50_C4_24k_seed=5"].config

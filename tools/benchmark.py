@@ -6,7 +6,7 @@ python tools/benchmark.py memory --keys 1 5 9
 python tools/benchmark.py views --views 6 --json views.json
 python tools/benchmark.py reading --folder /data
 python tools/benchmark.py step
-python tools/benchmark.py detection --config-file configs/coco_mask_R50_FPN_1x_random.yaml
+python tools/benchmark.py detection --config-file configs/Base-Mask-RCNN-FPN-1x.yaml
 python tools/benchmark.py trainer --config-file configs/examples/demo_mask_R18_FPN_digits.yaml
 python tools/benchmark.py peers --json peers.json
 """
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("step", "step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
     sub = command("detection", "detection", 7, "an iteration of both detection engines, paired: time and memory")
-    sub.add_argument("--config-file", required=True, help="as in configs/coco_mask_R50_FPN_1x_random.yaml")
+    sub.add_argument("--config-file", required=True, help="as in configs/Base-Mask-RCNN-FPN-1x.yaml")
     sub.add_argument("--images", type=int, default=2, help="per step, on one device")
     sub.add_argument("--side", type=int, default=256, help="of the square images, pixels")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")

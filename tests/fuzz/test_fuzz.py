@@ -33,7 +33,7 @@ def _pretraining_config(file: Path) -> None:
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "pretraining": ("pretrain/*R18*.yaml", _pretraining_config),
-    "detector": ("coco_R50_FPN_1x_*.yaml", lambda file: load_detector_config(file, [])),
+    "detector": ("*_R50_FPN_1*.yaml", lambda file: load_detector_config(file, [])),
     "pipeline": ("evidence/*.yaml", lambda file: pipeline.load(str(file))),
     "sweep": ("pretrain/sweeps/*.yaml", lambda file: pipeline.load(str(file))),
     "site": ("", lambda file: resolve.resolve({"cluster": "local"}, str(file))),

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import tiny  # noqa: E402
 from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
 
 # Reasons for which a test may be skipped where P2T_NO_SKIPS is set, as .ci/run does: any other skip fails the run.
@@ -35,6 +37,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 image = np.clip(rng.normal(color, 25, (20, 20, 3)), 0, 255).astype(np.uint8)
                 cv2.imwrite(str(folder / f"{i:03d}.png"), image)
     return root
+
+
+@pytest.fixture(scope="module")
+def tiny_resnet18() -> Iterator[None]:
+    """For modules whose subject is not the network: ``pytestmark = pytest.mark.usefixtures("tiny_resnet18")``."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiny.use(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

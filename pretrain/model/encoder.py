@@ -25,7 +25,7 @@ def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResN
     """
     backbone = getattr(torchvision.models, arch)(weights=None)
     if stem == "cifar":
-        backbone.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        backbone.conv1 = nn.Conv2d(3, backbone.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
         backbone.maxpool = nn.Identity()
     else:

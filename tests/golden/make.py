@@ -17,7 +17,7 @@ from PIL import Image
 from pretrain.config import load_config
 from pretrain.probe import linear
 from pretrain.train import main
-from tests.golden import tiny
+from tests import tiny
 from tests.transfer import tiny_coco
 from transfer import proof
 from transfer.convert import convert
@@ -53,6 +53,6 @@ def _write(folder: Path, work: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
-        tiny.use(patch)
+        tiny.use(patch, 2)
         patch.setattr(proof, "prove", lambda *_, **__: {})  # its own network has 64 channels
         _write(Path(sys.argv[1]), Path(temporary))

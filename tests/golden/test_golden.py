@@ -18,7 +18,7 @@ from pretrain.config import load_config
 from pretrain.probe.heads import Heads
 from pretrain.probe.linear import restored
 from pretrain.state import from_checkpoint
-from tests.golden import tiny
+from tests import tiny
 from tests.pretrain.runs import training
 from tests.transfer import tiny_coco
 from transfer import checkpoints
@@ -32,7 +32,7 @@ PREFIX = "module.encoder_q."
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    tiny.use(monkeypatch)
+    tiny.use(monkeypatch, 2)
 
 
 def _features(path: Path, encoder: str = "query") -> list[float]:

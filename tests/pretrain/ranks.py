@@ -7,11 +7,13 @@ import os
 import socket
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 
 from pretrain.common import distributed
 from pretrain.common.stage import leave
+from tests import tiny
 
 # The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.
 START_METHOD = "forkserver"
@@ -28,22 +30,32 @@ def run_ranks(function: Callable, ranks: int, *args, device: str | None = "cpu")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(_enter, (ranks, port, function, args, device), nprocs=ranks, start_method=START_METHOD)
+    mp.start_processes(
+        _enter, (ranks, port, function, args, device, tiny.in_use()), nprocs=ranks, start_method=START_METHOD
+    )
 
 
 def start(function: Callable, *args) -> multiprocessing.process.BaseProcess:
     """Starts ``function(*args)`` in another process."""
-    process = multiprocessing.get_context(START_METHOD).Process(target=function, args=args)
+    process = multiprocessing.get_context(START_METHOD).Process(target=_call, args=(function, args, tiny.in_use()))
     process.start()
     return process
 
 
-def _enter(rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str | None) -> None:
+def _call(function: Callable, args: tuple, is_tiny: bool) -> None:
+    if is_tiny:
+        tiny.use(pytest.MonkeyPatch())
+    function(*args)
+
+
+def _enter(
+    rank: int, ranks: int, port: int, function: Callable, args: tuple, device: str | None, is_tiny: bool
+) -> None:
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     torch.set_num_threads(1)
     if device is not None:
         distributed.init(device)
-    function(*args)
+    _call(function, args, is_tiny)
     leave()  # not after an error: the other ranks may never reach it

@@ -16,6 +16,8 @@ from pretrain.watch import Watch
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 LOST = "another process of this run has ended or no longer answers ("
 FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -8,6 +8,8 @@ from pretrain.state import digest, from_checkpoint, to_checkpoint
 from tests.pretrain.runs import training
 from tests.pretrain.test_steps import config
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 def test_a_state_round_trips_and_other_bn_groups_are_reported():
     lines: list[str] = []

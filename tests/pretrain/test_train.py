@@ -23,6 +23,8 @@ from pretrain.data.recipes import RECIPES
 from tests.pretrain.ranks import start
 from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory) -> Path:

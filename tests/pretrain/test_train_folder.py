@@ -13,6 +13,8 @@ from pretrain.common.run_folder import begin
 from pretrain.model import objectives
 from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 SHORT = ("SOLVER.MAX_STEPS", "3")
 
 

@@ -14,6 +14,8 @@ from pretrain.common.process_group import gather_objects
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import assert_same_end, lines, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 def _refused(images: Path, output: Path, *more: str) -> str:
     with pytest.raises(UserError) as caught:

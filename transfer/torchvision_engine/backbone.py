@@ -41,7 +41,7 @@ class BottomUp(nn.Module):
             module = getattr(resnet, name)
             self.add_module(name, freeze(module) if stage <= freeze_at else module)
         expansion = 4 if isinstance(resnet.layer1[0], Bottleneck) else 1
-        self.channels = [64 * 2**i * expansion for i in range(4)]
+        self.channels = [resnet.conv1.out_channels * 2**i * expansion for i in range(4)]
         table = names(arch)
         inverse = {theirs: ours for ours, theirs in table.items()}
         self.register_state_dict_post_hook(lambda _, state, prefix, *__: _rename(state, prefix, table))

@@ -17,6 +17,8 @@ from pretrain.common import image_io
 from pretrain.common.errors import UserError
 from tests.pretrain.runs import assert_same_end, lines, overrides, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 READ = image_io.read_file
 
 

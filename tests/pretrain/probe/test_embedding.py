@@ -1,7 +1,11 @@
 import csv
 
+import pytest
+
 from pretrain.config import load_config
 from pretrain.probe import embedding
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
 def test_two_colors_are_apart_on_the_map(images, tmp_path):

@@ -12,6 +12,8 @@ from pretrain.config import load_config
 from pretrain.data import views
 from pretrain.probe import distributions, embedding, features, knn, linear
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 def _distributions(cfg, weights):
     return distributions.main(cfg, {"one": weights}, images=48, augmentations=2)

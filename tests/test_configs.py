@@ -13,6 +13,7 @@ from docs import recipes
 from pretrain.config import load_config
 from tools.reporting import papers
 
+pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 

@@ -87,12 +87,14 @@ def test_a_marker_without_its_scores_is_one_line(recorded: Path):
         evidence.main([str(recorded)])
 
 
+@pytest.mark.docs
 def test_the_page_is_up_to_date():
     """`make docs` writes its tables."""
     page = PAGE.read_text(encoding="utf-8")
     assert evidence.up_to_date(page) == page
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_every_recorded_study_has_its_picture_pipeline_and_place_on_the_page(path: Path):
     page = PAGE.read_text(encoding="utf-8")

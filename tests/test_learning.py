@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine import engine
 from transfer.weights import read_weights
 
 
+@pytest.mark.core
 def test_a_detector_learns(tmp_path: Path) -> None:
     """Six images, 150 iterations, a fixed seed."""
     name = tiny_coco.write(tmp_path / "data")

@@ -119,6 +119,7 @@ def test_keys_are_listed_without_torch(answers: dict[tuple[str, ...], Any], word
     assert not {"torch", "torchvision", "submitit"} & set(imported)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_a_mistake_is_answered_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
     status, out, err, imported = answers[words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from pretrain.common import checkpoint
@@ -31,6 +32,7 @@ def test_the_record_rebuilds_what_was_written(commands: Commands, data: Path, tm
         assert content(tmp_path / "again/digits") == content(work / "digits"), kind
 
 
+@pytest.mark.core
 def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
     calls = recorded(commands, tmp_path, "tests.faults.writers", "checkpoint")
     seen: set[int] = set()

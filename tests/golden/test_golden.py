@@ -89,6 +89,7 @@ def test_a_detector_resumes_and_is_evaluated(tmp_path):
     )
 
 
+@pytest.mark.core
 def test_mocos_linear_classification_reads_ours():
     state = torch.load(GOLDEN / "pretraining.pth", weights_only=True)["state_dict"]
     head = PREFIX + "fc"

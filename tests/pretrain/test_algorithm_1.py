@@ -61,6 +61,7 @@ def _update(target: nn.Module, source: nn.Module) -> None:
             p.mul_(EMA).add_((1 - EMA) * q)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("method", "loss_of", "atol"), [(JCL, _jcl_loss, 1e-4), (SCE, _sce_loss, 1e-3)], ids=["jcl", "sce"]
 )

@@ -84,6 +84,7 @@ def _assert_same_steps(
             assert difference < 1e-2 * value.abs().max().clamp(min=1), (case, name)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [

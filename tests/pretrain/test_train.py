@@ -116,6 +116,7 @@ def test_other_images_in_the_same_folder_are_refused(images, whole, tmp_path, ch
         run(data, tmp_path / "run")
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("workers", ["2", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_stop_in_the_middle_of_an_epoch_resumes_to_the_same_bits(images, whole, tmp_path, workers, monkeypatch):
     calls = iter([""] * 4 + ["preempted"] * 99)

@@ -55,6 +55,7 @@ def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path, r18: dic
     assert found == [imagenet, ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), imagenet]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("arch", "suffix"),
     [

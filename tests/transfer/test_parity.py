@@ -106,6 +106,7 @@ def losses_of(model, batch, seed=11):
         return model(batch)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("kind", "depth"), CASES)
 def test_losses_and_gradients_are_equal(tmp_path, kind, depth):
     ours, theirs = both(tmp_path, kind, depth)

@@ -74,6 +74,7 @@ def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path: Path, r18: Weights) -> 
     check_config(r18, tiny_coco.config(tmp_path, "x", MODEL__RESNETS__STRIDE_IN_1X1=True))
 
 
+@pytest.mark.core
 def test_load_names_what_does_not_fit(r50: Weights) -> None:
     own = {name: torch.zeros_like(tensor) for name, tensor in r50.state.items()}
     own["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)

@@ -73,6 +73,7 @@ def test_each_view_is_of_its_image_and_recipe(data: ImageData):
         np.testing.assert_array_equal(plain.views_VNCHW[0, n].permute(1, 2, 0).numpy(), expected)
 
 
+@pytest.mark.core
 def test_workers_change_nothing_and_leave_torchs_stream_alone(data: ImageData):
     before = torch.get_rng_state()
     for (_, a), (_, b) in zip(make(data).batches(0, 8), make(data, num_workers=2).batches(0, 8), strict=True):

@@ -1,7 +1,6 @@
 """Whole runs on tiny images: resume bit for bit, a kill at any moment, bad input."""
 
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -47,19 +46,6 @@ def test_a_run_folder_is_self_contained(whole):
     assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
     assert results["checkpoint_sha256"] == sha256(whole / "checkpoint_final.pth")
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    "words, warned", [(["MODEL.QUEUE_SIZE", "24"], False), (["MODEL.QUEUE_SIZE", "72"], True), ([], False)]
-)
-def test_what_is_trained_on_is_said(images, whole, words: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch):
-    method = [] if words else ["METHOD.NAME", "simclr", "METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
-    cfg = load_config(None, overrides(images, whole, *words, *method))
-    log, warnings = logging.getLogger("test"), []
-    monkeypatch.setattr(log, "warning", warnings.append)
-    train._describe(cfg, datasets.load(cfg.DATA.TRAIN, "train"), STEPS_PER_EPOCH, log)
-    assert len(warnings) == warned and all("QUEUE_SIZE 72 holds the keys of 1.5 epochs" in line for line in warnings)
-    assert "48 images in 2 classes: 6 steps of 8 per epoch" in (whole / "log.txt").read_text()
 
 
 def test_its_picture_has_the_views_of_the_first_epoch(images, whole):
@@ -170,21 +156,6 @@ def test_a_loss_that_is_not_finite_names_step_rate_and_images(images, tmp_path):
     with pytest.raises(UserError, match=r"not finite at step \d+ \(learning rate 9.83e\+29; images: .*\.png"):
         run(images, tmp_path / "run", "SOLVER.BASE_LR", "1e30")
     assert not list((tmp_path / "run").glob("checkpoint_final.pth"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("DATA.TRAIN", "folder:/nowhere", "no image folder at /nowhere"),
-        ("SOLVER.IMS_PER_BATCH", "4096", "the global batch is 4096 images but the data set holds 48"),
-    ],
-)
-def test_bad_input_is_one_line_and_the_folder_is_released(images, tmp_path, key, value, says):
-    for _ in range(2):
-        with pytest.raises(UserError, match=says) as caught:
-            run(images, tmp_path / "run", key, value)
-        assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "run").glob(".*owner*"))
 
 
 def test_the_command_line(images, whole):

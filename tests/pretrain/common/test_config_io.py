@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -82,42 +81,3 @@ def test_an_override_that_is_no_value_is_one_line(kind: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         merge_overrides(default_config(), words)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("loop.yaml", r"no config file at .*loop.yaml: Too many levels of symbolic links"),
-        ("a" * 300, "no config file at .*: File name too long"),
-        ("a\0b", "no config file at .*null"),
-        ("", "no config file at .*: it is a folder"),
-        ("empty.yaml/x", "no config file at .*empty.yaml/x"),
-        ("pipe", r"no config file at .*pipe: it is a device, a pipe or a socket"),
-        ("empt.yaml", r"no config file at .*; did you mean 'empty\.yaml'"),
-        (os.fsdecode(b"odd\xff"), "no config file at .*odd"),
-    ],
-)
-def test_a_path_that_leads_nowhere_is_one_line(folder: Path, name: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        merge_file(default_config(), folder / name)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_garbage_is_merged_or_refused(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    keys = ["SEED", "SOLVER", "SOLVER.BASE_LR", "LINEAR.LRS", "OUTPUT_DIR", "_BASE_", "", ".", "METHOD.NAME", "VIEWS"]
-    words = "1 -1 1.5 1e999 .inf .nan nan null true a '' ' \" ~ 0x1F 1_0 01 [ ] { } , : | # % é 2020-01-01 1:30 *a"
-    spaced = [": ", "\n", "\n  ", "- ", "&a ", "!!set ", "!!binary ", "!!python/none ", "\t", "<<: ", "? "]
-    sections = ["_BASE_: ", "SOLVER: ", "SEED: ", "\x00", "\x85", LONG]
-    atoms = [*words.split(), *spaced, *sections]
-    for _ in range(100):
-        value = "".join(rng.choices(atoms, k=rng.randint(0, 6)))
-        (tmp_path / "a.yaml").write_text(rng.choice(["", "SEED: ", "SOLVER:\n  BASE_LR: ", "LINEAR:\n  LRS: "]) + value)
-        for merge in (
-            lambda: merge_file(default_config(), tmp_path / "a.yaml"),
-            lambda value=value: merge_overrides(default_config(), [rng.choice(keys), value]),
-        ):
-            try:
-                merge()
-            except UserError as error:
-                assert "\n" not in str(error)

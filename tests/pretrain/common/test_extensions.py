@@ -14,7 +14,6 @@ import torch
 
 from pretrain.common import extensions
 from pretrain.common.errors import UserError
-from pretrain.config import from_yaml_text
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import slurm_parameters
@@ -126,15 +125,3 @@ def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: 
     named = ["alone", "whole.methods.margin", str(tmp_path / "elsewhere/mine.py"), "no_such_module"]
     monkeypatch.setenv(extensions.VARIABLE, os.pathsep.join(named))
     assert extensions.sources() == [tmp_path / name for name in files]
-
-
-def test_the_keys_of_a_module_are_listed():
-    shown = launch("--import", str(TEMPLATES[1]), "--help-keys", "METHOD.MARGIN")
-    assert shown.returncode == 0 and shown.stdout.startswith("METHOD.MARGIN 0.0  (at least 0)")
-
-
-def test_a_config_of_a_module_that_is_not_imported_names_the_remedy():
-    with pytest.raises(
-        UserError, match=r"METHOD\.GAP\); if a module of your own has that key, --import it; else use the"
-    ):
-        from_yaml_text("METHOD: {GAP: 1.0}")

@@ -92,17 +92,6 @@ def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CorruptImage, match=f"cannot read image {tmp_path}/gone.jpg: No such file"):
-        Files(tmp_path, ["here.jpg", "gone.jpg"]).read(1)
-
-
-def test_names_are_kept_whole(tmp_path):
-    names = ["a.png", "übung/ß.png", "x/" + "long" * 30 + ".png", "bad\udcff.png"]  # the last: not UTF-8 on disk
-    files = Files(tmp_path, names)
-    assert [files.name(i) for i in range(len(files))] == [f"{tmp_path}/{name}" for name in names]
-
-
 def test_joined_sources_follow_each_other(tmp_path):
     joined = Concatenated([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
     assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]

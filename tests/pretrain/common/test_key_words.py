@@ -38,31 +38,3 @@ def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
 def test_an_option_that_is_a_key_names_the_key(word: str) -> None:
     with pytest.raises(UserError, match=f"does not know '{word}'; keys have no dashes: SOLVER.BASE_LR VALUE"):
         key_words.parse(parser(), ["--config-file", "a.yaml", word])
-
-
-def test_help_says_that_key_value_follows() -> None:
-    shown = parser().format_help()
-    assert "[KEY VALUE ...]\n" in shown.partition("options:")[0] and "--help-keys [PREFIX]" in shown
-
-
-def test_keys_are_listed_without_the_required_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        key_words.parse(parser(), ["--help-keys"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == (
-        "SOLVER.BASE_LR 0.03  (at least 0)\n    learning rate\nDATA.TRAIN ''  (a string)\n"
-    )
-
-
-@pytest.mark.parametrize("prefix", ["solver", "SOLVER.", "SOLVER.BASE_LR"])
-def test_a_prefix_selects_keys(prefix: str) -> None:
-    assert key_words.describe(KEYS, prefix) == "SOLVER.BASE_LR 0.03  (at least 0)\n    learning rate"
-
-
-@pytest.mark.parametrize(
-    ("prefix", "hint"),
-    [("SLOVER", "did you mean 'SOLVER.'"), ("DATA.TRIAN", "did you mean 'DATA.TRAIN'"), ("Q", "--help-keys alone")],
-)
-def test_an_unknown_prefix_names_the_nearest(prefix: str, hint: str) -> None:
-    with pytest.raises(UserError, match=hint):
-        key_words.describe(KEYS, prefix)

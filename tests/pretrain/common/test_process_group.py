@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pretrain.common import distributed, interrupt, process_group
 from pretrain.common.copies import AsyncHostCopy
@@ -59,16 +58,6 @@ def test_more_ranks_than_gpus(gpus, count, local_rank, slurm, says):
     assert not chosen
 
 
-def test_nccl_is_given_the_device_and_gloo_none(gpus, monkeypatch):
-    gpus(4, 3)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    asked = []
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **keys: asked.append((backend, keys["device_id"])))
-    process_group.join(True)
-    process_group.join(False)
-    assert asked == [("nccl", torch.device("cuda", 3)), ("gloo", None)]
-
-
 def _each_rank_its_own_way() -> None:
     def read() -> int:
         if distributed.rank() > 0:
@@ -85,11 +74,6 @@ def _each_rank_its_own_way() -> None:
 
 def _refuse() -> None:
     raise UserError("another config")
-
-
-def test_a_gpu_is_not_chosen_by_number():
-    with pytest.raises(UserError, match=r"DEVICE is cuda:1; set cuda, and select the GPU by CUDA_VISIBLE_DEVICES=1"):
-        join("cuda:1")
 
 
 def _rank_0_decides() -> None:

@@ -16,10 +16,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import (
     atomic_write,
     begin,
-    cannot_write,
     git_state,
     make_folder,
-    read_json,
     replacing,
     setup_logging,
     stage_of,
@@ -47,13 +45,6 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         checkpoint.save(tmp_path / "x", {})
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_only_a_full_disk_has_to_be_freed(number: int) -> None:
-    full = OSError(number, os.strerror(number))
-    assert str(cannot_write("x", full)).endswith("; free space or choose another folder")
-    assert str(cannot_write("x", full, resume=True)).endswith("; free space and run again to resume")
-
-
 def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("earlier")
     with pytest.raises(RuntimeError, match="in the middle"), replacing(tmp_path / "x") as file:
@@ -61,47 +52,6 @@ def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
         raise RuntimeError("in the middle")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_text() == "earlier"
-
-
-def test_file_and_folder_are_synced_before_and_after_the_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, rename = os.fsync, os.replace
-
-    def note_fsync(descriptor: int) -> None:
-        steps.append("folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "file")
-        fsync(descriptor)
-
-    def note_rename(source: Path, target: Path) -> None:
-        steps.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_rename)
-    atomic_write(tmp_path / "x", "text")
-    assert steps == ["file", "rename", "folder"]
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"[" * 100_000, r"is not JSON \(nested too deeply\)"),
-        (b'{"steps": ' + b"1" * 5000 + b"}", "is not JSON"),
-        (b"[]", "holds a JSON list, not an object"),
-    ],
-)
-def test_json_that_is_no_object(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "results.json").write_bytes(content)
-    with pytest.raises(UserError, match=rf"results\.json {reason}"):
-        read_json(tmp_path / "results.json")
-
-
-def test_a_missing_json_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*results\.json: No such file or directory"):
-        read_json(tmp_path / "results.json")
 
 
 def test_a_folder_belongs_to_one_stage(tmp_path: Path) -> None:

@@ -120,27 +120,6 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: 
         assert data.classes == sorted(folders) and len(data) == 4
 
 
-def test_split_folders_beside_a_picture_are_splits_as_well(tmp_path: Path):
-    write_folder(tmp_path, ["logo.png", "train/1.png", "train/2.png", "test/3.png"])
-    assert names(load(f"folder:{tmp_path}", "train"), tmp_path) == ["train/1.png", "train/2.png"]
-
-
-@pytest.mark.parametrize(
-    ("link", "to", "says"),
-    [
-        ("set/cat/deep/again", "set/cat", r"set/.*again.* links to a folder that contains it; remove the link"),
-        ("set/cat/more", "store", "cat/more/back links to a folder that contains it; remove the link"),
-        ("set/loop", "set/loop", "cannot read .*set/loop: Too many levels of symbolic links; remove it"),
-    ],
-)
-def test_a_link_that_leads_back_is_refused(tmp_path: Path, link: str, to: str, says: str):
-    write_folder(tmp_path, ["set/cat/deep/1.png", "set/dog/2.png", "store/3.png"])
-    (tmp_path / "store/back").symlink_to(tmp_path / "set/cat")
-    (tmp_path / link).symlink_to(tmp_path / to)
-    with pytest.raises(UserError, match=says):
-        load(f"folder:{tmp_path / 'set'}", "train")
-
-
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_folder(tmp_path, ["cat/1.png"])
     with pytest.raises(UserError, match=r"cannot list .*aaa: File name too long"):

@@ -6,32 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.errors import UserError
 from pretrain.data.datasets import load
+from tests.errors import refused
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "said"),
+    ("name", "split", "named"),
     [
-        (
-            "folder:{}/none",
-            "train",
-            "no image folder at .*/none; expected images in it, or one folder of images per class",
-        ),
-        ("folder:{}", "train", "no images in .*; expected files ending in .jpg"),
-        ("folder:{}", "unlabelled", "has no split 'unlabelled'; choose train or val"),
-        ("imagenet", "train", r"no ImageNet at .*/imagenet/train; expected .*/imagenet/train/n########/\*.JPEG"),
-        ("imagenet100", "val", "no ImageNet at .*/imagenet/val"),
-        ("cifar10", "train", "cannot read cifar10: expected .*/cifar-10-batches-py/.*; set DATA.DOWNLOAD True"),
-        ("cifar100", "val", "cannot read cifar100: expected .*/cifar-100-python/"),
-        ("fashion_mnist", "val", "cannot read fashion_mnist: expected .*/FashionMNIST/raw/"),
-        ("stl10", "train", "cannot read stl10: expected .*/stl10_binary/"),
-        ("tiny_imagenet", "val", "cannot read tiny_imagenet: expected .*/tiny-imagenet-200/"),
-        (".", "train", "'.' is a folder; write folder:."),
-        ("cifra10", "train", "unknown data set 'cifra10'; .*did you mean 'cifar10'"),
-        ("cifar10", "test", "no split 'test'; choose train or val"),
+        ("folder:{}/none", "train", "/none"), ("folder:{}", "train", ".jpg"), ("folder:{}", "unlabelled", "unlabelled"),
+        ("imagenet", "train", "/imagenet/train/n########"), ("imagenet100", "val", "/imagenet/val"),
+        ("cifar10", "train", "/cifar-10-batches-py"), ("cifar100", "val", "/cifar-100-python"),
+        ("fashion_mnist", "val", "/FashionMNIST/raw"), ("stl10", "train", "/stl10_binary"),
+        ("tiny_imagenet", "val", "/tiny-imagenet-200"), (".", "train", "folder:."), ("cifra10", "train", "'cifar10'"),
+        ("cifar10", "test", "'test'"),
     ],
-)
-def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, said: str):
-    with pytest.raises(UserError, match=said):
-        load(name.format(tmp_path), split, tmp_path)
+)  # fmt: skip
+def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
+    refused(lambda: load(name.format(tmp_path), split, tmp_path), named)

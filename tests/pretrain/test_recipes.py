@@ -31,7 +31,6 @@ def test_a_recipe_runs(path, images, tmp_path):
         "MODEL.HEAD_HIDDEN_DIMS": [32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS),
         "MODEL.EMBEDDING_DIM": 16,
         "MODEL.BN_GROUPS": min(cfg.MODEL.BN_GROUPS, 2),  # of 4 images each
-        "MODEL.QUEUE_SIZE": BATCH,
         "VIEWS.IMAGE_SIZE": 16 if cfg.MODEL.STEM == "cifar" else 32,
         "DATA.TRAIN": f"folder:{images}",
         "DATALOADER.NUM_WORKERS": 0,
@@ -42,6 +41,7 @@ def test_a_recipe_runs(path, images, tmp_path):
         "PROBE.RESIZE": 0,
         "DEVICE": "cpu",
         "OUTPUT_DIR": tmp_path / "run",
+        **({"MODEL.QUEUE_SIZE": BATCH} if METHODS[cfg.METHOD.NAME].kind == "queue" else {}),
     }
     results = main(load_config(path, [str(word) for pair in small.items() for word in pair]))
     assert len(lines(tmp_path / "run", "loss")) == results["steps"] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,17 @@ from torch import Tensor, nn
 
 def resnet_state(arch: str = "resnet18", seed: int = 0, head: bool = True) -> dict[str, Tensor]:
     """A random ResNet whose BN has statistics of its own (defaults would hide a swap)."""
-    return {k: v.clone() for k, v in _resnet_state(arch, seed).items() if head or not k.startswith("fc.")}
+    return {
+        k: v.clone()
+        for k, v in _resnet_state(getattr(torchvision.models, arch), seed).items()
+        if head or not k.startswith("fc.")
+    }
 
 
 @functools.cache
-def _resnet_state(arch: str, seed: int) -> dict[str, Tensor]:
+def _resnet_state(build: Callable[..., nn.Module], seed: int) -> dict[str, Tensor]:
     torch.manual_seed(seed)
-    model = getattr(torchvision.models, arch)(weights=None, num_classes=8)
+    model = build(weights=None, num_classes=8)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.0)

@@ -19,8 +19,6 @@ from pretrain.common.resnet_names import PREFIX, to_detectron2
 from pretrain.watch import Watch
 from tests.pretrain.runs import overrides
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 
 

@@ -10,8 +10,6 @@ from pretrain.model.encoder import build_backbone, build_head
 from pretrain.probe import distributions
 from pretrain.probe.features import load_frozen
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-
 
 def test_spread_equals_all_pairs_and_the_explicit_covariance():
     torch.manual_seed(0)

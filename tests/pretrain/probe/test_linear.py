@@ -15,8 +15,6 @@ from pretrain.probe.data import probe_data
 from tests.pretrain.ranks import run_ranks
 from tests.resnets import resnet_state
 
-pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-
 STEPS_PER_EPOCH = 3
 
 

@@ -128,7 +128,7 @@ def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
         state = getattr(torchvision.models, arch)(weights=None).state_dict()
     shapes = {name: tensor.shape for name, tensor in state.items() if not name.startswith("fc.")}
     if stem == "cifar":
-        shapes["conv1.weight"] = torch.Size((64, 3, 3, 3))
+        shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     return shapes
 
 

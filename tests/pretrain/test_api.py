@@ -19,6 +19,8 @@ from pretrain.common.resnet_names import PREFIX, to_detectron2
 from pretrain.watch import Watch
 from tests.pretrain.runs import overrides
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
 
 
@@ -32,7 +34,7 @@ def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
     results = pretrain.pretrain(overrides=keys_of(images, tmp_path / "run"))
     assert results["stage"] == "pretrain" and signal.getsignal(signal.SIGINT) is before
     resnet = pretrain.load_backbone(tmp_path / "run")
-    assert not resnet.training and resnet(IMAGES).shape == (2, 512)
+    assert not resnet.training and resnet(IMAGES).shape == (2, 64)
     file = torch.load(tmp_path / "run/checkpoint_final.pth", weights_only=True)
     assert torch.equal(resnet.conv1.weight, file["state_dict"]["module.encoder_q.conv1.weight"])
     key = pretrain.load_backbone(tmp_path / "run", encoder="key")

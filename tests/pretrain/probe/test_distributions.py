@@ -10,6 +10,8 @@ from pretrain.model.encoder import build_backbone, build_head
 from pretrain.probe import distributions
 from pretrain.probe.features import load_frozen
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 def test_spread_equals_all_pairs_and_the_explicit_covariance():
     torch.manual_seed(0)
@@ -41,7 +43,7 @@ def test_two_runs_in_one_picture_and_one_table(images, tmp_path):
 def test_the_embedding_is_the_outcome_of_the_head(images, tmp_path, head):
     torch.manual_seed(0)
     encoder = build_backbone("resnet18", "cifar")
-    encoder.fc = build_head(512, head["hidden_dims"], 6, head["batch_norm"])
+    encoder.fc = build_head(64, head["hidden_dims"], 6, head["batch_norm"])
     state = {f"module.encoder_q.{name}": tensor for name, tensor in encoder.state_dict().items()}
     torch.save({"state_dict": state, "arch": "resnet18"}, tmp_path / "run.pth")
     cfg = load_config(None, ["PROBE.SPACE", "embedding", "DEVICE", "cpu"])

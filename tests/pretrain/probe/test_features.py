@@ -8,6 +8,8 @@ from pretrain.config import load_config
 from pretrain.model.encoder import pooled_features
 from pretrain.probe import features, linear
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 @pytest.fixture
 def stl10(tmp_path):

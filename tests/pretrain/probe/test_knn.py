@@ -18,6 +18,8 @@ from pretrain.probe.knn import classify, vote
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import lines
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 def _config(images, output, *more):
     """Pretraining: two epochs of three steps, kNN after each."""

@@ -15,6 +15,8 @@ from pretrain.probe.data import probe_data
 from tests.pretrain.ranks import run_ranks
 from tests.resnets import resnet_state
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 STEPS_PER_EPOCH = 3
 
 
@@ -69,7 +71,7 @@ def _positions(train, data):
     """Features whose first entry is the position of the image among all training images."""
     names = [train.image_name(i) for i in range(len(train))]
     found = [names.index(data.image_name(i)) if data.image_name(i) in names else -1 for i in range(len(data))]
-    x = torch.zeros(len(data), 512)
+    x = torch.zeros(len(data), 64)
     x[:, 0] = torch.tensor(found)
     return features.Features(x, torch.from_numpy(data.labels), len(data.classes))
 

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pretrain.common import distributed, interrupt, process_group
 from pretrain.common.copies import AsyncHostCopy

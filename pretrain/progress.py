@@ -103,7 +103,7 @@ class Progress:
         self._bar.close()
 
 
-def over_ranks(
+def reduce_metrics(
     values: dict[str, Tensor], share: float, corrupt: int, seconds_waited: float
 ) -> tuple[dict[str, float], int, float]:
     """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.

@@ -137,9 +137,9 @@ def _mean(results: Sequence[Objective], shares: Sequence[float], anchors_AD: Ten
     """The loss and the metrics of micro-batches with these ``shares`` of the images, and ``feature_spread``."""
     values = [{"loss": result.loss.detach(), **result.metrics} for result in results]
     means = {name: sum(share * one[name] for share, one in zip(shares, values, strict=True)) for name in values[0]}
-    return cast(Tensor, means.pop("loss")), {**means, "feature_spread": _spread(anchors_AD)}
+    return cast(Tensor, means.pop("loss")), {**means, "feature_spread": _relative_std(anchors_AD)}
 
 
-def _spread(embeddings_ND: Tensor) -> Tensor:
+def _relative_std(embeddings_ND: Tensor) -> Tensor:
     """Standard deviation per dimension, relative to vectors spread evenly over the sphere: 1; 0 is a collapse."""
     return embeddings_ND.detach().std(dim=0).mean() * embeddings_ND.shape[1] ** 0.5

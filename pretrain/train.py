@@ -37,7 +37,7 @@ from .optim import build_optimizer
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
-from .progress import Progress, over_ranks
+from .progress import Progress, reduce_metrics
 from .state import digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import Training, training_step
 from .watch import Watch
@@ -233,7 +233,7 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int
 
 
 def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, corrupt, waited = over_ranks(values, share, run.loader.corrupt_count, run.progress.seconds_waited)
+    means, corrupt, waited = reduce_metrics(values, share, run.loader.corrupt_count, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return

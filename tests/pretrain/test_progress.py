@@ -8,7 +8,7 @@ import torch
 
 from pretrain.common import distributed
 from pretrain.common.workers import verdict
-from pretrain.progress import Progress, over_ranks
+from pretrain.progress import Progress, reduce_metrics
 from tests.pretrain.ranks import run_ranks
 
 
@@ -68,7 +68,9 @@ def test_the_verdict_names_the_cores_that_a_process_may_use(monkeypatch):
 def _uneven_shares() -> None:
     rank = distributed.rank()
     loss = torch.tensor((1.0, 2.0)[rank])  # the means of 2 and of 3 images
-    values, corrupt, waited = over_ranks({"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, (0.5, 2.0)[rank])
+    values, corrupt, waited = reduce_metrics(
+        {"loss": loss, "x": 2 * loss}, (0.4, 0.6)[rank], 3 + rank, (0.5, 2.0)[rank]
+    )
     assert values == {"loss": pytest.approx(1.6), "x": pytest.approx(3.2)}
     assert corrupt == 7 and waited == 2.0
 
@@ -76,4 +78,4 @@ def _uneven_shares() -> None:
 def test_logged_numbers_are_those_of_the_global_batch():
     run_ranks(_uneven_shares, 2)
     loss = torch.tensor(0.1)
-    assert over_ranks({"loss": loss}, 1.0, 0, 0.0) == ({"loss": loss.item()}, 0, 0.0)  # to the bit
+    assert reduce_metrics({"loss": loss}, 1.0, 0, 0.0) == ({"loss": loss.item()}, 0, 0.0)  # to the bit

@@ -16,7 +16,7 @@ from . import interrupt
 from .errors import UserError
 from .run_folder import usable_cores
 
-TIMEOUT_S = 600  # of waiting for one batch
+TIMEOUT_S = 300  # of one wait for a batch; the second in a row ends the run
 # Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
@@ -44,7 +44,7 @@ class ShieldedDataLoader(DataLoader):
         kwargs: of torch's DataLoader, with a ``collate_fn``.
 
     Raises:
-        UserError: by its iterator, when its workers have not delivered a batch for TIMEOUT_S.
+        UserError: by its iterator, when its workers have not delivered a batch for 2 TIMEOUT_S.
     """
 
     def __init__(self, dataset: Any, batch_sampler: Iterable[Any], num_workers: int, **kwargs: Any) -> None:
@@ -70,7 +70,8 @@ class ShieldedDataLoader(DataLoader):
 
 
 def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
-    while True:
+    timeouts = 0
+    while timeouts < 2:  # the first may be the time for which the whole job was suspended
         try:
             batch = next(batches)
         except StopIteration:
@@ -78,13 +79,15 @@ def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
         except RuntimeError as error:
             if not str(error).startswith("DataLoader timed out"):
                 raise
-            break
+            timeouts += 1
+            continue
+        timeouts = 0
         yield batch
     del batches  # torch ends the workers; one that waits for a disk may ignore it, and exit would wait for that one
     for worker in workers:
         worker.kill()
     raise UserError(
-        f"the data loader's workers delivered no batch for {TIMEOUT_S:g} s; check the disk or the file server"
+        f"the data loader's workers delivered no batch for {2 * TIMEOUT_S:g} s; check the disk or the file server"
     )
 
 

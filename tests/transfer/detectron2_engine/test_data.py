@@ -103,7 +103,7 @@ def test_an_evaluation_that_hangs_ends(one_worker: Any, monkeypatch: pytest.Monk
         return read(path)
 
     monkeypatch.setattr(data, "open_upright", hang)
-    monkeypatch.setattr(workers, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(workers, "TIMEOUT_S", 1.5)
     with pytest.raises(UserError, match="no batch for 3 s; check the disk"):
         list(one_worker)
 

@@ -184,13 +184,6 @@ def stream(seed: int, epoch: int, purpose: int, index: int, view: int = 0) -> np
     return np.random.Generator(np.random.Philox(key=key, counter=np.array((0, view, index, purpose), np.uint64)))
 
 
-@dataclass
-class _Failure:
-    """A user's mistake found in a worker; torch would wrap an exception raised there in the text of a traceback."""
-
-    message: str
-
-
 @dataclass(frozen=True)
 class _Views(Dataset):
     """Reads a batch of (epoch, position) and makes its views; runs in the workers."""
@@ -201,7 +194,7 @@ class _Views(Dataset):
     seed: int
     skip_corrupt: bool
 
-    def __getitems__(self, items: list[tuple[int, int]]) -> Batch | _Failure:
+    def __getitems__(self, items: list[tuple[int, int]]) -> Batch | UserError:
         views = np.empty((len(self.recipes), len(items), self.size, self.size, 3), np.uint8)
         used = np.empty(len(items), np.int64)
         replaced: dict[int, str] = {}
@@ -210,7 +203,7 @@ class _Views(Dataset):
                 image, used[n] = self._read(position, replaced)
                 views[:, n] = make_views(image, self.recipes, self.size, self._rng_of_view(epoch, position))
         except UserError as error:
-            return _Failure(str(error))
+            return error  # raised here, it would reach the process as the text of a traceback
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
         views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
         return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
@@ -239,7 +232,7 @@ class _EvalViews(Dataset):
     resize: int
     skip_corrupt: bool
 
-    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | _Failure:
+    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor] | UserError:
         images: list[np.ndarray] = []
         read: list[int] = []
         for position in positions:
@@ -248,7 +241,7 @@ class _EvalViews(Dataset):
                 read.append(position)
             except UserError as error:
                 if not (self.skip_corrupt and isinstance(error, CorruptImage)):
-                    return _Failure(str(error))
+                    return error
         stacked = np.stack(images) if images else np.empty((0, self.size, self.size, 3), np.uint8)
         return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
 
@@ -270,6 +263,6 @@ def _start_worker(worker: int) -> None:
 
 
 def _unwrap(item: Any) -> Any:
-    if isinstance(item, _Failure):
-        raise UserError(item.message)
+    if isinstance(item, UserError):
+        raise item
     return item

@@ -6,9 +6,8 @@ queue, A anchors of this rank, B candidates of all ranks.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -64,12 +63,7 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
         queue_DK: the queue.
     """
     scaled_ND, queue_DK = scaled_ND.detach(), queue_DK.detach()
-    with _threads_for(scaled_ND):
-        return _queue_softmax(scaled_ND, queue_DK, min(queue_DK.shape[1], _slice_size(scaled_ND)))
-
-
-def _queue_softmax(scaled_ND: Tensor, queue_DK: Tensor, slice_size: int) -> QueueSoftmax:
-    count = len(scaled_ND)
+    count, slice_size = len(scaled_ND), min(queue_DK.shape[1], _slice_size(scaled_ND))
     largest_N = scaled_ND.new_full((count,), -math.inf)
     total_N = torch.zeros_like(largest_N)
     weighted_DN = scaled_ND.new_zeros(scaled_ND.shape[1], count)  # (D, S) by (S, N) is faster than the other way round
@@ -89,20 +83,6 @@ def _slice_size(scaled_ND: Tensor) -> int:
     """How many negatives to compare with all vectors at once."""
     alone = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
     return max(256, (_LOGITS if alone else _MANY_LOGITS) // len(scaled_ND))
-
-
-@contextlib.contextmanager
-def _threads_for(x: Tensor) -> Iterator[None]:
-    """One of two CPU threads: with slices in its cache it takes hardly longer, and it waits for no busy core."""
-    threads = torch.get_num_threads()
-    if x.device.type != "cpu" or threads != 2:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Negatives(torch.autograd.Function):

@@ -116,21 +116,14 @@ def test_a_loss_near_0_keeps_its_digits():
     assert math.isclose(loss.item(), math.exp(-30.0), rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
 @drawn(seed=SEEDS)
-def test_slices_of_the_queue_add_up_to_the_whole(threads: int, seed: int):
+def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     q, _, queue = queue_case(seed, negatives=11)
     scaled = q.detach() / 0.05
     logits = scaled @ queue
-    before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(common, "_slice_size", lambda _: 4)
-        torch.set_num_threads(threads)
-        try:
-            found = common.queue_softmax(scaled, queue)
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(before)
+        found = common.queue_softmax(scaled, queue)
     torch.testing.assert_close(found.logsumexp_N, logits.logsumexp(dim=1))
     torch.testing.assert_close(found.largest_N, logits.amax(dim=1))
     torch.testing.assert_close(found.mean_ND, logits.softmax(dim=1) @ queue.T)

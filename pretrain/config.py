@@ -45,7 +45,8 @@ _LR_SCHEDULE = Choice(("cosine", "step"))
 _LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
           "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
-_QUEUE_KEYS = ("MODEL.QUEUE_SIZE", "MODEL.EMA_MOMENTUM", "MODEL.EMA_SCHEDULE", "MODEL.EMA_UPDATE")
+_QUEUE_KEYS = ("MODEL.QUEUE_SIZE", "MODEL.EMA_MOMENTUM", "MODEL.EMA_SCHEDULE", "MODEL.EMA_UPDATE",
+               "METHOD.DENSE_WEIGHT", "METHOD.DENSE_WARMUP_STEPS")  # fmt: skip
 
 # Key -> the key that decides whether it is read, and the values of that key with which it is.
 _SOLVER_READERS = {"SOLVER.LARS_TRUST": ("SOLVER.OPTIMIZER", ["lars"]),
@@ -71,6 +72,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             for name, method in METHODS.items()
             for h in method.hyperparameters()
         },
+        "METHOD.DENSE_WEIGHT": (0.0, SHARE, "w, of the loss of matched locations (DenseCL: 0.5); 0: no dense head"),
+        "METHOD.DENSE_WARMUP_STEPS": (0, _COUNT, "optimizer steps at the start in which w is 0"),
         "MODEL.ARCH": ("resnet50", Choice(("resnet18", "resnet34", "resnet50", "resnet101")), "the backbone"),
         "MODEL.STEM": (
             "imagenet", Choice(("imagenet", "cifar")), "imagenet: 7x7 stride 2, max pool; cifar: 3x3 stride 1, no pool",
@@ -314,6 +317,10 @@ def validate(cfg: CfgNode) -> None:
     for key, least in (("VIEWS.MEAN", 0), ("VIEWS.STD", 1e-3)):
         if len(get(cfg, key)) != 3 or not all(least <= value <= 1 for value in get(cfg, key)):
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers from {least} to 1, one per RGB channel")
+    if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
+        raise UserError(
+            f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but METHOD.DENSE_WEIGHT is 0; set both"
+        )
     if cfg.PROBE.CROP == "none" and cfg.PROBE.RESIZE:
         raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, but PROBE.CROP none resizes to the image size; set one")
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE

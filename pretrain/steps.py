@@ -10,6 +10,7 @@ this rank, B candidates of all ranks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -21,6 +22,7 @@ from .common.copies import to_device
 from .common.process_group import averaged_after
 from .data.loader import Batch
 from .methods import Objective
+from .model.dense import Locations, with_dense
 from .model.encoder import set_bn_groups
 from .model.objectives import InBatchObjective, QueueObjective
 
@@ -56,13 +58,24 @@ def queue_step(
     optimizer.zero_grad(set_to_none=True)
     if objective.ema_first:
         model.update_keys(objective.momentum(step))  # He et al., Eq. (2)
-    keys_MnD = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
+    keys_MnD, key_locations = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
     queries, results, shares = [], [], []
     for part in objective.micro_batches:
         set_bn_groups(model.encoder_q, part.bn_groups)
         with averaged_after(objective.query_forward, part is objective.micro_batches[-1]):
-            q_pD = objective.embed(objective.query_forward, views_VnCHW[0, part.images])
+            q_pD, q_locations = objective.embed(objective.query_forward, views_VnCHW[0, part.images])
             result = method(q_pD, keys_MnD[:, part.images], model.negatives.queue, step=step)
+            if q_locations and key_locations and model.dense_negatives:  # METHOD.DENSE_WEIGHT
+                of_part = Locations(*(tensor[:, part.images] for tensor in key_locations))
+                dense_method = functools.partial(method, step=step)
+                result = with_dense(
+                    result,
+                    dense_method,
+                    q_locations,
+                    of_part,
+                    model.dense_negatives.queue,
+                    objective.dense_weight(step),
+                )
             share = len(q_pD) / n
             scaler.scale(result.loss * share * _rank_weight(n, objective.batch_size)).backward()
         queries.append(q_pD.detach())
@@ -73,7 +86,10 @@ def queue_step(
     if not objective.ema_first:
         model.update_keys(objective.momentum(step))  # SCE's pseudo-code
     enqueue_nD = torch.cat([cast(Tensor, result.enqueue_ND) for result in results])
-    model.negatives.enqueue(distributed.gather(enqueue_nD, distributed.slice_sizes(objective.batch_size)))
+    sizes = distributed.slice_sizes(objective.batch_size)
+    model.negatives.enqueue(distributed.gather(enqueue_nD, sizes))
+    if key_locations and model.dense_negatives:
+        model.dense_negatives.enqueue(distributed.gather(key_locations.pooled_nD.mean(0), sizes))
     average_bn_statistics(model)
     return _mean(results, shares, torch.cat(queries))
 
@@ -92,7 +108,7 @@ def in_batch_step(
         embedded = []
         for part in parts:
             set_bn_groups(objective.encoder, part.bn_groups)
-            embedded.append(objective.embed(objective.query_forward, images_nVCHW[part.images].flatten(0, 1)))
+            embedded.append(objective.embed(objective.query_forward, images_nVCHW[part.images].flatten(0, 1))[0])
     anchors_AD = torch.cat(embedded).requires_grad_()
     labels_n = batch.label_N if objective.supervised else batch.index_N
     # The only positives of an image without a label are its own views.
@@ -110,7 +126,7 @@ def in_batch_step(
         for part, gradient_aD in zip(parts, gradients, strict=True):
             set_bn_groups(objective.encoder, part.bn_groups)
             with averaged_after(objective.query_forward, part is parts[-1]):
-                again_aD = objective.embed(objective.query_forward, images_nVCHW[part.images].flatten(0, 1))
+                again_aD, _ = objective.embed(objective.query_forward, images_nVCHW[part.images].flatten(0, 1))
                 again_aD.backward(gradient_aD)
     scaler.step(optimizer)
     scaler.update()

@@ -30,11 +30,11 @@ _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
 _ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "_feature_blocks.", "")
 _PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
 _HEADS = (  # heads and necks, which are dropped on purpose
-    *("fc", "head", "projector", "predictor", "linear", "fpn", "neck", "classifier"),
+    *("fc", "head", "projector", "predictor", "linear", "fpn", "neck", "classifier", "dense"),
     *("projection_head", "prototypes", "head_jig", "jigsaw"),  # SwAV and DeepCluster v2; PIRL
 )
-_OTHERS = (  # outside the backbone: MoCo's queue and other encoder, those of solo-learn and lightly, a detector's parts
-    *("queue", "queue_ptr", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
+_OTHERS = (  # outside the backbone: MoCo's queues and other encoder, those of solo-learn and lightly; a detector's
+    *("queue", "queue_ptr", "dense_negatives", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
     *("momentum_backbone", "momentum_projector", "momentum_classifier"),
     *("backbone_momentum", "projection_head_momentum"),
     *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),

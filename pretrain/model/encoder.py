@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..common.errors import UserError
+from .dense import add_dense_head
 
 
 def build_backbone(arch: str, stem: str = "imagenet") -> torchvision.models.ResNet:
@@ -88,15 +89,19 @@ def head_from(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def build_encoder(
-    arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: Sequence[int] = ()
-) -> torchvision.models.ResNet:
+    arch: str, stem: str, *, hidden_dims: Sequence[int], head_bn: bool, dim: int, bn_groups: Sequence[int] = (),
+    dense: bool = False,
+) -> torchvision.models.ResNet:  # fmt: skip
     """Backbone and head in one module: (N, 3, H, W) -> (N, dim), not normalized.
 
     Args:
         bn_groups: as in `split_batch_norm`; one group or none: ordinary batch norm.
+        dense: a `DenseResNet`.
     """
     encoder = build_backbone(arch, stem)
     encoder.fc = cast(Any, build_head(feature_dim(encoder), hidden_dims, dim, head_bn))
+    if dense:
+        add_dense_head(encoder, feature_dim(encoder), dim)
     if len(bn_groups) > 1:
         split_batch_norm(encoder, bn_groups)
     return encoder

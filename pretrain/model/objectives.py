@@ -23,7 +23,7 @@ from ..common.config_io import get
 from ..common.errors import UserError
 from .encoder import build_encoder
 from .queue import NegativeQueue
-from .siamese import Embed, SiameseEncoder, embed
+from .siamese import Embed, Embeddings, SiameseEncoder, embed
 
 Method = Callable[..., methods.Objective]  # (tensors, step=...) -> the loss with the step's hyperparameters
 
@@ -66,6 +66,7 @@ class QueueObjective:
         query_forward, embed, batch_size, micro_batches, bn_groups: as in `InBatchObjective`.
         method: (q_ND, keys_MND, queue_DK, step=...) -> the method's loss.
         momentum: step -> momentum of the key encoder.
+        dense_weight: step -> w of `with_dense`.
         ema_first: update the key encoder before the keys are encoded (MoCo), not after the step (SCE).
         seed: of the shuffles.
     """
@@ -78,6 +79,7 @@ class QueueObjective:
     micro_batches: Sequence[MicroBatch]
     bn_groups: int
     momentum: Callable[[int], float]
+    dense_weight: Callable[[int], float]
     ema_first: bool
     seed: int
 
@@ -85,8 +87,8 @@ class QueueObjective:
     def encoder(self) -> ResNet:
         return cast(ResNet, self.model.encoder_q)
 
-    def encode_keys(self, images_MnCHW: Tensor, step: int) -> Tensor:
-        """(M, n, D) unit-norm keys of this rank's images, by `SiameseEncoder.encode_keys` with the step's shuffle."""
+    def encode_keys(self, images_MnCHW: Tensor, step: int) -> Embeddings:
+        """The keys (M, n, D) of this rank's images, by `SiameseEncoder.encode_keys` with the step's shuffle."""
         shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         return self.model.encode_keys(images_MnCHW, self.batch_size, shuffle, self.embed, self.micro_batches)
 
@@ -108,7 +110,9 @@ def build_objective(
     )  # fmt: skip
     encoder = _build_query_encoder(cfg, device, groups, read_weights)
     if method.kind == "queue":
-        model = SiameseEncoder(encoder, NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE))
+        size = (cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
+        negatives = NegativeQueue(*size)
+        model = SiameseEncoder(encoder, negatives, NegativeQueue(*size) if cfg.METHOD.DENSE_WEIGHT else None)
     else:
         model = nn.ModuleDict({"encoder_q": encoder})
     memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
@@ -131,6 +135,9 @@ def build_objective(
     def momentum_of(step: int) -> float:
         return schedule.ema_momentum(step / all_steps, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE)
 
+    def dense_weight_of(step: int) -> float:
+        return cfg.METHOD.DENSE_WEIGHT if step >= cfg.METHOD.DENSE_WARMUP_STEPS else 0.0
+
     shared: dict[str, Any] = {
         "query_forward": process_group.data_parallel(encoder, device), "embed": bound_embed, "method": bound_method,
         "batch_size": total, "micro_batches": micro_batches(groups, cfg.SOLVER.ACCUMULATE),
@@ -138,7 +145,8 @@ def build_objective(
     }  # fmt: skip
     if isinstance(model, SiameseEncoder):
         first = cfg.MODEL.EMA_UPDATE == "before_keys"
-        return QueueObjective(model=model, momentum=momentum_of, ema_first=first, seed=cfg.SEED, **shared)
+        return QueueObjective(model=model, momentum=momentum_of, dense_weight=dense_weight_of, ema_first=first,
+                              seed=cfg.SEED, **shared)  # fmt: skip
     return InBatchObjective(model=model, supervised=cfg.METHOD.LABELS == "class", **shared)
 
 
@@ -146,7 +154,7 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[in
     ranks, model = distributed.world_size(), cfg.MODEL
     encoder = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
-        bn_groups=groups,
+        bn_groups=groups, dense=cfg.METHOD.DENSE_WEIGHT > 0,
     )  # fmt: skip
     if model.WEIGHTS and read_weights:
         source = load_backbone(model.WEIGHTS)
@@ -155,7 +163,7 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[in
                 f"MODEL.WEIGHTS holds a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
                 f"MODEL.STEM {model.STEM}"
             )
-        encoder.load_state_dict(source.state_dict, strict=False)  # only the head is missing: load_backbone is strict
+        encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: load_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:
         if device.type != "cuda":
             raise UserError(

@@ -6,7 +6,7 @@ Shape letters: M positive keys per image, N images of the global batch, n images
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,12 @@ from ..common import distributed
 from ..common.batch_split import MicroBatch
 from ..common.errors import UserError
 from ..data import views
+from .dense import Locations, locations
 from .encoder import set_bn_groups
 from .queue import NegativeQueue
 
-Embed = Callable[[nn.Module, Tensor], Tensor]  # `embed` with its settings bound
+Embeddings = tuple[Tensor, Locations | None]
+Embed = Callable[[nn.Module, Tensor], Embeddings]  # `embed` with its settings bound
 
 
 class SiameseEncoder(nn.Module):
@@ -28,14 +30,18 @@ class SiameseEncoder(nn.Module):
     Args:
         encoder_q: module (n, 3, H, W) -> (n, D).
         negatives: the queue.
+        dense_negatives: the queue of the dense head, if the encoder has one.
     """
 
-    def __init__(self, encoder_q: nn.Module, negatives: NegativeQueue) -> None:
+    def __init__(
+        self, encoder_q: nn.Module, negatives: NegativeQueue, dense_negatives: NegativeQueue | None = None
+    ) -> None:
         super().__init__()
         self.encoder_q = encoder_q
         self.encoder_k = copy.deepcopy(encoder_q)
         self.encoder_k.requires_grad_(False)
         self.negatives = negatives
+        self.dense_negatives = dense_negatives
 
     @torch.no_grad()
     def update_keys(self, momentum: float) -> None:
@@ -47,7 +53,7 @@ class SiameseEncoder(nn.Module):
     @torch.no_grad()
     def encode_keys(
         self, images_MnCHW: Tensor, total: int, shuffle: torch.Generator, embed: Embed, parts: Sequence[MicroBatch]
-    ) -> Tensor:
+    ) -> Embeddings:
         """All M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
 
         Args:
@@ -57,17 +63,22 @@ class SiameseEncoder(nn.Module):
             parts: micro-batches of the rank's positions after the shuffle.
 
         Returns:
-            (M, n, D) unit-norm keys.
+            (M, n, D) unit-norm keys, and the locations of their images as (M, n, ...).
         """
         num_keys, count = images_MnCHW.shape[:2]
         order = torch.randperm(num_keys * total, generator=shuffle)
         plan = distributed.ExchangePlan(order, num_keys, total)
         rows = plan.scatter(images_MnCHW.flatten(0, 1)).unflatten(0, (count, num_keys))
-        keys = []
+        embedded = []
         for part in parts:
             set_bn_groups(self.encoder_k, part.bn_groups)
-            keys.append(embed(self.encoder_k, rows[part.images].flatten(0, 1)))
-        return plan.collect(torch.cat(keys)).view(num_keys, count, -1)
+            embedded.append(embed(self.encoder_k, rows[part.images].flatten(0, 1)))
+
+        def collect(tensors: Iterable[Tensor]) -> Tensor:
+            return plan.collect(torch.cat(list(tensors))).unflatten(0, (num_keys, count))
+
+        keys, dense = zip(*embedded, strict=True)
+        return collect(keys), Locations(*map(collect, zip(*dense, strict=True))) if dense[0] else None
 
 
 def embed(
@@ -78,8 +89,8 @@ def embed(
     std: Sequence[float],
     amp: str = "none",
     memory_format: torch.memory_format = torch.contiguous_format,
-) -> Tensor:
-    """Unit-norm float32 embeddings (n, D) of uint8 images (n, 3, H, W).
+) -> Embeddings:
+    """Unit-norm float32 embeddings (n, D) of uint8 images (n, 3, H, W), and of their locations with a dense head.
 
     Args:
         mean: as in `views.normalize`, like ``std``.
@@ -91,7 +102,7 @@ def embed(
     x = views.normalize(images, mean, std).contiguous(memory_format=memory_format)
     try:
         with autocast(amp, x.device.type):
-            embeddings = encoder(x)
+            output = encoder(x)
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
@@ -99,7 +110,8 @@ def embed(
             f"batch norm has no statistics of a single image ({len(images)} in this rank's batch); raise "
             "SOLVER.IMS_PER_BATCH, lower MODEL.BN_GROUPS or start fewer processes"
         ) from error
-    return F.normalize(embeddings.float(), dim=1)
+    embeddings, *maps = [output] if isinstance(output, Tensor) else output
+    return F.normalize(embeddings.float(), dim=1), locations(*maps) if maps else None
 
 
 def autocast(amp: str, device_type: str) -> torch.autocast:

@@ -21,6 +21,7 @@ from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
 
 N, V = 8, 4
+DENSE = ("METHOD.DENSE_WEIGHT", "0.5")
 QUEUE = ("MODEL.QUEUE_SIZE", "20", "MODEL.EMA_MOMENTUM", "0.9")
 
 
@@ -88,7 +89,7 @@ def _assert_same_steps(
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (2, [("mocov2",), ("jcl",), ("simclr",), ("supcon",), ("simclr", "SOLVER.IMS_PER_BATCH", "9")]),
+        (2, [("mocov2",), ("jcl", *DENSE), ("simclr",), ("supcon",), ("simclr", "SOLVER.IMS_PER_BATCH", "9")]),
         (3, [("jcl", "MODEL.BN_GROUPS", "6", "SOLVER.IMS_PER_BATCH", "16")]),  # parts of unequal size
         (2, [(*case, "SOLVER.IMS_PER_BATCH", "18", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
@@ -101,9 +102,9 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
         _assert_same_steps(_two_steps(*case), torch.load(tmp_path / f"{number}.pth"), case, bool(more))
 
 
-@pytest.mark.parametrize("method", ["mocov2", "jcl", "sce", "simclr", "tcl"])
+@pytest.mark.parametrize("method", [("mocov2",), ("jcl",), ("jcl", *DENSE), ("sce",), ("simclr",), ("tcl",)])
 def test_a_batch_in_parts_gives_the_gradients_of_the_whole(method):
-    case = (method, "SOLVER.IMS_PER_BATCH", "9", "MODEL.BN_GROUPS", "4")
+    case = (*method, "SOLVER.IMS_PER_BATCH", "9", "MODEL.BN_GROUPS", "4")
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case, True)
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case, True)
 
@@ -160,8 +161,10 @@ def test_shuffling_hides_the_batch_statistics():
     model, seen = training(config("mocov2")).objective.model, []
     model.encoder_k.register_forward_pre_hook(lambda _, args: seen.append(args[0][:, 0, 0, 0].clone()))
     images = torch.arange(N, dtype=torch.uint8).view(1, N, 1, 1, 1).expand(1, N, 3, 16, 16) * 10
-    plain = lambda encoder, x: torch.nn.functional.normalize(encoder(x.float()))  # noqa: E731
-    keys = model.encode_keys(images, N, torch.Generator().manual_seed(3), plain, [MicroBatch(slice(N), [N // 2] * 2)])
+    plain = lambda encoder, x: (torch.nn.functional.normalize(encoder(x.float())), None)  # noqa: E731
+    keys, _ = model.encode_keys(
+        images, N, torch.Generator().manual_seed(3), plain, [MicroBatch(slice(N), [N // 2] * 2)]
+    )
     order = (seen[0] / 10).long()
     assert sorted(order.tolist()) == list(range(N)) and order.tolist() != list(range(N))
     groups_of_keys = {i: position * 2 // N for position, i in enumerate(order.tolist())}

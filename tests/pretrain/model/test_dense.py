@@ -15,8 +15,8 @@ from pretrain.methods.moco import moco
 from pretrain.methods.sce import sce
 from pretrain.model.dense import matched_keys
 from pretrain.steps import training_step
-from tests.pretrain.model.test_objectives import batch_of, config
 from tests.pretrain.runs import assert_same_end, run, training
+from tests.pretrain.test_steps import DENSE, batch_of, config
 
 n, L, C, D, K, TAU = 3, 5, 6, 4, 7, 0.2
 
@@ -65,9 +65,6 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
 def test_a_view_matches_itself_location_by_location():
     features, locations = unit(n, L, C, seed=1), unit(1, n, L, D, seed=2)
     assert torch.equal(matched_keys(features.half(), features.half()[None], locations), locations)
-
-
-DENSE = ("METHOD.DENSE_WEIGHT", "0.5")
 
 
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():

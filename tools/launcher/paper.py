@@ -47,8 +47,11 @@ def _probes(rows: list[Row]) -> dict[str, Any]:
         changed = [f"{key.split('.')[-1].lower()}={value}" for key, value in zip(words[::2], words[1::2], strict=True)]
         for seed in _seeds(row):
             name = "_".join([Path(row["pretrain"]).stem, *changed, *([f"seed={seed}"] if seed else [])])
-            branch = {"PRETRAIN": row["pretrain"], "OVERRIDES": [*words, *(["SEED", seed] if seed else [])]}
-            branches[re.sub(r"[^A-Za-z0-9._+=-]", "", name)] = branch | {"LINEAR": [row["linear"]]}
+            run_words = [*words, *(["SEED", seed] if seed else [])]
+            branch = {"PRETRAIN": row["pretrain"], "OVERRIDES": run_words, "LINEAR": [row["linear"]]}
+            name = re.sub(r"[^A-Za-z0-9._+=-]", "", name)
+            if branches.setdefault(name, branch) != branch:
+                raise UserError(f"two rows would share the folder {name}; run them one by one, by --rows and --output")
     return {"BRANCHES": branches}
 
 

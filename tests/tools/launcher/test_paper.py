@@ -70,6 +70,10 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
 
 
 def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
+    rows = "a.yaml,SOLVER.EPOCHS 5,own,\na.yaml,LINEAR.EPOCHS 5,own,\n"
+    (tmp_path / "a.csv").write_text(f"pretrain,overrides,linear,seeds\n{rows}")
+    with pytest.raises(UserError, match="two rows would share the folder a_epochs=5"):
+        write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     (tmp_path / "a.csv").write_text("name,top1\nJCL,68.7\n")
     with pytest.raises(UserError, match="is no table of results; name a CSV file"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)

@@ -10,6 +10,8 @@ from pretrain.collapse import CAUSES, CollapseChecks
 from pretrain.methods import METHODS
 from tests.pretrain.runs import lines, run
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
 
 

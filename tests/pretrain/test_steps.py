@@ -20,6 +20,7 @@ from pretrain.steps import Training, training_step
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 N, V = 8, 4
 DENSE = ("METHOD.DENSE_WEIGHT", "0.5")
 QUEUE = ("MODEL.QUEUE_SIZE", "20", "MODEL.EMA_MOMENTUM", "0.9")

@@ -47,6 +47,7 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
             number, recipe = row.get("AP") or row.get("top1"), ROOT / (row.get("recipe") or row["pretrain"])
             if recipe.is_file() and number and (not row.get("overrides") or is_the_recipes_own(row)):
                 assert re.search(rf"^# Published: .*\b{number}\b.*{file.name}", header(recipe), re.MULTILINE), recipe
+                assert "launch.py linear" in header(recipe) or "recipe" in row, recipe
                 checked += 1
     assert checked == 3 + 15 + 5 + 4 + 4  # JCL's tables, those on VOC, SCE's best cells, TCL's first table
 

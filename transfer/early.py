@@ -69,7 +69,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
         data.find(name)
     if weights:
         weights_file(cfg.MODEL.WEIGHTS)
-    data.refuse_unreadable(names, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
+    data.check_early(cfg, names)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.refuse_other_evaluators(name)
     extensions.load()

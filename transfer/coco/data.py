@@ -1,14 +1,13 @@
 """Data sets in COCO's format: standard names, or any other by two paths; checked before a run starts.
 
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
-``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records of the latter end the run before it starts;
-`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. The Detectron2 engine also takes any name in
-Detectron2's DatasetCatalog (see `catalog`).
+``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
+`coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
+The Detectron2 engine also takes any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -21,12 +20,12 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError, nearest
+from pretrain.common.errors import UserError, nearest, shortlist
 from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
-from .check import SECTIONS, Problem, box_format_problem, check, leave_out
+from .check import SECTIONS, Problem, box_format_problem, check, drop_bad
 from .keypoints import check_flips
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -35,17 +34,27 @@ _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detect
     for year in ("2014", "2017")
     for split in ("train", "val")
 }
+_RELEASED_BYTES = {  # COCO's own files, which need no check
+    "instances_train2017.json": 469_785_474,
+    "instances_val2017.json": 19_987_840,
+    "person_keypoints_train2017.json": 238_884_731,
+    "person_keypoints_val2017.json": 10_020_657,
+}
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
 
 
 @dataclass(frozen=True)
 class CocoSet:
-    """Where a data set is, and what to do with its bad records (COCO's own releases are not checked before a run)."""
+    """Where a data set is, and whether its bad records are skipped."""
 
     annotations: Path
     images: Path
-    standard: bool
     skip_bad: bool = False
+
+    @property
+    def is_release(self) -> bool:
+        """Whether the annotations are COCO's own, by name and size."""
+        return self.annotations.stat().st_size == _RELEASED_BYTES.get(self.annotations.name)
 
 
 def in_catalog(name: str) -> bool:
@@ -72,17 +81,17 @@ def find(name: str) -> CocoSet | None:
         words = name.split(":")
         if len(words) not in (3, 4) or not all(words) or words[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        found = CocoSet(Path(words[1]), Path(words[2]), standard=False, skip_bad=len(words) == 4)
+        found = CocoSet(Path(words[1]), Path(words[2]), skip_bad=len(words) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
         images, annotations = _SPLITS[name]
-        found = CocoSet(root / "coco" / annotations, root / "coco" / images, standard=True)
+        found = CocoSet(root / "coco" / annotations, root / "coco" / images)
         hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
         if (files := catalog.files(name, _SPLITS)) is None:
             return None
-        found, hint = CocoSet(*files, standard=False), f" of {name}"
+        found, hint = CocoSet(*files), f" of {name}"
     if not os.path.isfile(found.annotations):
         raise UserError(f"no annotation file at {found.annotations}{hint}")
     if not os.path.isdir(found.images):
@@ -143,40 +152,29 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
     if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
         categories[standard] = category_names(read(resolve(standard)[0]))
     check_same_categories(categories)
+    if shared := sorted({*cfg.DATASETS.TRAIN} & {*cfg.DATASETS.TEST}):
+        log(f"DATASETS.TRAIN and DATASETS.TEST both have {shared[0]}: its metrics are of images that were trained on")
     cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
     cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
     cfg.freeze()
     return cfg
 
 
-def refuse_unreadable(names: Iterable[str], num_classes: int) -> None:
-    """Checks categories, and decodes the first and the last image, where that is fast: `prepare` checks every record.
+def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
+    """Does what `prepare` does to every data set to those that are small, and decodes their first and last image.
 
     Raises:
-        UserError: an image cannot be read, or the categories are not those of another data set or of the config.
+        UserError: as `prepare`, or an image cannot be read.
     """
     categories: dict[str, list[str]] = {}
     for name in names:
         found = find(name)
-        if found is None or found.skip_bad or (not found.standard and _is_large(found.annotations)):
-            continue
-        if found.standard:
-            listed = sorted(name for name in os.listdir(found.images) if name.endswith(".jpg"))
-            images = [found.images / listed[end] for end in (0, -1) if listed]  # not from the file, which is large
-        else:
-            content = _parse(found.annotations)
-            if any(True for _ in check(content)):
-                continue  # prepare names the records
-            images = [found.images / content["images"][end]["file_name"] for end in (0, -1) if content["images"]]
+        if found is not None and found.annotations.stat().st_size < _LARGE_BYTES:
+            content, _ = _checked(name, found, cfg)
             categories[name] = category_names(content)
-            _check_count(len(categories[name]), num_classes, str(found.annotations))
-        for path in images:
-            open_upright(str(path))
+            for image in {end: content["images"][end] for end in (0, -1) if content["images"]}.values():
+                open_upright(str(found.images / image["file_name"]))
     check_same_categories(categories)
-
-
-def _is_large(annotations: Path) -> bool:
-    return annotations.stat().st_size > _LARGE_BYTES
 
 
 def category_names(content: Mapping[str, Any]) -> list[str]:
@@ -201,52 +199,65 @@ def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
 
 
 def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[str, list[str]]:
-    """The name to use instead, and the categories' names (none for COCO's own, whose large files are not read)."""
+    """The name to use instead, and the categories' names (none for COCO's own files, which are large)."""
     found = find(name)
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     if found is None:
-        judged = name in cfg.DATASETS.TEST and catalog.has_coco_metrics(name)
-        copy = checked_copy(name, cfg.OUTPUT_DIR) if judged else None
-        names = catalog.prepare(name, copy)
+        has_coco_metrics = name in cfg.DATASETS.TEST and catalog.has_coco_metrics(name)
+        names = catalog.prepare(name, checked_copy(name, cfg.OUTPUT_DIR) if has_coco_metrics else None)
         _check_count(len(names), classes, name)
         return name, names
-    if in_catalog(name):
-        names = category_names(read(found.annotations))
-        if (own := catalog.unmapped_classes(name)) is not None:
-            check_same_categories({f"the thing_classes of {name}": own, str(found.annotations): names})
-        _check_count(len(names), classes, name)
-        return name, names
-    if found.standard:
-        _check_count(1 if name.startswith("keypoints_") else 80, classes, name)
+    if found.is_release:
+        _check_count(1 if "person_keypoints" in found.annotations.name else 80, classes, name)
         return name, []
-    content = _parse(found.annotations)
-    _check_kinds(content, cfg, found.annotations)
-    keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else 0
-    if text := box_format_problem(content):
-        raise UserError(f"{found.annotations}: {text}")
-    is_flipped = cfg.MODEL.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN
-    problems = list(check(content, found.images, masks=cfg.MODEL.MASK_ON, keypoints=keypoints))
-    if problems and not found.skip_bad:
-        shown = "; ".join(problem.text for problem in problems[:5])
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"{found.annotations}: {shown}{more}; fix them, or add :skip_bad to skip these records")
+    content, problems = _checked(name, found, cfg)
+    names = category_names(content)
     if problems:
         target = checked_copy(name, cfg.OUTPUT_DIR)
         if ":" in str(target):
             raise UserError(f"OUTPUT_DIR {cfg.OUTPUT_DIR} has a colon, which :skip_bad cannot use; name another folder")
-        content = leave_out(content, problems) | {"left_out": _left_out(found, target, problems)}
-        atomic_write(target, json.dumps(content))
-        log(content["left_out"]["summary"])
+        atomic_write(target, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
+        counts = Counter(problem.section for problem in problems)
+        numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
+        log(f"{found.annotations}: skipped bad records: {numbers}; {target} lists them under left_out")
         for problem in problems[:20]:
             log(f"  {problem.text}")
         name = f"coco:{target}:{found.images}"
-    if is_flipped:
-        check_flips(content, str(found.annotations))
-    _check_count(len(content["categories"]), classes, str(found.annotations))
-    return name, category_names(content)
+    return name, names
 
 
-def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
+def _checked(name: str, found: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
+    """A data set's content without its bad records, and those records.
+
+    Raises:
+        UserError: bad records that are not skipped, or data that are not for this detector.
+    """
+    model, where = cfg.MODEL, str(found.annotations)
+    content = read(where)
+    if name.startswith("coco:"):
+        _check_kinds(content, cfg, where)
+    keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
+    folder = None if in_catalog(name) else found.images  # Detectron2's catalog may map names to other files
+    masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
+    problems = list(check(content, folder, masks=masks, keypoints=keypoints))
+    if problems and not found.skip_bad:
+        shown = shortlist([problem.text for problem in problems])
+        raise UserError(
+            f"{where}: {shown}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
+        )
+    content = drop_bad(content, problems)
+    if text := box_format_problem(content):
+        raise UserError(f"{where}: {text}")
+    _check_count(len(content["categories"]), model.ROI_HEADS.NUM_CLASSES, where)
+    if in_catalog(name):
+        if (thing_classes := catalog.unmapped_classes(name)) is not None:
+            check_same_categories({f"the thing_classes of {name}": thing_classes, where: category_names(content)})
+    elif model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN:
+        check_flips(content, where)
+    return content, problems
+
+
+def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: str) -> None:
     """Refuses data without a single mask (or keypoints), which were made for another detector."""
     for key, field in (("MASK_ON", "segmentation"), ("KEYPOINT_ON", "keypoints")):
         records = content["annotations"]
@@ -254,37 +265,12 @@ def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
             raise UserError(f"{where}: none of its {len(records)} objects has {field}; set MODEL.{key} False")
 
 
-def _left_out(found: CocoSet, target: Path, problems: Sequence[Problem]) -> dict[str, Any]:
-    """What a cleaned copy records about itself; the engines put the summary into the run's log."""
-    counts = Counter(problem.section for problem in problems)
-    numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-    summary = f"{found.annotations}: skipped bad records: {numbers}; {target} lists them under left_out"
-    return {"summary": summary, "records": [problem.text for problem in problems]}
-
-
-@functools.cache
-def say_once(say: Callable[[str], None], text: str) -> None:
-    """Logs ``text`` once per process: the engines read a test set before every evaluation."""
-    say(text)
-
-
 def read(annotations: str | Path) -> dict[str, Any]:
-    """The content of a COCO annotation file (of a cleaned copy: with ``left_out``, see `prepare`).
+    """The content of a COCO annotation file, whose records `prepare` checks.
 
     Raises:
-        UserError: missing, not JSON, without images, annotations and categories, or with a record that would crash a
-            reader or pycocotools.
+        UserError: missing, not JSON, or without images, annotations and categories.
     """
-    content = _parse(annotations)
-    if problem := next(check(content), None):
-        raise UserError(
-            f"{annotations}: {problem.text}; correct it, or name the data set coco:ANNOTATIONS:IMAGES:skip_bad"
-        )
-    return content
-
-
-def _parse(annotations: str | Path) -> dict[str, Any]:
-    """`read` for `check`, which names every bad record itself."""
     content = read_json(annotations)
     for section in SECTIONS:
         if not isinstance(content.get(section), list):

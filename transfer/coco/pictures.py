@@ -18,11 +18,9 @@ from pycocotools import mask as coco_mask
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
 
-from pretrain.common.errors import UserError
 from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write, read_json_records
 
-from .check import check
 from .data import read
 
 SKELETON = (  # COCO's person, keypoints counted from 1
@@ -78,27 +76,14 @@ def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, An
     return [image for image in _sorted(content["images"]) if image["id"] in annotated][:count]
 
 
-def read_predictions(
-    path: str | Path, images: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def read_predictions(path: str | Path, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The predictions on ``images`` in a file in COCO's result format.
 
     Raises:
-        UserError: missing, or with a record that cannot be drawn.
+        UserError: missing, or not a list of JSON objects.
     """
     ids = [image["id"] for image in images]
-    records = [record for record in read_json_records(path) if record.get("image_id") in ids]
-    numbered = [{**record, "id": number} for number, record in enumerate(records)]
-    problem = next(check({"images": images, "categories": categories, "annotations": numbered}), None)
-    if problem:
-        raise UserError(f"{path}: {problem.text}; it is damaged, or of another data set")
-    for record in records:
-        points = record.get("keypoints") or []
-        if not (isinstance(points, list) and all(map(_is_number, points)) and len(points) % 3 == 0):
-            raise UserError(f"{path}: keypoints that are not [x, y, score, ...]; it is damaged or the wrong file")
-        if not _is_number(record.get("score")):
-            raise UserError(f"{path}: a prediction without a score; it is damaged or the wrong file")
-    return records
+    return [record for record in read_json_records(path) if record.get("image_id") in ids]
 
 
 def compare(
@@ -131,10 +116,6 @@ def compare(
         panels = [_panel(photo, scale, items, categories, title, _CELL) for title, items in columns.items()]
         rows.append(torch.cat(panels, dim=2))
     atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def _sorted(images: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

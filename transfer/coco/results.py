@@ -80,7 +80,8 @@ def evaluate(
     truth = _index(content, content["annotations"])
     results: Metrics = {}
     for task in tasks:
-        coco_eval = COCOeval(truth, _index(content, predictions, task), task)
+        iou_type: Any = task  # pycocotools' stubs name the three
+        coco_eval: Any = COCOeval(truth, _index(content, predictions, task), iou_type)
         if task == "keypoints":
             coco_eval.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, coco_eval.params.kpt_oks_sigmas)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -186,7 +187,7 @@ def _schedule_name(cfg: CfgNode) -> str:
 
 def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
     """Ground truth (no task) or predictions for COCOeval, with ids from 1, as COCOeval takes id 0 for no match."""
-    coco = COCO()
+    coco: Any = COCO()
     kept: list[dict[str, Any]] = []
     for number, record in enumerate(records, start=1):
         new = {**record, "id": number, "iscrowd": record.get("iscrowd", 0)}

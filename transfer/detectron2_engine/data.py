@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,25 +22,24 @@ from pretrain.common.interrupt import stop_requested
 from pretrain.common.workers import ShieldedDataLoader
 
 from .. import MAPPERS
-from ..coco.data import find, read, say_once
+from ..coco.data import find, read
 from ..coco.keypoints import flip_pairs, keypoint_names
 from ..stream import Batches
 
-log = logging.getLogger("transfer")
 
+def register(name: str, *, keypoints: bool = False) -> None:
+    """Registers a data set named by two paths with Detectron2, which already knows every other name.
 
-def register(name: str) -> None:
-    """Registers a data set named by two paths with Detectron2, which already knows every other name."""
-    if (found := find(name)) is None:
-        return
-    content = read(found.annotations)  # of every data set: pycocotools does not check what it is given
-    if name in DatasetCatalog:
+    Args:
+        keypoints: reads their names.
+    """
+    if name in DatasetCatalog or (found := find(name)) is None:
         return
     metadata: dict[str, Any] = {}
-    if "left_out" in content:
-        say_once(log.warning, content["left_out"]["summary"])
-    if names := keypoint_names(content):
-        metadata |= {"keypoint_names": tuple(names), "keypoint_flip_map": tuple(flip_pairs(content) or ())}
+    if keypoints:
+        content = read(found.annotations)
+        pairs = tuple(flip_pairs(content) or ())
+        metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
     register_coco_instances(name, metadata, str(found.annotations), str(found.images))
 
 

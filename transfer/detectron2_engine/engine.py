@@ -58,7 +58,7 @@ def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
     _log_to_file(Path(cfg.OUTPUT_DIR))
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
-        register(name)
+        register(name, keypoints=cfg.MODEL.KEYPOINT_ON)
     refuse_machines(cfg.DATASETS.TEST)
     return cfg
 

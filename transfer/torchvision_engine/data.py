@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,6 @@ from pretrain.common.errors import UserError
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
 from .records import Records
-
-log = logging.getLogger("transfer")
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
     """
     annotations, image_dir = coco_data.resolve(name)
     data = coco_data.read(annotations)
-    if "left_out" in data:
-        coco_data.say_once(log.warning, data["left_out"]["summary"])
     flip = mirror(keypoint_names(data), flip_pairs(data) or ())
     categories = sorted(data["categories"], key=lambda c: c["id"])
     images = sorted(data["images"], key=lambda i: i["id"])

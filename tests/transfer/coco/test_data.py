@@ -30,11 +30,13 @@ def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Pa
     annotations, images = data.resolve(name)
     annotations.write_text(json.dumps(content))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
-    with pytest.raises(UserError, match=r"annotation 1 of image 1: box .* add :skip_bad"):
-        data.prepare(tiny_coco.config(tmp_path / "out", name, **keys))
+    for check in (data.prepare, lambda cfg: data.check_early(cfg, cfg.DATASETS.TRAIN)):
+        with pytest.raises(UserError, match=r"annotation 1 of image 1: box .* add :skip_bad"):
+            check(tiny_coco.config(tmp_path / "out", name, **keys))
     logged: list[str] = []
     prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), logged.append)
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
+    assert "DATASETS.TRAIN and DATASETS.TEST both have" in logged[-1]
     checked = data.read(data.resolve(prepared.DATASETS.TRAIN[0])[0])
     assert len(checked["annotations"]) == len(content["annotations"]) - 1
     assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN
@@ -55,7 +57,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data.resolve("keypoints_coco_2017_train")
     (tmp_path / "coco" / "train2017").mkdir()
     found = data.find("keypoints_coco_2017_train")
-    assert found.standard and found.images == tmp_path / "coco" / "train2017"
+    assert found and found.images == tmp_path / "coco" / "train2017"
     with pytest.raises(UserError, match="did you mean 'coco_2017_val'"):
         data.resolve("coco_2017_vall")
     with monkeypatch.context() as patch, pytest.raises(UserError, match="did you mean 'coco_2017_val'"):
@@ -68,8 +70,6 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("[]", "holds a JSON list, not an object"),
         ("{}", "has no list of images"),
         ("{", "is not JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        (f'{{"images": [{"9" * 5000}]}}', "is not JSON"),
     ):
         (tmp_path / "a.json").write_text(text)
         with pytest.raises(UserError, match=message):
@@ -97,7 +97,7 @@ def test_every_data_set_has_files_of_its_own(twins: list[str], tmp_path: Path) -
     names = (*prepared.DATASETS.TRAIN, *prepared.DATASETS.TEST)
     contents = [data.read(data.resolve(name)[0]) for name in names]
     assert [content["info"] for content in contents] == ["train", "valid"]
-    assert all("box [0, 0, 0] is not" in content["left_out"]["records"][0] for content in contents)
+    assert all("box [0, 0, 0] is not" in content["left_out"][0] for content in contents)
     assert len({data.folder_name(name) for name in (*names, *twins)}) == 4
     assert data.prepare(cfg).DATASETS == prepared.DATASETS  # a resumed run finds its own
 
@@ -135,6 +135,25 @@ def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path, change: str) -> N
         UserError, match=f"category 1 in the order of ids is 'c1' in {names[0]}, but '.*' in {names[1]}"
     ):
         data.prepare(tiny_coco.config(tmp_path / "out", names[0], DATASETS__TEST=(names[1],)))
+
+
+def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not any file of its name: pycocotools would end the process over coordinates this far from the image."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    tiny_coco.write(tmp_path / "coco" / "val2017")
+    content = json.loads((tmp_path / "coco" / "val2017" / "annotations.json").read_text())
+    first(content)["segmentation"] = [[0, 0, 1e9, 0, 9, 9]]
+    path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(content))
+    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
+    with pytest.raises(UserError, match=r"annotation 1 of image 1: polygon reaches from 0 to 1e\+09"):
+        data.prepare(cfg)
+    monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
+    with pytest.raises(UserError, match="has 80 categories"):
+        data.prepare(cfg)
+    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
+    assert data.prepare(cfg).DATASETS.TEST == ("coco_2017_val",)
 
 
 def test_other_categories_than_cocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import numpy as np
 
 from tests.transfer import tiny_coco
-from transfer.coco import data as coco_data
 from transfer.torchvision_engine import data
 
 
@@ -43,15 +42,3 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
     assert len(data.training_records(off)[0]) == 6
-
-
-def test_skipped_records_are_in_the_runs_log(tmp_path, caplog):
-    name = tiny_coco.write(tmp_path)
-    content = json.loads((tmp_path / "annotations.json").read_text())
-    content["annotations"][0]["bbox"] = [0, 0, 0]
-    (tmp_path / "annotations.json").write_text(json.dumps(content))
-    cfg = coco_data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad"))
-    for _ in range(2):
-        data.load_coco(cfg.DATASETS.TEST[0])
-    assert [text for text in caplog.messages if "skipped bad records: 1 annotations" in text] == caplog.messages
-    assert len(caplog.messages) == 1

@@ -7,8 +7,6 @@ coco, against their ``json_file`` if they have one, and else against their own r
 from __future__ import annotations
 
 import importlib.util
-import sys
-import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,7 @@ from pretrain.common import extensions
 from pretrain.common.errors import UserError, nearest, one_line, shortlist
 from pretrain.common.run_folder import atomic_write, json_text
 
-OTHER_EVALUATORS = ("pascal_voc", "lvis", "cityscapes_instance")
-_PACKAGES = {  # evaluator type -> what Detectron2 reads and scores its data sets with
-    "lvis": ("lvis",),
-    "cityscapes_instance": ("cityscapesscripts", "shapely", "pyquaternion"),
-}
-_CITYSCAPES_AT_DETECTRON2 = "deeplearning.projects.cityscapesApi"
+OTHER_EVALUATORS = ("pascal_voc", "lvis")
 _FIELDS = ("file_name", "height", "width", "image_id")
 
 
@@ -51,56 +44,24 @@ def metadata(name: str, others: Iterable[str] = ()) -> Any:
 
 def files(name: str, others: Iterable[str] = ()) -> tuple[Path, Path] | None:
     """The annotation file in COCO's format and the image folder of a data set that has them; see `metadata`."""
-    found = metadata(name, others)
-    _refuse_missing_packages(name, found.get("evaluator_type", ""))
-    if found.get("evaluator_type") == "cityscapes_instance":
-        _rename_cityscapes()
-        if missing := [folder for folder in (found.gt_dir, found.image_dir) if not Path(folder).is_dir()]:
-            raise UserError(
-                f"no folder {missing[0]} of {name}; Cityscapes' leftImg8bit/ and gtFine/ belong in "
-                "datasets/cityscapes/, or in cityscapes/ of the folder that DETECTRON2_DATASETS names"
-            )
-    if found.get("evaluator_type") == "pascal_voc":
-        listing = Path(found.dirname, "ImageSets", "Main", f"{found.split}.txt")
+    data_set = metadata(name, others)
+    kind = data_set.get("evaluator_type", "")
+    if kind == "coco" and data_set.get("json_file"):
+        return Path(data_set.json_file), Path(data_set.get("image_root", ""))
+    place = "datasets/, or in the folder that DETECTRON2_DATASETS names"
+    if kind == "pascal_voc":
+        listing = Path(data_set.dirname, "ImageSets", "Main", f"{data_set.split}.txt")
         if not listing.is_file():
+            raise UserError(f"no list of images at {listing} of {name}; VOC's VOC2007/ and VOC2012/ belong in {place}")
+    if kind == "lvis":
+        if importlib.util.find_spec("lvis") is None:
+            raise UserError(f"{name} needs: pip install --no-deps lvis (its requirements would bring a second OpenCV)")
+        if not Path(data_set.json_file).is_file():
             raise UserError(
-                f"no list of images at {listing} of {name}; VOC's VOC2007/ and VOC2012/ belong in datasets/, or in the "
-                "folder that DETECTRON2_DATASETS names"
+                f"no annotations at {data_set.json_file} of {name} (lvisdataset.org has them; the images are COCO's, "
+                f"in coco/ beside lvis/); both belong in {place}"
             )
-    if found.get("evaluator_type") == "lvis" and not Path(found.json_file).is_file():
-        raise UserError(
-            f"no annotations at {found.json_file} of {name} (lvisdataset.org has them; the images are COCO's, in coco/ "
-            "beside lvis/); both belong in datasets/, or in the folder that DETECTRON2_DATASETS names"
-        )
-    if found.get("evaluator_type") != "coco" or not found.get("json_file"):
-        return None
-    return Path(found.json_file), Path(found.get("image_root", ""))
-
-
-def _refuse_missing_packages(name: str, kind: str) -> None:
-    """Raises UserError where the packages for a data set are not installed."""
-    needed = _PACKAGES.get(kind, ())
-    if not all(map(importlib.util.find_spec, needed)):
-        raise UserError(
-            f"{name} needs: pip install --no-deps {' '.join(needed)} (further dependencies are not used, and might "
-            "bring a second OpenCV)"
-        )
-
-
-def _rename_cityscapes() -> None:
-    """Lets Detectron2 find the scripts of Cityscapes, which it imports by the name that they have at its authors'."""
-    if "deeplearning" not in sys.modules and importlib.util.find_spec("deeplearning"):
-        return  # they are there, or it is a package of the user's
-    name = ""
-    for part in _CITYSCAPES_AT_DETECTRON2.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        module = types.ModuleType(name)
-        module.__path__ = []  # a package
-        sys.modules.setdefault(name, module)
-    for script in ("evaluation.evalInstanceLevelSemanticLabeling", "helpers.labels"):
-        importlib.import_module(f"cityscapesscripts.{script}")
-    for name in [name for name in sys.modules if name.split(".")[0] == "cityscapesscripts"]:
-        sys.modules[f"{_CITYSCAPES_AT_DETECTRON2}.{name}"] = sys.modules[name]
+    return None
 
 
 def unmapped_classes(name: str) -> list[str] | None:

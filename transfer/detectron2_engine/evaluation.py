@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from detectron2.data import MetadataCatalog
-from detectron2.evaluation import DatasetEvaluator, inference_on_dataset
+from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, inference_on_dataset
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
@@ -19,7 +20,6 @@ from ..coco.data import read, truth
 from ..coco.results import Metrics, score, table
 from ..distributed import raise_if_stopped
 from .data import TestBatches
-from .evaluators import build_evaluator
 
 log = logging.getLogger("transfer")
 
@@ -41,6 +41,19 @@ class CocoPredictions(DatasetEvaluator):
     def evaluate(self) -> dict[str, Any]:
         gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]
         return {"predictions": [record for part in gathered for record in part]}
+
+
+def build_evaluator(name: str) -> DatasetEvaluator | None:
+    """Detectron2's evaluator of a set of DATASETS.TEST by its ``evaluator_type``; None: COCO's metrics.
+
+    - pascal_voc: AP, AP50 and AP75 of boxes, where AP is the mean over IoU from 0.5 to 0.95, as in MoCo's tables.
+    - lvis: AP of boxes and masks, also of rare, common and frequent categories (APr, APc, APf).
+    """
+    kind = MetadataCatalog.get(name).get("evaluator_type", "coco")
+    if kind == "lvis":
+        np.float = float  # type: ignore[attr-defined]  # lvis 0.5.3, the newest, is older than NumPy 1.24
+        return LVISEvaluator(name)
+    return PascalVOCDetectionEvaluator(name) if kind == "pascal_voc" else None
 
 
 def evaluate(

@@ -58,12 +58,12 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
     Raises:
         UserError: the test set cannot be read, or the picture cannot be written.
     """
-    from transfer.coco import data, pictures  # imports torch
+    from transfer.coco import data, visualize  # imports torch
 
     annotations, folder = data.resolve(test)
     checked = [copy for run in branches.values() if (copy := data.checked_copy(test, run.folder)).is_file()]
     content = data.read(checked[0] if checked else annotations)
-    images = pictures.first_annotated(content, _COUNT)
+    images = visualize.first_annotated(content, _COUNT)
     if not images:
         raise UserError(f"no image of {annotations} has an object")
     columns = {}
@@ -71,14 +71,14 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
         try:
             if run.predictions is None:
                 raise UserError(f"{run.folder / 'results.json'} does not name their file; an earlier version wrote it")
-            columns[branch] = pictures.read_predictions(run.predictions, images)
+            columns[branch] = visualize.read_predictions(run.predictions, images)
         except UserError as error:
             made.unread.append(f"the predictions of {branch} are not in the picture of {title}: {error}")
     if len(columns) < 2:
         return
-    pictures.compare(content, images, folder, columns, file)
+    visualize.compare(content, images, folder, columns, file)
     note = (
         f"The first {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Predictions that "
-        f"score at least {pictures.SCORE_THRESHOLD:g}, and in any case the best one."
+        f"score at least {visualize.SCORE_THRESHOLD:g}, and in any case the best one."
     )
     made.written.append(Picture(f"Predictions of {title}", [note], f"predictions of {title}", file))

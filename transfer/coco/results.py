@@ -19,7 +19,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
 from .data import folder_name, read, truth
-from .pictures import draw
+from .visualize import draw
 
 TASKS = ("bbox", "segm", "keypoints")
 _BOX = {"AP": 0, "AP50": 1, "AP75": 2, "APs": 3, "APm": 4, "APl": 5, "AR": 8, "ARs": 9, "ARm": 10, "ARl": 11}

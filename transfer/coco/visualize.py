@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import re
@@ -48,7 +47,7 @@ def draw(
         predictions: in COCO's result format; those scoring below ``score_threshold`` are skipped, except the best one.
 
     Returns:
-        The pictures written, `<image id>.jpg`; always in ``output_dir``, even if an id is a path.
+        The files written to ``output_dir``, `<image id>.jpg`.
 
     Raises:
         UserError: an image that cannot be read.
@@ -65,7 +64,7 @@ def draw(
         found = _strong(found_by[image["id"]], score_threshold)
         left = _panel(photo, scale, found, categories, "predictions")
         right = _panel(photo, scale, truth_of[image["id"]], categories, "ground truth")
-        written.append(Path(output_dir) / _file_name(image["id"]))
+        written.append(Path(output_dir) / f"{re.sub(r'[^0-9A-Za-z]', '_', str(image['id']))}.jpg")
         atomic_write(written[-1], _encoded(torch.cat([left, right], dim=2), "JPEG"))
     return written
 
@@ -145,15 +144,6 @@ def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Map
     return groups
 
 
-def _file_name(image_id: Any) -> str:
-    """`<image id>.jpg`; an id that is a path, or no valid file name, gets a unique name inside the folder."""
-    text = str(image_id)
-    if re.fullmatch(r"\w[\w.-]{0,99}", text, re.ASCII):
-        return f"{text}.jpg"
-    plain = re.sub(r"[^\w-]+", "_", text, flags=re.ASCII)[-60:].strip("_")
-    return f"{plain}_{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}.jpg"
-
-
 def _panel(
     photo: Image.Image,
     scale: float,
@@ -168,55 +158,33 @@ def _panel(
     """
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
-    colors = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle: well separated hues
+    colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
     for item, color in zip(items, colors, strict=True):
         if item.get("segmentation"):
             mask = Image.fromarray(_mask(item["segmentation"], photo.height, photo.width) > 0).resize(size)
             panel = draw_segmentation_masks(panel, torch.from_numpy(np.array(mask)), alpha=0.45, colors=color)
-    corners = []
-    for item, color in zip(items, colors, strict=True):
-        x, y, w, h = item["bbox"]
-        box = torch.tensor([[x, y, x + max(w, 0), y + max(h, 0)]]) * scale
-        box = torch.minimum(box.clamp(min=0), torch.tensor([*size, *size]))
-        panel = draw_bounding_boxes(panel, box, colors=[color], width=2)
-        corners.append((box[0, 0].item(), box[0, 1].item()))
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
             bones = categories.get(item["category_id"], {}).get("skeleton") or SKELETON
             pairs = [(a - 1, b - 1) for a, b in bones if max(a, b) <= points.shape[1]]
             centers, visible = (points[..., :2] + 0.5) * scale, points[..., 2] > 0
             panel = draw_keypoints(panel, centers, pairs, color, radius=3, width=2, visibility=visible)
-    panel = _labeled(panel, corners, [_label(item, categories) for item in items], colors)
+    if items:
+        x, y, w, h = torch.tensor([item["bbox"] for item in items]).unbind(1)
+        boxes = torch.stack([x, y, x + w.clamp(min=0), y + h.clamp(min=0)], dim=1) * scale
+        boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([*size, *size]))
+        labels = [_label(item, categories) for item in items]
+        panel = draw_bounding_boxes(panel, boxes, labels, colors, width=2, fill_labels=True, label_colors="black")
     panel = F.pad(panel, [0, 0, max(0, cell - size[0]), max(0, cell - size[1])], fill=255)
     strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")
     ImageDraw.Draw(strip).text((6, 4), f"{title} ({len(items)})", "black", ImageFont.load_default(16))
     return F.pad(torch.cat([F.pil_to_tensor(strip), panel], dim=1), [0, 0, 4, 0], fill=255)
 
 
-def _labeled(
-    panel: torch.Tensor, corners: Sequence[tuple[float, float]], labels: Sequence[str], colors: Sequence[str]
-) -> torch.Tensor:
-    """The panel with a label at each corner, or below the labels that are there already."""
-    canvas = F.to_pil_image(panel)
-    pen, font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
-    placed: list[tuple[float, float, float, float]] = []  # left, top, right, bottom
-    for (x, y), label, color in zip(corners, labels, colors, strict=True):
-        width, height = pen.textlength(label, font) + 6, 17
-        x = max(0.0, min(x, canvas.width - width - 1))
-        for left, top, right, bottom in sorted(placed, key=lambda other: other[1]):
-            if left <= x + width and x <= right and top <= y + height and y <= bottom:
-                y = bottom + 1
-        placed.append((x, y, x + width, y + height))
-        pen.rectangle(placed[-1], "white", color)
-        pen.text((x + 3, y + 1), label, "black", font)
-    return F.pil_to_tensor(canvas)
-
-
 def _label(item: Mapping[str, Any], categories: Mapping[Any, Mapping[str, Any]]) -> str:
     name = categories.get(item["category_id"], {}).get("name", str(item["category_id"]))
     score = f" {item['score']:.2f}" if "score" in item else ""
-    crowd = " crowd" if item.get("iscrowd") else ""
-    return f"{name}{score}{crowd}".encode(errors="replace").decode()  # JSON may hold half a surrogate pair
+    return f"{name}{score}{' crowd' if item.get('iscrowd') else ''}"
 
 
 def _mask(segmentation: Any, height: int, width: int) -> np.ndarray:

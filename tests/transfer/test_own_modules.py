@@ -107,7 +107,7 @@ def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, r
         assert a["metrics"]["bbox"][task] == pytest.approx(b["metrics"]["bbox"][task], abs=1e-6)
     annotations, images = data.resolve(file)
     name = register(json_file=str(annotations), image_root=str(images))
-    assert data.truth(name, tmp_path) == (annotations, images)
+    assert data.ground_truth(name, tmp_path) == (annotations, images)
     with_file = work(tmp_path, name, "--eval-only", MODEL__WEIGHTS=str(tmp_path / "a/model_final.pth"))
     assert with_file["metrics"] == b["metrics"] and b["metrics"]["bbox"]["AP50"] > 0
     other = register(json_file=str(annotations), image_root=str(images), thing_classes=["c1", "c3", "c2"])

@@ -81,22 +81,22 @@ def find(name: str) -> CocoSet | None:
         words = name.split(":")
         if len(words) not in (3, 4) or not all(words) or words[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        found = CocoSet(Path(words[1]), Path(words[2]), skip_bad=len(words) == 4)
+        data_set = CocoSet(Path(words[1]), Path(words[2]), skip_bad=len(words) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
         images, annotations = _SPLITS[name]
-        found = CocoSet(root / "coco" / annotations, root / "coco" / images)
+        data_set = CocoSet(root / "coco" / annotations, root / "coco" / images)
         hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
         if (files := catalog.files(name, _SPLITS)) is None:
             return None
-        found, hint = CocoSet(*files), f" of {name}"
-    if not os.path.isfile(found.annotations):
-        raise UserError(f"no annotation file at {found.annotations}{hint}")
-    if not os.path.isdir(found.images):
-        raise UserError(f"no image folder at {found.images}{hint}")
-    return found
+        data_set, hint = CocoSet(*files), f" of {name}"
+    if not os.path.isfile(data_set.annotations):
+        raise UserError(f"no annotation file at {data_set.annotations}{hint}")
+    if not os.path.isdir(data_set.images):
+        raise UserError(f"no image folder at {data_set.images}{hint}")
+    return data_set
 
 
 def resolve(name: str) -> tuple[Path, Path]:
@@ -105,12 +105,12 @@ def resolve(name: str) -> tuple[Path, Path]:
     Raises:
         UserError: as `find`, or a data set without an annotation file.
     """
-    if (found := find(name)) is None:
+    if (data_set := find(name)) is None:
         raise UserError(f"data set {name} has no annotation file; Detectron2's DatasetCatalog has its records")
-    return found.annotations, found.images
+    return data_set.annotations, data_set.images
 
 
-def truth(name: str, output_dir: str | Path) -> tuple[Path, Path]:
+def ground_truth(name: str, output_dir: str | Path) -> tuple[Path, Path]:
     """What the predictions on a prepared set of DATASETS.TEST are compared with: annotation file and image folder."""
     return resolve(name) if find(name) else (checked_copy(name, output_dir), Path())
 
@@ -168,12 +168,12 @@ def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
     """
     categories: dict[str, list[str]] = {}
     for name in names:
-        found = find(name)
-        if found is not None and found.annotations.stat().st_size < _LARGE_BYTES:
-            content, _ = _checked(name, found, cfg)
+        data_set = find(name)
+        if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
+            content, _ = _checked(name, data_set, cfg)
             categories[name] = category_names(content)
-            for image in {end: content["images"][end] for end in (0, -1) if content["images"]}.values():
-                open_upright(str(found.images / image["file_name"]))
+            for image in content["images"][:1] + content["images"][-1:]:
+                open_upright(str(data_set.images / image["file_name"]))
     check_same_categories(categories)
 
 
@@ -200,17 +200,17 @@ def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
 
 def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[str, list[str]]:
     """The name to use instead, and the categories' names (none for COCO's own files, which are large)."""
-    found = find(name)
+    data_set = find(name)
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
-    if found is None:
+    if data_set is None:
         has_coco_metrics = name in cfg.DATASETS.TEST and catalog.has_coco_metrics(name)
         names = catalog.prepare(name, checked_copy(name, cfg.OUTPUT_DIR) if has_coco_metrics else None)
         _check_count(len(names), classes, name)
         return name, names
-    if found.is_release:
-        _check_count(1 if "person_keypoints" in found.annotations.name else 80, classes, name)
+    if data_set.is_release:
+        _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
         return name, []
-    content, problems = _checked(name, found, cfg)
+    content, problems = _checked(name, data_set, cfg)
     names = category_names(content)
     if problems:
         target = checked_copy(name, cfg.OUTPUT_DIR)
@@ -219,28 +219,28 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
         atomic_write(target, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
         counts = Counter(problem.section for problem in problems)
         numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-        log(f"{found.annotations}: skipped bad records: {numbers}; {target} lists them under left_out")
+        log(f"{data_set.annotations}: skipped bad records: {numbers}; {target} lists them under left_out")
         for problem in problems[:20]:
             log(f"  {problem.text}")
-        name = f"coco:{target}:{found.images}"
+        name = f"coco:{target}:{data_set.images}"
     return name, names
 
 
-def _checked(name: str, found: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
+def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
     """A data set's content without its bad records, and those records.
 
     Raises:
         UserError: bad records that are not skipped, or data that are not for this detector.
     """
-    model, where = cfg.MODEL, str(found.annotations)
+    model, where = cfg.MODEL, str(data_set.annotations)
     content = read(where)
     if name.startswith("coco:"):
         _check_kinds(content, cfg, where)
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
-    folder = None if in_catalog(name) else found.images  # Detectron2's catalog may map names to other files
+    folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
     masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
     problems = list(check(content, folder, masks=masks, keypoints=keypoints))
-    if problems and not found.skip_bad:
+    if problems and not data_set.skip_bad:
         shown = shortlist([problem.text for problem in problems])
         raise UserError(
             f"{where}: {shown}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"

@@ -18,7 +18,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
-from .data import folder_name, read, truth
+from .data import folder_name, ground_truth, read
 from .visualize import draw
 
 TASKS = ("bbox", "segm", "keypoints")
@@ -40,7 +40,7 @@ def score(
     Keeps the predictions in OUTPUT_DIR if ``keep`` (see `predictions_file`), and draws them on ``pictures`` images in
     OUTPUT_DIR/visualizations, with one folder per data set where there are several.
     """
-    out, (annotations, images) = Path(cfg.OUTPUT_DIR), truth(name, cfg.OUTPUT_DIR)
+    out, (annotations, images) = Path(cfg.OUTPUT_DIR), ground_truth(name, cfg.OUTPUT_DIR)
     if keep:
         atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
@@ -77,11 +77,11 @@ def evaluate(
         keypoints); None where the ground truth has no such object.
     """
     content = annotations if isinstance(annotations, Mapping) else read(annotations)
-    truth = _index(content, content["annotations"])
+    coco = _index(content, content["annotations"])
     results: Metrics = {}
     for task in tasks:
         iou_type: Any = task  # pycocotools' stubs name the three
-        coco_eval: Any = COCOeval(truth, _index(content, predictions, task), iou_type)
+        coco_eval: Any = COCOeval(coco, _index(content, predictions, task), iou_type)
         if task == "keypoints":
             coco_eval.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, coco_eval.params.kpt_oks_sigmas)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -93,7 +93,7 @@ def evaluate(
         for k, category_id in enumerate(coco_eval.params.catIds):
             values = precision[:, :, k, 0, -1]
             values = values[values > -1]
-            name = truth.cats[category_id]["name"]
+            name = coco.cats[category_id]["name"]
             results[task][f"AP-{name}"] = _percent(values.mean() if values.size else -1)
     return results
 
@@ -188,7 +188,7 @@ def _schedule_name(cfg: CfgNode) -> str:
 def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
     """Ground truth (no task) or predictions for COCOeval, with ids from 1, as COCOeval takes id 0 for no match."""
     coco: Any = COCO()
-    kept: list[dict[str, Any]] = []
+    numbered: list[dict[str, Any]] = []
     for number, record in enumerate(records, start=1):
         new = {**record, "id": number, "iscrowd": record.get("iscrowd", 0)}
         if task:
@@ -197,8 +197,8 @@ def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], tas
             new.setdefault("area", new["bbox"][2] * new["bbox"][3])
             if new.get("keypoints") is not None:  # null means none
                 new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
-        kept.append(new)
-    coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": kept}
+        numbered.append(new)
+    coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": numbered}
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco

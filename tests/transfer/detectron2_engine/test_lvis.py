@@ -61,12 +61,12 @@ def write_lvis(root: Path, name: str) -> None:
 def test_a_recipe_trains_and_is_scored(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_lvis(tmp_path / "datasets", RECIPES[recipe])
-    results = go(recipe, OUTPUT_DIR="out", **SMALL)
+    results = go(recipe, OUTPUT_DIR="lvis", **SMALL)
     assert list(results["metrics"]) == ["bbox", "segm"]
     box = results["metrics"]["bbox"]
     assert {"AP", "APr", "APc", "APf"} <= box.keys() and box["APr"] is None and box["APf"] >= 0
     assert results["protocol"]["test"] == [f"{RECIPES[recipe]}_val"]
-    again = go(recipe, "--eval-only", OUTPUT_DIR="eval", **SMALL | {"MODEL__WEIGHTS": "out/model_final.pth"})
+    again = go(recipe, "--eval-only", OUTPUT_DIR="eval", **SMALL | {"MODEL__WEIGHTS": "lvis/model_final.pth"})
     assert again["metrics"] == results["metrics"]
 
 

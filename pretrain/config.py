@@ -335,8 +335,8 @@ def _refuse_unread_keys(cfg: CfgNode) -> None:
         value, default = get(cfg, key), _keys()[key][0]
         if get(cfg, chooser) not in names and value != default:
             raise UserError(
-                f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; set it to {default}, or choose "
-                f"{' or '.join(names)}"
+                f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; set it to its default "
+                f"{default}, or choose {' or '.join(names)}"
             )
 
 

@@ -20,10 +20,12 @@ class ProcessLost(UserError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case, or an empty string."""
+    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; 'x' or 'y' if both are; or ''."""
     folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
-    return f"; did you mean '{folded[close[0]]}'?" if close else ""
+    close = difflib.get_close_matches(word.casefold(), list(folded), n=3, cutoff=0.5)
+    ratios = {name: difflib.SequenceMatcher(None, name, word.casefold()).ratio() for name in close}
+    closest = sorted(f"'{folded[name]}'" for name in close if ratios[name] == ratios[close[0]])
+    return f"; did you mean {' or '.join(closest)}?" if closest else ""
 
 
 def escape_unprintable() -> None:

@@ -210,6 +210,6 @@ def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[s
     if isinstance(method, str):
         found["method"] = method
     for key in ("epoch", "step") if "fine_tuned_on" not in earlier else ():  # those of a fine-tuning are its own
-        if isinstance(content.get(key), int) and abs(content[key]) < 2**63:
+        if isinstance(content.get(key), int):
             found[key] = content[key]
     return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import logging
 import math
@@ -26,15 +25,8 @@ from .errors import UserError, escape_unprintable, first_line, one_line, printab
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "detectron2",
-    "fvcore",
-    "submitit",
-    "pycocotools",
-    "opencv-python-headless",
-    "timm",
-)
+    "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
+)  # fmt: skip
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
@@ -86,7 +78,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        UserError: missing, unreadable, not UTF-8, not JSON, nested too deeply, or not an object.
+        UserError: missing, unreadable, not UTF-8, not JSON, or not an object.
     """
     value = _parse_json(path)
     if not isinstance(value, dict):
@@ -111,9 +103,8 @@ def _parse_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
-        raise UserError(f"{path} is not JSON ({reason}); it is damaged or the wrong file") from error
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
+        raise UserError(f"{path} is not JSON ({first_line(error)}); it is damaged or the wrong file") from error
 
 
 def begin(output_dir: str | Path, stage: str) -> None:
@@ -167,30 +158,13 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
-class _LogFile(logging.FileHandler):
-    """Loses what a full disk cannot hold without a traceback per line; the run's own files say what is wrong."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        _handle_error(self, record)
-
-
-def _handle_error(handler: logging.Handler, record: logging.LogRecord) -> None:
-    if not isinstance(sys.exc_info()[1], OSError):
-        logging.Handler.handleError(handler, record)
-
-
-def lose_lines_on_a_full_disk(*names: str) -> None:
-    """Makes another library's loggers treat errors of the disk as `_LogFile` does."""
-    for handler in (handler for name in names for handler in logging.getLogger(name).handlers):
-        setattr(handler, "handleError", functools.partial(_handle_error, handler))  # noqa: B010  (a method)
-
-
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
     """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others).
 
     Raises:
         UserError: the folder cannot be made or written to.
     """
+    logging.raiseExceptions = False  # a full disk would cost a traceback per line; the run's own files name it
     logger = logging.getLogger(name)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -201,7 +175,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     try:
         make_folder(path.parent)
-        file = _LogFile(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
+        file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     except OSError as error:
         raise cannot_write(path, error) from error
     escape_unprintable()

@@ -20,8 +20,6 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from pretrain.common.run_folder import lose_lines_on_a_full_disk
-
 from ..coco.results import Metrics
 from . import evaluation, heads
 from .data import TrainingBatches, register
@@ -92,7 +90,7 @@ def _log_to_file(out: Path) -> None:
         logger.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(message)s", "%m/%d %H:%M:%S"))
-    lose_lines_on_a_full_disk("detectron2")
+    logging.raiseExceptions = False  # a full disk would cost a traceback per line; the run's own files name it
     logging.getLogger("detectron2.evaluation.evaluator").handlers = list(logging.getLogger("transfer").handlers)
     logging.getLogger("detectron2").info(f"Environment info:\n{collect_env_info()}")
 

@@ -11,58 +11,35 @@ from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError
 from pretrain.config import default_config
 
-LONG = "9" * 401
-DEEP = "[" * 5000
-
 FILES = {
     "empty": ("", "does not hold KEY: VALUE lines"),
     "base is a list of numbers": ("_BASE_: [1]\n", "it or its _BASE_ does not hold KEY: VALUE lines"),
     "base is itself": ("_BASE_: a.yaml\n", "its _BASE_ leads back to itself"),
     "base is a folder": ("_BASE_: .\n", "cannot read its _BASE_ .*: Is a directory"),
-    "base loops": ("_BASE_: loop.yaml\n", "cannot read its _BASE_ .*: Too many levels of symbolic links"),
     "base is empty": ("_BASE_: empty.yaml\nSEED: 1\n", "it or its _BASE_ does not hold KEY: VALUE lines"),
-    "deep": (f"SEED: {DEEP}", "nested too deeply"),
-    "refers to itself": ("SOLVER: &a {BASE_LR: *a}\n", "nested too deeply"),
     "section is a list": ("SOLVER: []\n", "SOLVER in .* is a section, not a value"),
     "value is a section": ("SEED: {a: 1}\n", "unknown config key SEED.a"),
-    "long whole number": (f"SEED: {LONG}\n", "SEED in .* has more than 64 bits"),
-    "long fraction": (f"SOLVER: {{BASE_LR: {LONG}}}\n", "SOLVER.BASE_LR in .* has more than 64 bits"),
-    "longer than Python reads": (f"SEED: {LONG * 20}\n", "is not a YAML config: Exceeds the limit"),
-    "long number as text": (f'SEED: "{LONG}"\n', "SEED in .* has more than 64 bits"),
-    "a value that is no value": ('SEED: "{[]: 1}"\n', "unhashable"),
-    "half a surrogate pair": ('OUTPUT_DIR: "\\ud800"\n', "OUTPUT_DIR in .* is .*, which is not UTF-8"),
     "not UTF-8": (b"SEED: \xff\n", "is not a YAML config"),
     "a word for a number": ("SOLVER: {BASE_LR: fast}\n", "SOLVER.BASE_LR in .* must be a number, not 'fast'$"),
     "a fraction for a whole number": ("SEED: 1.5\n", "SEED in .* must be a whole number, not 1.5$"),
     "a number for a list": ("LINEAR: {LRS: 3}\n", "LINEAR.LRS in .* must be a list, not 3$"),
     "a number for a string": ("DATA: {TRAIN: 3}\n", "DATA.TRAIN in .* must be a string, not 3$"),
     "a number for a switch": ("DATA: {DOWNLOAD: 3}\n", "DATA.DOWNLOAD in .* must be true or false, not 3$"),
-    "base is a pipe": ("_BASE_: pipe\n", "cannot read its _BASE_ .*pipe: it is a device, a pipe or a socket"),
     "a date": ("SEED: 2020-99-99\n", "is not a YAML config: month must be in"),
 }
 
 OVERRIDES = {
-    "long whole number": (["SEED", LONG], "SEED has more than 64 bits"),
-    "long fraction": (["SOLVER.BASE_LR", LONG], "SOLVER.BASE_LR '999.* is beyond what a floating-point number holds"),
-    "longer than Python reads": (["SEED", LONG * 20], "SEED must be a whole number, not '999"),
-    "long number in a list": (["LINEAR.LRS", f"[{LONG}]"], "LINEAR.LRS has more than 64 bits"),
-    "deep": (["SEED", DEEP], r"SEED must be a whole number, not '\["),
-    "deep sum": (["SEED", "-" * 100_000 + "1"], "SEED '---"),
-    "a value that is no value": (["SEED", "{[]: 1}"], "unhashable"),
     "a word for a number": (["SOLVER.BASE_LR", "fast"], "SOLVER.BASE_LR must be a number, not 'fast'$"),
     "a list for a number": (["SEED", "[1]"], r"SEED must be a whole number, not '\[1\]'$"),
     "a number for a switch": (["DATA.DOWNLOAD", "1"], "DATA.DOWNLOAD must be true or false, not '1'$"),
-    "null byte": (["SEED", "\0"], "SEED"),
-    "not UTF-8": (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], r"OUTPUT_DIR is 'odd\\udcff', which is not UTF-8"),
+    "not UTF-8": (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "OUTPUT_DIR is .*bytes that are not UTF-8"),
     "a line break": (["OUTPUT_DIR", "a\nb"], r"OUTPUT_DIR is 'a\\nb', with a line break, a control character or bytes"),
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "empty.yaml").write_text("")
-    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 

@@ -21,6 +21,8 @@ from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.steps import Training, training_step
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 N, D, K, GROUPS, RATE, MOMENTUM, EMA, DECAY, TAU = 8, 16, 20, 2, 0.1, 0.9, 0.9, 1e-4, 0.2
 COMMON = {
     "MODEL.ARCH": "resnet18", "MODEL.STEM": "cifar", "MODEL.HEAD_HIDDEN_DIMS": "[32]", "MODEL.EMBEDDING_DIM": D,

@@ -19,6 +19,8 @@ from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import ENGINES, work
 from transfer.accumulate import Accumulated
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 IMAGES = [torch.full((3,), float(number)) for number in range(1, 8)]
 
 

@@ -17,6 +17,8 @@ from transfer import checkpoints, early
 from transfer.config import load_config
 from transfer.config_ranges import check_training
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 KEYS = {
     "SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP",
     "SEED": 1,

@@ -19,6 +19,8 @@ import torch
 from pretrain.common import interrupt
 from tests.transfer.test_train_net import ENGINES, PLACES, stop_in, words, work
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -25,6 +25,8 @@ from transfer.convert import convert
 from transfer.early import refuse_used_output_dir
 from transfer.weights import check_same_weights
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 
 

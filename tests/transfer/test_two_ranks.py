@@ -27,6 +27,8 @@ from transfer.state import State
 from transfer.torchvision_engine import engine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 KEYS = {"MODEL__MASK_ON": True, **PRECISE}
 
 

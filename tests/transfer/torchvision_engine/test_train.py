@@ -20,6 +20,8 @@ from transfer import train
 from transfer.torchvision_engine import engine
 from transfer.weights import read_weights
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def single_process():

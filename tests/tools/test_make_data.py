@@ -10,14 +10,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from pycocotools import mask as run_lengths
 from pycocotools.coco import COCO
 
 from pretrain.common.errors import UserError
 from pretrain.data.datasets import load
 from tools import make_data
 from tools.data import digits as make_digits
-from tools.data.coco_writer import CocoWriter, polygons
+from tools.data.coco_writer import CocoWriter
 from tools.data.people import KEYPOINTS
 
 DIGITS = ["--images", "60", "--val-images", "30", "--scenes", "12", "--val-scenes", "6", "--size", "24"]
@@ -141,21 +140,6 @@ def test_digits_as_coco(digits: Path, split: str):
         assert np.median(pixels[~masks.any(axis=0)]) < 90
 
 
-def test_clutter_is_behind_the_digit_and_under_one_bar():
-    """Ink can only appear around the digit, and disappear along a line."""
-    digits = make_digits._split_digits(0)["train"]
-    added, covered = [], []
-    for seed in range(50):
-        ink = np.zeros((32, 32), np.float32)
-        ink[8:24, 8:24] = make_digits._enlarge(digits[seed % 10][0], 16)
-        cluttered = make_digits._clutter(ink, digits, np.random.default_rng(seed))
-        less = cluttered < ink
-        assert (cluttered[less] == 0).all() and cluttered.max() <= 1
-        added.append((cluttered > ink).mean())
-        covered.append(less.sum() / (ink > 0).sum())
-    assert np.mean(added) > 0.1 and 0.1 < np.mean(covered) < 0.5
-
-
 def check_record(annotation: dict, mask: np.ndarray) -> None:
     """Box and area are those of the mask that pycocotools makes of the record."""
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -210,16 +194,6 @@ def test_crowds_run_lengths_are_their_pixels(tmp_path: Path, corner: int):
     assert annotation["area"] == mask.sum() and annotation["iscrowd"] == 1
 
 
-def test_polygons_enclose_the_pixels_of_each_part():
-    mask = np.zeros((40, 50), bool)
-    mask[5:20, 8:30] = True
-    mask[25, 40] = True  # a part of a single pixel
-    outlines = polygons(mask)
-    assert len(outlines) == 2 and all(len(outline) >= 6 for outline in outlines)
-    encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, 40, 50))  # type: ignore[arg-type]
-    assert np.array_equal(run_lengths.decode(encoded).astype(bool), mask)
-
-
 def test_a_second_run_beside_the_first_is_refused(tmp_path: Path):
     output = tmp_path / "digits"
     arguments = {"kind": "digits", "seed": 0}
@@ -231,10 +205,3 @@ def test_a_second_run_beside_the_first_is_refused(tmp_path: Path):
 
     make_data.make(output, arguments, write)
     assert files(output).keys() == {"a.txt", "made.json"} and os.listdir(tmp_path) == ["digits"]
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path: Path):
-    (tmp_path / ".set.making").mkdir()
-    (tmp_path / ".set.making" / "half").write_text("half")
-    make_data.make(tmp_path / "set", {}, lambda folder: (folder / "a").write_text("a") and None)
-    assert files(tmp_path).keys() == {"set/a", "set/made.json"}

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pretrain.common import distributed
-from pretrain.common.workers import verdict
 from pretrain.progress import Progress, reduce_metrics
 from tests.pretrain.ranks import run_ranks
 
@@ -38,15 +37,6 @@ def test_what_happens_in_a_pause_counts_in_no_rate(clock):
     assert rates["data_wait_share"] == pytest.approx(0.25)
 
 
-def test_the_eta_counts_days(clock, caplog):
-    progress = Progress(1001, 0, 8, logging.getLogger("test"), False, "test")
-    clock[0] += 108.0
-    progress.advance()
-    with caplog.at_level(logging.INFO):
-        progress.report("loss 1", progress.rates())
-    assert "  eta 1 day, 6:00:00  " in caplog.text
-
-
 def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
     for _ in progress.timed(slow_batches(clock, 1)):
@@ -55,14 +45,6 @@ def test_the_rank_that_waits_longest_gives_the_verdict(clock):
     assert progress.seconds_waited == 0.25
     assert progress.rates(1.5)["data_wait_share"] == pytest.approx(0.75)
     assert progress.seconds_waited == 0.0
-
-
-def test_the_verdict_names_the_cores_that_a_process_may_use(monkeypatch):
-    monkeypatch.setattr("pretrain.common.workers.usable_cores", lambda: 16)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert verdict(0.3, 0.3) == "compute-bound" and "at most to the 2 core(s)" in verdict(0.4, 0.3)
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "9")  # of this task alone
-    assert "at most to the 9 core(s)" in verdict(0.4, 0.3)
 
 
 def _uneven_shares() -> None:

@@ -11,11 +11,8 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
-from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import ENGINES, work
-from transfer import checkpoints, early
-from transfer.config import load_config
-from transfer.config_ranges import check_training
+from transfer import checkpoints
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -83,23 +80,6 @@ def test_a_run_that_fell_back_keeps_what_it_saves(tmp_path: Path, keep: int) -> 
     assert files(tmp_path) == ["model_0000005.pth", "model_best.pth", "model_final.pth"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"TEST.BEST": "bbox/AP5"}, r"TEST\.BEST is 'bbox/AP5'; name a metric"),
-        ({"TEST.BEST": "segm/AP"}, r"TEST\.BEST is 'segm/AP'; name a metric of this detector's \(bbox/AP, "),
-        ({"TEST.BEST": "AP"}, r"TEST\.BEST is 'AP'; name a metric"),
-        ({"TEST.BEST": "bbox/AP", "DATASETS.TEST": []}, r"but DATASETS\.TEST is empty"),
-        ({"SOLVER.CHECKPOINT_KEEP": -1}, r"CHECKPOINT_KEEP is -1; it must be at least 0"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    sets = {"DATASETS.TRAIN": [name], "DATASETS.TEST": [name]}
-    with pytest.raises(UserError, match=message):
-        check_training(load_config(None, tiny_coco.words(tiny_coco.MODEL_KEYS | sets | keys)))
-
-
 @pytest.mark.detectron2
 def test_augmentation_at_test_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sizes and their flips: each of the six images goes through the network in four forms, and once more."""
@@ -127,17 +107,3 @@ def test_naive_sync_bn(tmp_path: Path) -> None:
     assert work(tmp_path, "detectron2", **keys)["protocol"]["norm"] == "naiveSyncBN"
     with pytest.raises(UserError, match=r"MODEL\.RESNETS\.NORM is 'naiveSyncBN' \(supported: 'BN', 'SyncBN'"):
         work(tmp_path / "other", "torchvision", **keys)
-
-
-@pytest.mark.parametrize(
-    ("engine", "keypoints", "message"),
-    [
-        ("torchvision", False, r"cannot honor TEST\.AUG\.ENABLED is True \(only False is supported\)"),
-        ("detectron2", True, "Detectron2 augments only GeneralizedRCNN at test time, without keypoints"),
-    ],
-)
-def test_augmentation_that_an_engine_lacks(engine: str, keypoints: bool, message: str) -> None:
-    keys = {"TEST.AUG.ENABLED": True, "MODEL.KEYPOINT_ON": keypoints}
-    cfg = load_config(None, tiny_coco.words(tiny_coco.MODEL_KEYS | keys))
-    with pytest.raises(UserError, match=message):
-        early.refuse_unsupported(cfg, engine, eval_only=False)

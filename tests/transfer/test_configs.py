@@ -167,18 +167,3 @@ def test_detectron2_is_requested_but_not_installed(
             train_net.main(["--config-file", "nowhere.yaml", "--engine", engine])
         messages = capsys.readouterr().err.splitlines()
         assert len(messages) == lines and all("the torchvision engine is used instead" in line for line in messages)
-
-
-def test_mistakes_of_the_command_line(tmp_path: Path) -> None:
-    leaf = str(CONFIGS / "coco_R50_FPN_1x_jcl.yaml")
-    with pytest.raises(UserError, match="machine-rank 2"):
-        train_net.main(["--config-file", leaf, "--num-machines", "2", "--machine-rank", "2"])
-    with pytest.raises(UserError, match="--dist-url is auto; give tcp://HOST:PORT"):
-        train_net.main(["--config-file", leaf, "--num-machines", "2"])
-    with pytest.raises(UserError, match="--dist-url is somewhere; give tcp://HOST:PORT"):
-        train_net.main(["--config-file", leaf, "--num-gpus", "2", "--dist-url", "somewhere"])
-    with pytest.raises(UserError, match=r"did you mean 'coco_R50_FPN_1x_jcl\.yaml'"):
-        train_net.main(["--config-file", str(CONFIGS / "coco_R50_FPN_1x_jlc.yaml")])
-    for engine in ("torchvision", "detectron2"):
-        with pytest.raises(UserError, match=r"SOLVER\.BASE_LRR.* did you mean 'SOLVER\.BASE_LR'|make detectron2"):
-            train_net.main(["--config-file", leaf, "--engine", engine, "SOLVER.BASE_LRR", "1"])

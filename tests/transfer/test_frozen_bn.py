@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from tests.transfer import tiny_coco
 from tests.transfer.test_train_net import work
 from transfer import frozen_bn
-from transfer.config import load_config
-from transfer.config_ranges import check_training
 
 DETECTRON2 = pytest.mark.detectron2
 NORM = "backbone.bottom_up.stem.conv1.norm"
@@ -121,21 +117,3 @@ def test_both_engines_take_the_same(tmp_path: Path) -> None:
     for name, tensor in found[0].items():
         if name.startswith("backbone.bottom_up.") and "running" in name:
             torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "count, freeze_at, norm, message",
-    [
-        (-1, 5, "BN", "must be at least 0"),
-        (3, 0, "BN", "no batch norm of the ResNet is frozen"),
-        (3, 5, "GN", "no batch norm of the ResNet is frozen"),
-        (3, 1, "SyncBN", ""),
-        (3, 0, "FrozenBN", ""),
-    ],
-)
-def test_what_cannot_be_done_is_refused(count: int, freeze_at: int, norm: str, message: str, tmp_path: Path) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    keys = {"SOLVER.FROZEN_BN_ITER": count, "MODEL.BACKBONE.FREEZE_AT": freeze_at, "MODEL.RESNETS.NORM": norm}
-    cfg = load_config(None, [*tiny_coco.words(tiny_coco.MODEL_KEYS | keys), "DATASETS.TRAIN", f"('{name}',)"])
-    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
-        check_training(cfg)

@@ -185,31 +185,6 @@ def test_records_that_cannot_train_are_refused(
 
 
 @needs_detectron2
-def test_categories_of_train_and_test_are_compared(tmp_path: Path, register: Callable[..., str]) -> None:
-    names = (register(), register(thing_classes=["c1", "c3", "c2"]))
-    with pytest.raises(UserError, match=r"category 2 in the order of ids is 'c2' in own_0, but 'c3' in own_1"):
-        data.prepare(tiny_coco.config(tmp_path / "out", names[0], DATASETS__TEST=(names[1],)))
-
-
-@needs_detectron2
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"DATASETS__TRAIN": ("own_l",)}, r"'own_l' is not coco:.*--import the module .*; did you mean 'own_\d'\?"),
-        ({"INPUT__MAPPER": "mine"}, r"INPUT\.MAPPER names 'mine', but the imported modules register none; --import"),
-        ({"SOLVER__HOOKS": ("mind",)}, r"SOLVER\.HOOKS names 'mind', but .* register mine; .*did you mean 'mine'"),
-    ],
-)
-def test_names_are_looked_up_before_the_start(
-    tmp_path: Path, register: Callable[..., str], keys: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(HOOKS, "mine", lambda cfg: pytest.fail("not built before the start"))
-    cfg = tiny_coco.config(tmp_path / "out", register(), **keys)
-    with pytest.raises(UserError, match=message):
-        early.refuse_inputs(cfg, eval_only=False, weights=True)
-
-
-@needs_detectron2
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
     for metadata, message in (
         ({"evaluator_type": "sem_seg"}, r"own_\d, whose evaluator_type is 'sem_seg'; supported are coco"),
@@ -217,19 +192,6 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
     ):
         with pytest.raises(UserError, match=message):
             early.refuse_inputs(tiny_coco.config(tmp_path, register(**metadata)), eval_only=False, weights=True)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"DATASETS__TRAIN": ("squares",)}, r"data set 'squares' is not coco:.*need --engine detectron2$"),
-        ({"INPUT__MAPPER": "squares"}, r"INPUT\.MAPPER is 'squares' \(only '' is supported\); .* or use Detectron2"),
-    ],
-)
-def test_the_torchvision_engine_refuses_what_is_detectron2s(tmp_path: Path, keys: Any, message: str) -> None:
-    words = tiny_coco.command(tmp_path, "coco_2017_val", "torchvision", **keys)
-    with pytest.raises(UserError, match=message):
-        train_net.main(words)
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

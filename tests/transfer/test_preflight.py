@@ -9,10 +9,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer import train_net
 from transfer.coco import data
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def check(*names: str, classes: int = 3) -> None:
@@ -37,8 +34,3 @@ def test_categories_and_ends_of_the_data(tmp_path: Path, monkeypatch: pytest.Mon
         check(train)
     monkeypatch.setattr(data, "_LARGE_BYTES", 1000)
     check(train, val, classes=80)  # too slow to read here
-
-
-def test_an_abbreviated_option_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--resum\b.*--resume"):
-        train_net.parse(["--config-file", "a.yaml", "--resum"])

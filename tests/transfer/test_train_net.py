@@ -17,13 +17,11 @@ from fvcore.common.config import CfgNode
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
-from pretrain.common.run_folder import begin
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
 from transfer.early import refuse_used_output_dir
-from transfer.weights import check_same_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -205,24 +203,6 @@ def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted:
     (after / "b.pth").replace(after / "a.pth")
     with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is '.*after/a\.pth', but .*after/out began with"):
         train(after, "a.pth", 3, "--resume")
-
-
-def test_other_weights_than_random_ones_are_refused(tmp_path: Path) -> None:
-    began = {"path": "", "sha256": "", "provenance": {}}
-    check_same_weights("", began, "out")
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is 'x\.pth', but out began with random values, and"):
-        check_same_weights("x.pth", began, "out")
-
-
-def test_a_folder_of_another_stage_is_refused(tmp_path: Path) -> None:
-    begin(tmp_path / "out", "pretrain")
-    with pytest.raises(UserError, match=r"out is the run folder of pretrain, not of transfer"):
-        work(tmp_path, "torchvision")
-    work_in_new = words(tmp_path, "torchvision", "--eval-only", OUTPUT_DIR=str(tmp_path / "new"))
-    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is empty; name a fine-tuned detector, or add --resume"):
-        train_net.work(train_net.parse(work_in_new))
-    with pytest.raises(UserError, match=r"new is the run folder of evaluation, not of transfer"):
-        work(tmp_path, "torchvision", OUTPUT_DIR=str(tmp_path / "new"))
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:

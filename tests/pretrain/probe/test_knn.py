@@ -1,7 +1,4 @@
-import json
 import math
-import re
-import shutil
 
 import pytest
 import torch
@@ -10,7 +7,6 @@ from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from pretrain.data import datasets
 from pretrain.model.encoder import build_backbone
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
@@ -183,38 +179,8 @@ def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(im
     assert not lines(tmp_path / "run", "loss")
 
 
-def test_a_mistake_in_the_val_split_ends_pretraining_before_its_first_step(images, tmp_path):
-    shutil.copytree(images, tmp_path / "data")
-    (tmp_path / "data/val/class1").rename(tmp_path / "data/val/klass1")
-    with pytest.raises(UserError, match="klass1 has no counterpart among the training classes"):
-        train.main(_config(tmp_path / "data", tmp_path / "run"))
-    assert not lines(tmp_path / "run", "loss")
-
-
-@pytest.mark.parametrize(
-    "name, part, says",
-    [
-        ("folder:{}/train", "train/class0", "has no labels"),
-        ("folder:{}/train", "train", "has no val split of its own"),
-        ("folder:{}", "train", "holds no folder of the val split"),
-        ("imagenet", "train", "no ImageNet at .*/imagenet/val"),
-    ],
-)
-def test_why_data_cannot_be_probed_is_logged(images, tmp_path, name, part, says):
-    shutil.copytree(images / part, tmp_path / "imagenet/train")
-    data, logged = name.format(tmp_path / "imagenet"), []
-    cfg = _config(images, tmp_path / "run", "DATA.TRAIN", data, "DATA.ROOT", str(tmp_path))
-    assert knn.open_data(cfg, datasets.load(data, "train", tmp_path), logged.append) is None
-    assert len(logged) == 1 and re.search(f"kNN will not be run: .*{says}", logged[0])
-
-
 def test_data_that_cannot_be_probed_can_be_pretrained_on(images, tmp_path):
     data = ("DATA.TRAIN", f"folder:{images}/train/class0")
     results = train.main(_config(images, tmp_path, *data, "SOLVER.EPOCHS", "1", "SOLVER.MAX_STEPS", "1"))
     assert results["metrics"] == {} and not lines(tmp_path, "knn_top1")
     assert (tmp_path / "log.txt").read_text().count("kNN") == 1
-
-
-def test_pretrainings_result_says_how_its_knn_was_scored(images, whole, tmp_path):
-    results = json.loads((whole / "results.json").read_text())
-    assert results["knn_protocol"] == knn.main(_config(images, tmp_path), "random")["protocol"]

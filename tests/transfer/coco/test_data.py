@@ -102,11 +102,6 @@ def test_every_data_set_has_files_of_its_own(twins: list[str], tmp_path: Path) -
     assert data.prepare(cfg).DATASETS == prepared.DATASETS  # a resumed run finds its own
 
 
-def test_a_colon_in_output_dir_is_named(twins: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"OUTPUT_DIR .*a:b has a colon"):
-        data.prepare(tiny_coco.config(tmp_path / "a:b", twins[0]))
-
-
 @pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
 def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
     name = tiny_coco.write(tmp_path / "data")

@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 
-from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from transfer.coco import data, visualize
 
@@ -53,13 +52,6 @@ def test_an_id_that_is_a_path_stays_in_the_folder(tmp_path):
     (tmp_path / "annotations.json").write_text(json.dumps(content | {"annotations": []}))
     written = visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=6)
     assert len(set(written)) == 6 and {path.resolve().parent for path in written} == {tmp_path / "out"}
-
-
-def test_a_missing_image_is_named(tmp_path):
-    tiny_coco.write(tmp_path)
-    (tmp_path / "1.png").unlink()
-    with pytest.raises(UserError, match=r"1\.png"):
-        visualize.draw(tmp_path / "annotations.json", tmp_path, [], tmp_path / "out", count=1)
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
@@ -107,18 +99,3 @@ def test_predictions_on_the_images_that_are_drawn_are_read(tmp_path):
     (tmp_path / "found.json").write_text(json.dumps([*records, {"image_id": 77}]))
     expected = [record for record in records if record["image_id"] == 1]
     assert visualize.read_predictions(tmp_path / "found.json", [{"id": 1}]) == expected
-
-
-@pytest.mark.parametrize(("text", "message"), [("", "is not JSON"), ("{}", "a list of"), ("[3]", "a list of")])
-def test_a_file_without_predictions_is_refused(tmp_path, text, message):
-    (tmp_path / "found.json").write_text(text)
-    with pytest.raises(UserError, match=message):
-        visualize.read_predictions(tmp_path / "found.json", [])
-
-
-def test_a_line_of_pixels_is_compared(tmp_path):
-    cv2.imwrite(str(tmp_path / "line.png"), np.full((1, 2000, 3), 90, np.uint8))
-    image = {"id": 1, "file_name": "line.png", "width": 2000, "height": 1}
-    visualize.compare({"categories": [], "annotations": []}, [image], tmp_path, {"a": []}, tmp_path / "out.png")
-    canvas = cv2.imread(str(tmp_path / "out.png"))
-    assert canvas is not None and canvas.shape == (388, 728, 3) and (canvas[28, :360] == 90).all()

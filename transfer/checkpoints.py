@@ -140,28 +140,6 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     return on_every_rank(lambda: found or (path, checkpoint.read(path)))
 
 
-def refuse_damaged(path: Path, state: Mapping[str, Any], seed: Any) -> None:
-    """Raises UserError unless weights, iteration and ``seed`` (None: it has none) of a checkpoint are in order."""
-    model, iteration = state.get("model"), state.get("iteration")
-    good = {
-        "model": isinstance(model, Mapping)
-        and all(map(_is_plain_tensor, model.values()))
-        and all(map(_is_text, model)),
-        "iteration": type(iteration) is int and iteration >= -1,
-        "seed": seed is None or (type(seed) is int and 0 <= seed < 2**63),
-    }
-    if wrong := [name for name, is_good in good.items() if not is_good]:
-        raise UserError(f"{path} is damaged ({', '.join(wrong)}); remove it, and the run resumes from the one before")
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _iteration(path: Path) -> int:
     """The last completed iteration, read without the tensors; -1 where none is stored."""
     try:

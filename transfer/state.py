@@ -157,11 +157,7 @@ class State(contextlib.ExitStack):
         with checkpoint.restoring("the checkpoint", self.optimizer, "choose another OUTPUT_DIR"):
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
-            for step in content["window"]:
-                self.window.append({str(name): float(value) for name, value in step.items()})
-                fits = 0 < step["time"] < 1e6 and 0 <= step["data_time"] < 1e6  # seconds; the ETA must not overflow
-                if not fits or step.keys() != content["window"][0].keys():
-                    raise ValueError("its times are damaged")
+            self.window.extend(content["window"])
             self.skipped.total = int(content.get("skipped_steps", 0))
             for name, hook_state in content.get("hooks", {}).items():
                 if hook_state:
@@ -184,7 +180,6 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
             raise UserError(
                 f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"
             )
-        checkpoints.refuse_damaged(path, content, content["seed"])
         check_not_beyond(cfg, content["iteration"] + 1)
         log.info(f"resuming from {path}")
     return found

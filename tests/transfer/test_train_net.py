@@ -153,24 +153,6 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_checkpoint_with_changed_values_is_one_line(tmp_path: Path, engine: str) -> None:
-    work(tmp_path, engine)
-    path = tmp_path / "out/model_final.pth"
-    good = torch.load(path)
-    changes: list[dict[str, Any]] = [
-        {"iteration": "x"}, {"iteration": -5}, {"model": [1]}, {"seed": "x"}, {"optimizer": None}, {"window": 3},
-        {"scaler": 3, "window": [{}]}, {"optimizer": {"state": {}, "param_groups": []}}, {"hooks": 3},
-    ]  # fmt: skip
-    for change in changes:
-        torch.save({**good, **change}, path)
-        with pytest.raises(UserError, match=r"^.*\bcheckpoint|is damaged .*; remove it") as raised:
-            work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=3)
-        assert "\n" not in str(raised.value)
-    torch.save(good, path)
-    assert work(tmp_path, engine, "--resume", SOLVER__MAX_ITER=3)["iteration"] == 3
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_precise_bn_takes_no_more_batches_than_a_short_training(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from pretrain.common.process_group import on_every_rank, on_first_rank
 from pretrain.common.run_folder import read_json, remove, write_json
 from pretrain.common.weights_file import load_torch
 
-from .early import EVALUATING
+from .preflight import EVALUATING
 
 BEST = "model_best.pth"
 TEMPORARY_OR_BEST = (EVALUATING, BEST)  # no file to resume from, as last_checkpoint names it

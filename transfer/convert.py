@@ -91,7 +91,7 @@ def _convert(
     from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
     from pretrain.common.weights_file import read_weights_file
 
-    from .proof import prove
+    from .verify import verify
 
     path = find_source(source, unsafe_pickle)
     if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
@@ -119,7 +119,7 @@ def _convert(
                 stream.write(data)
                 stream.flush()
                 written = read_weights_file(stream.name)
-                errors = prove(written.tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
+                errors = verify(written.tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error

@@ -32,8 +32,8 @@ from .accumulate import Accumulated
 from .coco.results import Metrics, flat_sets
 from .config import precise_bn_batches
 from .distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
+from .samplers import mix
 from .state import LOG_PERIOD, State, find_checkpoint
-from .stream import mix
 from .weights import Weights, check_config, load_weights
 
 

@@ -101,9 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     engine, cfg = configure(args)
     output_dir = cfg.OUTPUT_DIR
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
-        from transfer import early
+        from transfer import preflight
 
-        early.refuse(cfg, resume=args.resume, eval_only=args.eval_only)
+        preflight.refuse(cfg, resume=args.resume, eval_only=args.eval_only)
     if "WORLD_SIZE" not in os.environ and args.num_gpus * args.num_machines > 1:
         launch(args)
     else:
@@ -130,13 +130,13 @@ def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
     Raises:
         UserError: the engine is not installed or cannot honor the config, or the config has a mistake.
     """
-    from transfer import early
+    from transfer import preflight
 
     name, cfg = pick_engine(args.engine), load_config(args.config_file, args.opts)
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
-    early.refuse_unsupported(cfg, name, eval_only=args.eval_only)
+    preflight.refuse_unsupported(cfg, name, eval_only=args.eval_only)
     world = int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines)
     cfg = scale_to_world(cfg, world)
     if not args.eval_only:
@@ -200,7 +200,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     from transfer.coco import data
     from transfer.coco.results import predictions_file, write_results
     from transfer.distributed import join
-    from transfer.early import refuse_used_output_dir
+    from transfer.preflight import refuse_used_output_dir
 
     engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
     cfg.defrost()

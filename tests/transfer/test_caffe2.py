@@ -20,8 +20,8 @@ from tests.resnets import caffe2, resnet_state
 from tests.transfer import tiny_coco
 from transfer.caffe2 import from_caffe2
 from transfer.convert import convert
-from transfer.proof import STAGES, sample_image, torchvision_stages
 from transfer.torchvision_engine.backbone import BottomUp
+from transfer.verify import STAGES, sample_image, torchvision_stages
 from transfer.weights import Weights, check_config, load_weights, read_weights
 
 MSRA = {

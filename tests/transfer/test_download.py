@@ -19,7 +19,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import download, train_net
 from transfer.convert import convert
-from transfer.early import weights_file
+from transfer.preflight import weights_file
 from transfer.weights import check_same_weights, read_weights
 
 

@@ -19,7 +19,7 @@ import yaml
 from pretrain.common import extensions
 from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
-from transfer import HOOKS, MAPPERS, early, train_net
+from transfer import HOOKS, MAPPERS, preflight, train_net
 from transfer.coco import data
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +191,7 @@ def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callabl
         ({"json_file": "nowhere.json"}, r"no annotation file at nowhere\.json of own_\d"),
     ):
         with pytest.raises(UserError, match=message):
-            early.refuse_inputs(tiny_coco.config(tmp_path, register(**metadata)), eval_only=False, weights=True)
+            preflight.refuse_inputs(tiny_coco.config(tmp_path, register(**metadata)), eval_only=False, weights=True)
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

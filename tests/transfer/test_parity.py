@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.transfer import tiny_coco
-from transfer import stream, train
+from transfer import samplers, train
 from transfer.torchvision_engine import data, engine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
@@ -239,13 +239,13 @@ def test_order_of_images_and_aspect_ratio_groups_are_equal():
         dicts = ({"width": 2 if wide[i] else 1, "height": 1.5, "index": i} for i in sampler)
         reference = AspectRatioGroupedDataset(dicts, 3)
         wanted = [[d["index"] for d in batch] for batch in itertools.islice(reference, 20)]
-        batches = stream.Batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
+        batches = samplers.Batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
         assert [[i for _, i in b] for b in itertools.islice(batches, 20)] == wanted
-        later = stream.Batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
+        later = samplers.Batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
         assert [[i for _, i in b] for b in itertools.islice(later, 8)] == wanted[12:]
     factors = [1.0, 2.5, 1.3]
     reference = RepeatFactorTrainingSampler(torch.tensor(factors), seed=4)
-    assert list(itertools.islice(stream.index_stream(factors, 4), 40)) == list(itertools.islice(reference, 40))
+    assert list(itertools.islice(samplers.index_stream(factors, 4), 40)) == list(itertools.islice(reference, 40))
 
 
 def test_repeat_factors_are_equal():
@@ -254,7 +254,7 @@ def test_repeat_factors_are_equal():
     records = [{"annotations": [{"label": c} for c in row]} for row in labels]
     for root in (True, False):
         wanted = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(dicts, 0.5, sqrt=root)
-        assert stream.repeat_factors(records, 0.5, root) == pytest.approx(wanted.tolist())
+        assert samplers.repeat_factors(records, 0.5, root) == pytest.approx(wanted.tolist())
 
 
 def test_initial_values_have_the_same_spread(tmp_path):

@@ -21,7 +21,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
-from transfer.early import refuse_used_output_dir
+from transfer.preflight import refuse_used_output_dir
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

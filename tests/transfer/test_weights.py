@@ -15,7 +15,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_detectron2
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer import early
+from transfer import preflight
 from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
 from transfer.weights import Weights, check_config, detector_provenance, load_weights, read_weights
 
@@ -169,7 +169,7 @@ def test_provenance_that_fits_no_config(tmp_path: Path, r50: Weights, provenance
     ],
 )
 def test_the_remedy_is_the_command_to_type(source: str, output: str) -> None:
-    assert early.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"
+    assert preflight.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"
 
 
 def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
 from transfer.convert import find_source, read_source
-from transfer.proof import compare
+from transfer.verify import compare
 
 from . import card
 

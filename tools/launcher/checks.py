@@ -96,11 +96,11 @@ def check_engine(spec: StageSpec) -> None:
         UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
     """
     if spec.stage == "transfer":
-        from transfer import early
+        from transfer import preflight
         from transfer.train_net import pick_engine
 
         engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
-        early.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
+        preflight.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
 
 
 def check_data(spec: StageSpec, *, download: bool = True) -> None:
@@ -114,11 +114,11 @@ def check_data(spec: StageSpec, *, download: bool = True) -> None:
     """
     is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     if spec.stage == "transfer":
-        from transfer import early
+        from transfer import preflight
 
         cfg = _detector_config(spec)
         weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
-        early.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
+        preflight.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
     else:
         from pretrain import preflight
         from pretrain.config import from_yaml_text

@@ -24,7 +24,7 @@ from pretrain.common.workers import ShieldedDataLoader
 from .. import MAPPERS
 from ..coco.data import find, read
 from ..coco.keypoints import flip_pairs, keypoint_names
-from ..stream import Batches
+from ..samplers import Batches
 
 
 def register(name: str, *, keypoints: bool = False) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from pretrain.common.errors import UserError
 from pretrain.common.workers import ShieldedDataLoader
 
-from ..stream import Batches, repeat_factors
+from ..samplers import Batches, repeat_factors
 from .mapper import Mapper, build_mapper
 from .records import Records
 

@@ -17,7 +17,7 @@ from pretrain.common.resnet_names import PREFIX, from_c4
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import C4, CONFIGS, MSRAS, TORCHVISIONS
-from transfer import early, train_net
+from transfer import preflight, train_net
 from transfer.coco import catalog
 from transfer.config import check_supported, load_config
 from transfer.convert import convert
@@ -174,14 +174,14 @@ def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(
         UserError, match=r"no list of images at datasets/VOC2007/ImageSets/Main/trainval.txt of voc_2007"
     ):
-        early.refuse_inputs(cfg, eval_only=False, weights=False)
+        preflight.refuse_inputs(cfg, eval_only=False, weights=False)
     write_voc(tmp_path / "datasets")
-    early.refuse_inputs(cfg, eval_only=False, weights=False)
+    preflight.refuse_inputs(cfg, eval_only=False, weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
     with pytest.raises(UserError, match=r"data set voc_2012_trainval cannot be read \(.*\); restore its files"):
         catalog.prepare("voc_2012_trainval", None)
     with pytest.raises(UserError, match=r"'voc_2007_test' is not coco:.* need --engine detectron2"):
-        early.data.refuse_catalog(["voc_2007_test"])
+        preflight.data.refuse_catalog(["voc_2007_test"])
 
 
 @pytest.mark.detectron2

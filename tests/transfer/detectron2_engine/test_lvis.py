@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from pretrain.common.errors import UserError
 from tests.transfer.detectron2_engine.test_c4 import go
 from tests.transfer.test_configs import CONFIGS
-from transfer import early
+from transfer import preflight
 from transfer.coco import catalog, data
 from transfer.config import load_config
 
@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(recipe: str, name: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / recipe)
     with pytest.raises(UserError, match=rf"no annotations at datasets/lvis/{name}_train.json of {name}_train"):
-        early.refuse_inputs(cfg, eval_only=False, weights=False)
+        preflight.refuse_inputs(cfg, eval_only=False, weights=False)
     with pytest.raises(UserError, match=rf"'{name}_val' is not coco:.* need --engine detectron2"):
         data.refuse_catalog([f"{name}_val"])
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda package: None if package == "lvis" else 1)

@@ -1,4 +1,4 @@
-"""The proof of a conversion notices other features, and its network is Detectron2's."""
+"""The verification of a conversion notices other features, and its network is Detectron2's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import nn
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import is_bottleneck, to_detectron2
 from tests.resnets import resnet_state
-from transfer import proof
+from transfer import verify
 from transfer.convert import convert
 
 
 def test_proof_refuses_other_features() -> None:
-    image, plain = proof.sample_image(), resnet_state(head=False)
-    source = proof.torchvision_stages(plain, "resnet18", image)
+    image, plain = verify.sample_image(), resnet_state(head=False)
+    source = verify.torchvision_stages(plain, "resnet18", image)
     square = "layer3.1.conv1.weight"  # keeps its shape when transposed
     damaged = {**plain, square: plain[square].transpose(0, 1)}
-    target = proof.plain_stages(to_detectron2(damaged, "resnet18"), "resnet18", image)
+    target = verify.plain_stages(to_detectron2(damaged, "resnet18"), "resnet18", image)
     with pytest.raises(UserError, match="res4 of the converted weights differs"):
-        proof.compare(source, target)
+        verify.compare(source, target)
 
 
 def test_proof_refuses_another_stride() -> None:
     """The weights are equal; a bottleneck that strides in its first convolution computes other features."""
-    image, plain = proof.sample_image()[..., :64, :64], resnet_state("resnet50", head=False)
-    source = proof.torchvision_stages(plain, "resnet50", image, stride_in_1x1=True)
+    image, plain = verify.sample_image()[..., :64, :64], resnet_state("resnet50", head=False)
+    source = verify.torchvision_stages(plain, "resnet50", image, stride_in_1x1=True)
     names = to_detectron2(plain, "resnet50")
-    assert proof.compare(source, proof.plain_stages(names, "resnet50", image, stride_in_1x1=True))
+    assert verify.compare(source, verify.plain_stages(names, "resnet50", image, stride_in_1x1=True))
     with pytest.raises(UserError, match="res3 of the converted weights differs"):
-        proof.compare(source, proof.plain_stages(names, "resnet50", image))
+        verify.compare(source, verify.plain_stages(names, "resnet50", image))
 
 
 @pytest.mark.detectron2
@@ -47,12 +47,12 @@ def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path,
     convert(tmp_path / "s.pth", tmp_path / f"w{suffix}")
     keys: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
     blocks = ResNet.make_default_stages(int(arch.removeprefix("resnet")), norm="BN", **keys)
-    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(proof.STAGES))
+    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(verify.STAGES))
     holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
     holder.backbone = nn.Module()
     cast(nn.Module, holder.backbone).bottom_up = resnet
     DetectionCheckpointer(holder).load(str(tmp_path / f"w{suffix}"))
-    image = proof.sample_image()
+    image = verify.sample_image()
     with torch.no_grad():
         target = resnet.eval()(image)
-    assert set(proof.compare(proof.torchvision_stages(state, arch, image), target)) == set(proof.STAGES)
+    assert set(verify.compare(verify.torchvision_stages(state, arch, image), target)) == set(verify.STAGES)

@@ -1,4 +1,4 @@
-"""Proof of a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
+"""Verifies a conversion: one image through torchvision's ResNet and through Detectron2's; their stages must agree.
 
 Detectron2's stages are computed from its names with plain convolutions, so that a conversion does not need Detectron2.
 """
@@ -21,7 +21,7 @@ STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage
 
 
-def prove(
+def verify(
     written: Mapping[str, Tensor], backbone: BackboneFile, *, back: bool, stride_in_1x1: bool
 ) -> dict[str, float]:
     """The largest relative difference per stage between ``backbone`` and the tensors of the file it was written to.

@@ -30,7 +30,7 @@ from .common.stage import stage
 from .config import run_folder
 from .data import datasets, view_grid
 from .data.loader import Loader, build_loader
-from .data.recipes import RECIPES
+from .data.recipes import RECIPES, Recipe
 from .methods import METHODS
 from .model.objectives import build_objective
 from .optim import build_optimizer
@@ -137,9 +137,8 @@ def _open(
     """
     resumed = find_checkpoint(cfg, folder, log.warning)
     data = process_group.on_every_rank(lambda: _open_data(cfg))
-    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=batch_size)
+    loader = build_loader(cfg, data, _recipes(cfg), device, size=size, batch_size=batch_size)
     if distributed.is_main():
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
@@ -160,22 +159,8 @@ def _open(
             "changed; restore the original ones, or choose another OUTPUT_DIR"
         )
 
-    def open_folder() -> dict[str, Any] | None:
-        results_file = folder / "results.json"
-        if step < total_steps:
-            atomic_write(folder / "config.yaml", cfg.dump())
-        if resumed and step < total_steps:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
-            remove(results_file)
-            if resumed[0].name == checkpoint.FINAL:
-                resumed[0].replace(checkpoint.path_of_step(folder, step))
-        if not resumed:
-            _clear(folder)
-            grid = view_grid.draw(data, recipes[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
-            view_grid.write(folder / "views.png", grid)
-        write_environment(folder)
-        return read_json(results_file) if step >= total_steps and results_file.is_file() else None
-
-    results = process_group.on_first_rank(open_folder)
+    newest = resumed[0] if resumed else None
+    results = process_group.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, data))
     metrics = process_group.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
     if resumed:
         log.info(f"resumed from {resumed[0].name} at step {step} of {total_steps}")
@@ -189,6 +174,36 @@ def _open(
         state.get("recipe_changes", []),
     )  # fmt: skip
     return run, step, results
+
+
+def _recipes(cfg: CfgNode) -> list[Recipe]:
+    """The query's, then the keys'."""
+    return [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
+
+
+def _open_folder(
+    cfg: CfgNode, folder: Path, newest: Path | None, step: int, goes_on: bool, data: datasets.ImageData
+) -> dict[str, Any] | None:
+    """Writes what a run folder has from its start; returns the results if the run is complete.
+
+    Args:
+        newest: the checkpoint that is resumed, of ``step``; None: a fresh start.
+    """
+    results_file = folder / "results.json"
+    if goes_on:
+        atomic_write(folder / "config.yaml", cfg.dump())
+    if newest and goes_on:  # complete under a lower MAX_STEPS: later checkpoints must count as newer
+        remove(results_file)
+        if newest.name == checkpoint.FINAL:
+            newest.replace(checkpoint.path_of_step(folder, step))
+    if not newest:
+        for name in ("results.json", "metrics.json", "events.out.tfevents.*"):  # of a run without a checkpoint
+            for path in folder.glob(name):
+                remove(path)
+        grid = view_grid.draw(data, _recipes(cfg)[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
+        view_grid.write(folder / "views.png", grid)
+    write_environment(folder)
+    return read_json(results_file) if not goes_on and results_file.is_file() else None
 
 
 def _open_data(cfg: CfgNode) -> datasets.ImageData:
@@ -211,13 +226,6 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
             "many queries find an earlier key of their own image among the negatives; lower it to at most half of the "
             "images"
         )
-
-
-def _clear(folder: Path) -> None:
-    """Removes what an earlier run without a checkpoint wrote, which would look like the work of this one."""
-    for name in ("results.json", "metrics.json", "events.out.tfevents.*"):
-        for path in folder.glob(name):
-            remove(path)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:

@@ -1,4 +1,4 @@
-"""LVIS: the recipes train on its format and are scored by its own metrics."""
+"""LVIS: the recipe trains on the format of v1 and v0.5 and is scored by its own metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from pretrain.common.errors import UserError
+from tests.transfer import tiny_coco
 from tests.transfer.detectron2_engine.test_c4 import go
 from tests.transfer.test_configs import CONFIGS
 from transfer import preflight
@@ -18,7 +19,14 @@ from transfer.coco import catalog, data
 from transfer.config import load_config
 
 NEEDS_LVIS = pytest.mark.skipif(importlib.util.find_spec("lvis") is None, reason="needs: pip install --no-deps lvis")
-RECIPES = {"lvis_v1_mask_R50_FPN_2x.yaml": "lvis_v1", "lvis_v0.5_mask_R50_FPN_1x.yaml": "lvis_v0.5"}
+RECIPE = "lvis_v1_mask_R50_FPN_2x.yaml"
+SETS = {
+    "lvis_v1": {},
+    "lvis_v0.5": {
+        "MODEL__ROI_HEADS__NUM_CLASSES": 1230, "DATASETS__TRAIN": ("lvis_v0.5_train",),
+        "DATASETS__TEST": ("lvis_v0.5_val",),
+    },
+}  # fmt: skip
 SMALL = {
     "MODEL__RESNETS__DEPTH": 18, "MODEL__RESNETS__RES2_OUT_CHANNELS": 64, "MODEL__ROI_BOX_HEAD__FC_DIM": 32,
     "MODEL__FPN__OUT_CHANNELS": 16, "MODEL__ROI_MASK_HEAD__CONV_DIM": 16, "MODEL__ROI_HEADS__SCORE_THRESH_TEST": 0.0,
@@ -57,25 +65,26 @@ def write_lvis(root: Path, name: str) -> None:
 @NEEDS_LVIS
 @pytest.mark.detectron2
 @pytest.mark.filterwarnings("ignore:The 'warn' method:DeprecationWarning")  # of LVIS's package
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_trains_and_is_scored(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SETS)
+def test_the_recipe_trains_and_is_scored(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_lvis(tmp_path / "datasets", RECIPES[recipe])
-    results = go(recipe, OUTPUT_DIR="lvis", **SMALL)
+    write_lvis(tmp_path / "datasets", name)
+    results = go(RECIPE, OUTPUT_DIR="lvis", **SMALL | SETS[name])
     assert list(results["metrics"]) == ["bbox", "segm"]
     box = results["metrics"]["bbox"]
     assert {"AP", "APr", "APc", "APf"} <= box.keys() and box["APr"] is None and box["APf"] >= 0
-    assert results["protocol"]["test"] == [f"{RECIPES[recipe]}_val"]
-    again = go(recipe, "--eval-only", OUTPUT_DIR="eval", **SMALL | {"MODEL__WEIGHTS": "lvis/model_final.pth"})
+    assert results["protocol"]["test"] == [f"{name}_val"]
+    keys = SMALL | SETS[name] | {"MODEL__WEIGHTS": "lvis/model_final.pth"}
+    again = go(RECIPE, "--eval-only", OUTPUT_DIR="eval", **keys)
     assert again["metrics"] == results["metrics"]
 
 
 @NEEDS_LVIS
 @pytest.mark.detectron2
-@pytest.mark.parametrize(("recipe", "name"), RECIPES.items())
-def test_what_is_missing_is_named(recipe: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_missing_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    cfg = load_config(CONFIGS / recipe)
+    cfg = load_config(CONFIGS / RECIPE, tiny_coco.words({key.replace("__", "."): v for key, v in SETS[name].items()}))
     with pytest.raises(UserError, match=rf"no annotations at datasets/lvis/{name}_train.json of {name}_train"):
         preflight.refuse_inputs(cfg, eval_only=False, weights=False)
     with pytest.raises(UserError, match=rf"'{name}_val' is not coco:.* need --engine detectron2"):

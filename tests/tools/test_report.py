@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pretrain.common.errors import UserError
 from tests.tools.reporting.runs import (
     DIGITS,
     cells,
@@ -90,22 +88,6 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
     assert "- kNN: temperature 0.07, amp none, train digits, " in text
 
 
-def test_protocols_of_an_earlier_version_are_read_from_the_config(tmp_path: Path):
-    for name, k in (("a", 200), ("b", 5)):
-        config = pretrain(tmp_path / name, *DIGITS, "PROBE.KNN_K", str(k), knn=60.0)
-        probe(tmp_path / name / "linear", config, 70.0, recipe="own")
-        for file in (tmp_path / name / "results.json", tmp_path / name / "linear/results.json"):
-            content = json.loads(file.read_text())
-            file.write_text(json.dumps({key: v for key, v in content.items() if "protocol" not in key}))
-    text = render([tmp_path])
-    assert cells(text, "run")[2:] == ["kNN top-1 (k 200)", "kNN top-1 (k 5)", "linear top-1", "linear top-5"]
-    assert cells(text, "b")[2:] == ["-", "60.0", "70.0", "88.0"]
-    (tmp_path / "b/config.yaml").unlink()
-    text = render([tmp_path])
-    told = "b/results.json cannot be shown: neither it nor config.yaml records the protocol of its score"
-    assert told in text and column(text, "a", "kNN top-1") == "60.0"
-
-
 def test_the_heading_names_what_was_scored(tmp_path: Path):
     config = pretrain(tmp_path / "photos", *DIGITS, "DATA.TRAIN", "folder:/photos", knn=None)
     probe(tmp_path / "photos/knn", config, 60.0, "DATA.PROBE_TRAIN", "cifar10")
@@ -178,44 +160,3 @@ def test_command_line_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixt
     pretrain(tmp_path / "jcl")
     assert report.main([str(tmp_path / "jcl"), "--output", str(tmp_path / "out.md")]) == 0
     assert (tmp_path / "out.md").read_text() in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (".", "is a folder; name a file in it"),
-        ("file/report.md", "cannot write file/report.md: Not a directory; choose another folder"),
-        ("loop/report.md", "cannot write loop/report.md: Too many levels of symbolic links"),
-        ("/proc/report.md", "cannot write /proc/report.md: "),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, output: str, message: str
-):
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("loop").symlink_to("loop")
-    pretrain(tmp_path / "jcl")
-    with pytest.raises(UserError, match=message):
-        report.main([str(tmp_path), "--output", output])
-    assert capsys.readouterr().out == ""
-
-
-def test_a_path_that_is_not_utf8_prints(tmp_path: Path, capsys: pytest.CaptureFixture):
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/runs\xff"))
-    pretrain(tmp_path / "jcl", *DIGITS)
-    folder.mkdir()
-    (tmp_path / "jcl").rename(folder / os.fsdecode(b"jcl\xff"))  # a folder renamed later; a run refuses such a name
-    write(folder / "bad|\nname", detector())
-    (folder / "broken").mkdir()
-    (folder / "broken/results.json").write_text("")
-    output = folder / "report.md"
-    assert report.main([str(folder), "--output", str(output)]) == 0
-    text = output.read_text()
-    assert cells(text, "jcl\\udcff")[1] == "jcl" and r"| bad\| name " in text
-    assert f"- {tmp_path}/runs\\udcff/broken/results.json is not JSON" in text
-    assert "report: " in capsys.readouterr().out
-    empty = Path(os.fsdecode(os.fsencode(tmp_path) + b"/empty\xff"))
-    empty.mkdir()
-    with pytest.raises(UserError, match=r"no results\.json in .*empty\\udcff"):
-        render([empty])

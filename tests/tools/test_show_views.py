@@ -6,10 +6,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
 import torch
 
-from pretrain.common.errors import UserError
 from pretrain.data import datasets, recipes, views
 from pretrain.data.loader import Loader
 from tests.pretrain.images import write_folder
@@ -29,8 +27,3 @@ def test_the_grid_shows_what_training_sees(tmp_path: Path):
     _, batch = next(loader.batches(1, 2))
     row = int(torch.nonzero(batch.index_N == 2)[0, 0])
     np.testing.assert_array_equal(picture[36:68, 72:104], batch.views_VNCHW[1, row].permute(1, 2, 0).numpy())
-
-
-def test_a_number_below_1_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="--views is 0; it must be at least 1"):
-        show_views.main(["--data", f"folder:{tmp_path}", "--views", "0"])

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from pretrain.common import extensions
-from pretrain.common.errors import UserError
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import slurm_parameters
@@ -108,12 +107,6 @@ def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytes
     found = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
     logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2
     assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
-
-
-def test_a_module_that_fails_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(extensions.VARIABLE, "no_such_module")
-    with pytest.raises(UserError, match="cannot import the extension no_such_module"):
-        extensions.load.__wrapped__()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

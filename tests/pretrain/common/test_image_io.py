@@ -16,7 +16,7 @@ from PIL import Image
 
 from pretrain.common import image_io
 from pretrain.common.errors import UserError
-from pretrain.common.image_io import Concatenated, CorruptImage, Files, decode
+from pretrain.common.image_io import CorruptImage, Files, decode
 from tests.pretrain.images import encoded, picture
 
 RGB = picture()
@@ -90,11 +90,6 @@ def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(decode(encoded(PIL_RGB, "PNG"), "x"), RGB)
     deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
-
-
-def test_joined_sources_follow_each_other(tmp_path):
-    joined = Concatenated([Files(tmp_path, ["a", "b"]), Files(tmp_path, []), Files(tmp_path, ["c"])])
-    assert [joined.name(i)[-1] for i in range(len(joined))] == ["a", "b", "c"]
 
 
 def flat_png(width: int, height: int) -> bytes:

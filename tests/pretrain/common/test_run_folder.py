@@ -11,26 +11,15 @@ from typing import Any
 
 import pytest
 
-from pretrain.common import checkpoint, run_folder
+from pretrain.common import checkpoint
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import (
     atomic_write,
     begin,
-    git_state,
-    make_folder,
     replacing,
-    setup_logging,
     stage_of,
     write_environment,
 )
-
-
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_output_dir_that_is_a_file_or_below_one(tmp_path: Path, place: str) -> None:
-    (tmp_path / "file").write_text("a file")
-    for write in (setup_logging, make_folder, lambda folder: atomic_write(folder / "x", "text")):
-        with pytest.raises(UserError, match=r"cannot write .*: (File exists|Not a directory); choose another folder$"):
-            write(tmp_path / place)
 
 
 def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,18 +62,6 @@ def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
         "command: train.py first",
         r"command: train.py '\udcff'",
     ]
-
-
-def test_a_git_that_hangs_delays_a_run_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    git = tmp_path / "git"
-    git.write_text('#!/bin/sh\n[ "$1" = rev-parse ] && echo abc || exec sleep $SECONDS_OF_STATUS\n')
-    git.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SECONDS_OF_STATUS", "0")
-    assert git_state() == "abc"
-    monkeypatch.setenv("SECONDS_OF_STATUS", "30")
-    monkeypatch.setattr(run_folder, "_GIT_TIMEOUT_S", 0.5)
-    assert git_state() == "unknown"
 
 
 SURROGATES = """

@@ -25,13 +25,6 @@ def test_a_row_is_printed_and_written_for_each_objective(tmp_path: Path, capsys:
     assert list(written["objectives"]) == names and written["cpu"] and written["torch"]
 
 
-def test_forms_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch):
-    doubled = objectives.naive_moco
-    monkeypatch.setitem(objectives.NAIVE, "mocov2", lambda *a, **k: 2 * doubled(*a, **k))
-    with pytest.raises(RuntimeError, match="mocov2: the fast and the naive form differ"):
-        benchmark.main(["objectives", *SIZES])
-
-
 def test_memory_grows_with_the_keys_in_the_vanilla_form_only(capsys: pytest.CaptureFixture[str]):
     sizes = ["--keys", "1", "6", "--queries", "32", "--dims", "8", "--negatives", "20000", "--device", "cpu"]
     assert benchmark.main(["memory", *sizes]) == 0

@@ -35,6 +35,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.json").read_text().splitlines()]
 
 
+@pytest.mark.docs
 @needs_detectron2
 def test_the_command_of_the_template_runs(tmp_path: Path) -> None:
     """As it is written at its top, only shorter; by the launcher's way of importing modules, too."""

@@ -28,6 +28,7 @@ def launch(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: Path):
     """As it is written at its top, only shorter, and on other images where it brings none."""

@@ -159,6 +159,7 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
         load_weights(model.state_dict, weights)
 
 
+@pytest.mark.slow  # VOC's C4 detector is trained in the ordinary tests
 @pytest.mark.detectron2
 def test_mask_rcnn_c4_trains_on_coco(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data")

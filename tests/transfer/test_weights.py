@@ -146,20 +146,6 @@ def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights, name: 
 
 
 @pytest.mark.parametrize(
-    ("provenance", "message"),
-    [
-        ({"MODEL.NO.SUCH": 1}, "names MODEL.NO.SUCH"),
-        ({"MODEL.MASK_ON.X": 1}, "names MODEL.MASK_ON.X"),
-        ({"MODEL.PIXEL_MEAN": 3.5}, "was pretrained with 3.5"),
-        ({"MODEL.MASK_ON": [1]}, "was pretrained with"),
-    ],
-)
-def test_provenance_that_fits_no_config(tmp_path: Path, r50: Weights, provenance: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_config(dataclasses.replace(r50, provenance=provenance), tiny_coco.config(tmp_path, "x", **R50))
-
-
-@pytest.mark.parametrize(
     ("source", "output"),
     [
         ("runs/jcl", "weights/jcl.pth"),

@@ -90,7 +90,7 @@ def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], N
     start = shown = time.perf_counter()
     for done, batch in enumerate(batches):
         now = time.perf_counter()
-        if now - shown > 10:
+        if done and now - shown > 10:
             shown = now
             log(f"{what}: {done} / {total} batches, {(total - done) * (now - start) / done:.0f} s left")
         yield batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +17,9 @@ from pretrain.common.copies import to_device
 from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
-from ..distributed import raise_if_stopped
+from ..distributed import raise_if_stopped, reported
 from .data import load_coco
-from .loader import evaluation_batches, share_of
+from .loader import evaluation_batches
 from .model import Detector
 
 log = logging.getLogger("transfer")
@@ -58,17 +57,11 @@ def predict(
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
-    share = share_of(records, rank, world)
-    start = shown = time.perf_counter()
-    for done, batch in enumerate(evaluation_batches(cfg, share), start=1):
+    share = range(len(records) * rank // world, len(records) * (rank + 1) // world)
+    for batch in reported(evaluation_batches(cfg, records, share), len(share), "evaluation", log.info):
         if stop_requested():
             break
         found += to_coco(model(batch)[0], batch[0], category_ids)
-        if time.perf_counter() - shown > 30:
-            shown = time.perf_counter()
-            rate = done / (shown - start)
-            left = (len(share) - done) / rate
-            log.info(f"evaluated {done} / {len(share)} images, {rate:.1f} images/s, {left:.0f} s left")
     model.train(was_training)
     raise_if_stopped()
     if world > 1:

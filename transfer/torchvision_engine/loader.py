@@ -65,21 +65,16 @@ def training_batches(
     return _checked(_loader(cfg, Mapped(records, build_mapper(cfg, True, flip), seed), batches, workers))
 
 
-def share_of(records: Sequence[dict[str, Any]], rank: int, world: int) -> Sequence[dict[str, Any]]:
-    """The rank's contiguous share of the test images."""
-    return records[len(records) * rank // world : len(records) * (rank + 1) // world]
-
-
-def evaluation_batches(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The test images, one at a time.
+def evaluation_batches(cfg: CfgNode, records: Sequence[dict[str, Any]], share: range) -> Iterator[list[dict[str, Any]]]:
+    """The test images at the positions ``share``, one at a time.
 
     Raises:
         UserError: a record is bad.
     """
-    if not records:
+    if not share:
         return iter(())
     dataset = Mapped(records, build_mapper(cfg, False, ()), None)
-    return _checked(_loader(cfg, dataset, [[i] for i in range(len(records))], cfg.DATALOADER.NUM_WORKERS))
+    return _checked(_loader(cfg, dataset, [[index] for index in share], cfg.DATALOADER.NUM_WORKERS))
 
 
 def _loader(cfg: CfgNode, dataset: Dataset, batches: Any, workers: int) -> DataLoader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,7 @@ class Records(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Records: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Records:
-        """A record, or successive ones that share these bytes."""
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            assert step == 1
-            part = Records(())
-            part._bytes, part._ends = self._bytes, self._ends[start : max(start, stop) + 1]
-            return part
+    def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)

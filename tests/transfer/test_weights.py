@@ -13,6 +13,7 @@ import torch
 
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_detectron2
+from pretrain.common.run_folder import begin
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import preflight
@@ -159,6 +160,6 @@ def test_the_remedy_is_the_command_to_type(source: str, output: str) -> None:
 
 
 def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
-    (tmp_path / "model_final.pth").touch()
+    begin(tmp_path, "transfer")
     with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*/model_final\.pth$"):
         read_weights(tmp_path)

@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+UV := .venv-uv/bin/uv
 # Named after what was asked for: another LOCKED or other EXTRAS set up anew.
 READY = $(VENV)/.set-up-$(if $(LOCKED),locked,$(subst $(comma),-,$(EXTRAS)))
 comma := ,
@@ -38,7 +39,7 @@ help:
 	@echo "                 COMPILED=1 with its compiled part, which this project does not call"
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
-	@echo "make test-newest the same with the newest"
+	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
@@ -78,19 +79,22 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
+# In an environment of its own: `.venv` keeps the versions of the lock file.
+$(UV): | setup
+	@$(BIN)/python -m venv .venv-uv
+	@.venv-uv/bin/python -m pip -q install 'uv>=0.5'
+
 # The lowest or newest version of every dependency that pyproject.toml allows, in its own environment, without Detectron2.
 test-lowest: RESOLUTION := lowest-direct
 test-newest: RESOLUTION := highest
-test-lowest test-newest: test-%: setup
-	@$(BIN)/python -m pip -q install 'uv>=0.5'
-	@$(BIN)/uv venv -q --clear --python $(BIN)/python .venv-$*
-	@$(BIN)/uv pip install -q --python .venv-$*/bin/python --resolution $(RESOLUTION) -e '.[dev]'
+test-lowest test-newest: test-%: setup $(UV)
+	@$(UV) venv -q --clear --python $(or $(PYTHON),$(BIN)/python) .venv-$*
+	@$(UV) pip install -q --python .venv-$*/bin/python --resolution $(RESOLUTION) -e '.[dev]'
 	@$(ONE_THREAD) .venv-$*/bin/python -m pytest $(IN_PARALLEL)
 
 # The newest versions, with the hashes of their files, for Python 3.11 on x86-64.
-lock: setup
-	@$(BIN)/python -m pip -q install 'uv>=0.5'
-	@$(BIN)/uv pip compile -q --upgrade pyproject.toml --extra dev --extra docs --extra export --extra loggers --generate-hashes \
+lock: setup $(UV)
+	@$(UV) pip compile -q --upgrade pyproject.toml --extra dev --extra docs --extra export --extra loggers --generate-hashes \
 	    --python-version 3.11.5 --python-platform x86_64-manylinux_2_28 --no-annotate --no-emit-index-url \
 	    --custom-compile-command 'make lock' -o requirements.lock
 
@@ -121,5 +125,5 @@ demo-quick: setup
 	@$(BIN)/python tools/launch.py pipeline configs/examples/demo_quick.yaml $(SIDE_BY_SIDE)
 
 clean:
-	rm -rf $(VENV) .venv-lowest .venv-newest build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .venv-uv .venv-lowest .venv-newest build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,6 +46,7 @@ class State(contextlib.ExitStack):
         schedule: iteration -> learning rate, which it sets.
         precision: of the forward pass; None: float32.
         window: the losses and times of the last LOG_PERIOD iterations.
+        noted: the last line's scalars of the model and of hooks, from the checkpoint, until there are new ones.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class State(contextlib.ExitStack):
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)  # type: ignore
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
+        self.noted: dict[str, float] = {}
         self.writer: MetricsWriter | None = None  # rank 0's
         self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())}
         for hook in self.hooks.values():
@@ -92,6 +94,10 @@ class State(contextlib.ExitStack):
         for hook in self.hooks.values():
             getattr(hook, name, lambda: None)()
 
+    def scalars(self) -> dict[str, float]:
+        """What the model and hooks have noted in this iteration."""
+        return self.storage.scalars() or self.noted
+
     def write_images(self) -> None:
         """Writes the model's pictures of training (VIS_PERIOD) for TensorBoard."""
         for name, image, iteration in self.storage.take_images():
@@ -115,7 +121,7 @@ class State(contextlib.ExitStack):
             dist.all_reduce(longest, dist.ReduceOp.MAX)
             waited = longest.tolist()
         line |= {"data_time": statistics.median(waited), "lr": self.schedule(iteration)}
-        line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.storage.scalars()}
+        line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.scalars()}
         share = sum(waited) / sum(step["time"] for step in self.window)
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
         memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
@@ -141,6 +147,7 @@ class State(contextlib.ExitStack):
             "iteration": iteration,
             "seed": self.cfg.SEED,
             "window": list(self.window),
+            "scalars": self.scalars(),
             "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
             "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},
             "engine": self.engine.NAME,
@@ -158,6 +165,7 @@ class State(contextlib.ExitStack):
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.window.extend(content["window"])
+            self.noted = content.get("scalars", {})
             self.skipped.total = int(content.get("skipped_steps", 0))
             for name, hook_state in content.get("hooks", {}).items():
                 if hook_state:

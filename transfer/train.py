@@ -191,7 +191,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
 
 def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) -> None:
     """One iteration: data, losses, gradients, update."""
-    state.iter = state.storage.iter = iteration
+    state.iter, state.storage.iter, state.noted = iteration, iteration, {}
     state.call_hooks("before_step")
     began = time.perf_counter()
     batch = next(batches)

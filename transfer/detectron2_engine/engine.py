@@ -36,7 +36,7 @@ class Storage(EventStorage):
     def scalars(self) -> dict[str, float]:
         """Those of this iteration, smoothed as Detectron2's writers do."""
         latest = self.latest_with_smoothing_hint(_SMOOTHED).items()
-        return {name: value for name, (value, iteration) in latest if iteration == self.iter}
+        return {name: float(value) for name, (value, iteration) in latest if iteration == self.iter}
 
     def take_images(self) -> Iterator[tuple[str, Any, int]]:
         """The pictures (name, image, iteration) that have come since the last call."""

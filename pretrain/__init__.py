@@ -71,7 +71,7 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
 
     from .common import backbone_file
 
-    file = backbone_file.load_backbone(path, encoder)
+    file = backbone_file.read_backbone(path, encoder)
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict, strict=True)
     return resnet.eval()

@@ -10,7 +10,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from .common import checkpoint, process_group
+from .common import checkpoint, distributed
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
 from .config import check_same_run
@@ -88,9 +88,9 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         found = checkpoint.newest(folder, warn)
         return found[0] if found else None
 
-    path = process_group.on_first_rank(choose)
+    path = distributed.on_first_rank(choose)
     if path is None:
-        process_group.on_every_rank(lambda: checkpoint.refuse_blind_start(checkpoint.all_in(folder)))
+        distributed.on_every_rank(lambda: checkpoint.refuse_blind_start(checkpoint.all_in(folder)))
         return None
 
     def read() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         earlier = state.get("recipe_changes", [])
         return {**state, "recipe_changes": [*earlier, *(f"step {state.get('step')}: {change}" for change in changes)]}
 
-    return path, process_group.on_every_rank(read)
+    return path, distributed.on_every_rank(read)
 
 
 def digest(model: nn.Module) -> str:

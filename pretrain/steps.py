@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .common import distributed
 from .common.copies import to_device
-from .common.process_group import averaged_after
+from .common.distributed import averaged_after
 from .data.loader import Batch
 from .methods import Objective
 from .model.dense import Locations, with_dense

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import schedule
 from .collapse import CollapseChecks
-from .common import checkpoint, distributed, interrupt, process_group
+from .common import checkpoint, distributed, interrupt
 from .common.errors import UserError
 from .common.files import sha256
 from .common.metrics import MetricsWriter
@@ -103,7 +103,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 
 def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
-    cfg, watch, agreed_stop = run.cfg, run.watch, process_group.AgreedStop(run.device)
+    cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = _set_learning_rate(run.training.optimizer, cfg, step, run.steps_per_epoch)
@@ -136,7 +136,7 @@ def _open(
         The run, the step to continue from, and the results if the run is complete.
     """
     resumed = find_checkpoint(cfg, folder, log.warning)
-    data = process_group.on_every_rank(lambda: _open_data(cfg))
+    data = distributed.on_every_rank(lambda: _open_data(cfg))
     size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
     loader = build_loader(cfg, data, _recipes(cfg), device, size=size, batch_size=batch_size)
     if distributed.is_main():
@@ -148,11 +148,11 @@ def _open(
     training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     step, state = 0, resumed[1] if resumed else {}
     if resumed:
-        step = process_group.on_every_rank(lambda: from_checkpoint(training, state, log.info))
+        step = distributed.on_every_rank(lambda: from_checkpoint(training, state, log.info))
         total_steps = max(step, total_steps)
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
         start = (step, images, digest(objective.model))
-        process_group.refuse_disagreement(start, "(step, digest of the images' names and labels, of the weights)")
+        distributed.refuse_disagreement(start, "(step, digest of the images' names and labels, of the weights)")
     if (state.get("steps_per_epoch", len(loader)), state.get("images", images)) != (len(loader), images):
         raise UserError(
             f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "
@@ -160,8 +160,8 @@ def _open(
         )
 
     newest = resumed[0] if resumed else None
-    results = process_group.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, data))
-    metrics = process_group.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
+    results = distributed.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, data))
+    metrics = distributed.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
     if resumed:
         log.info(f"resumed from {resumed[0].name} at step {step} of {total_steps}")
         for change in state["recipe_changes"]:
@@ -263,7 +263,7 @@ def _save(run: _Run, done: int) -> None:
         checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
     with run.progress.paused():
-        process_group.on_first_rank(write)
+        distributed.on_first_rank(write)
 
 
 def _state(run: _Run, done: int) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def _probe_if_missing(run: _Run, step: int) -> None:
     def missing() -> bool:
         return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
 
-    if run.probe_due(step) and process_group.on_first_rank(missing):
+    if run.probe_due(step) and distributed.on_first_rank(missing):
         _probe(run, step)
 
 
@@ -319,4 +319,4 @@ def _finish(run: _Run) -> dict[str, Any]:
         run.log.info(f"done: {folder / checkpoint.FINAL}")
         return results
 
-    return process_group.on_first_rank(write)
+    return distributed.on_first_rank(write)

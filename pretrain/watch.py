@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .common import distributed, process_group
+from .common import distributed
 from .common.copies import AsyncHostCopy
 from .common.errors import UserError
 from .common.skipped_steps import SkippedSteps
@@ -61,7 +61,7 @@ class Watch:
         bad_here, bad_anywhere, next_scale = report.read().tolist()
         if bad_anywhere > 0:
             names = ", ".join(map(self._image_name, index_N[:8].tolist())) + (", ..." if len(index_N) > 8 else "")
-            named = process_group.gather_objects(names if bad_here > 0 else "")
+            named = distributed.gather_objects(names if bad_here > 0 else "")
             rank, images = next((rank, images) for rank, images in enumerate(named) if images)
             where = f" on rank {rank}" if distributed.world_size() > 1 else ""
             raise UserError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.common.process_group import averaged_after
+from pretrain.common.distributed import averaged_after
 
 
 class Accumulated(nn.Module):

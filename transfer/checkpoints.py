@@ -14,8 +14,8 @@ import torch
 from fvcore.common.config import CfgNode
 
 from pretrain.common import checkpoint
+from pretrain.common.distributed import on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
-from pretrain.common.process_group import on_every_rank, on_first_rank
 from pretrain.common.run_folder import read_json, remove, write_json
 from pretrain.common.weights_file import load_torch
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common import process_group
+from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 from pretrain.common.weights_file import tensor_digest
@@ -36,7 +36,7 @@ def join(device_name: str) -> torch.device:
         raise UserError(
             f"MODEL.DEVICE is {device_name}; set {kind}, and select the GPU by CUDA_VISIBLE_DEVICES={number}"
         )
-    return process_group.join(kind == "cuda" and torch.cuda.is_available())
+    return distributed.join(kind == "cuda" and torch.cuda.is_available())
 
 
 def check_not_beyond(cfg: CfgNode, done: int) -> None:
@@ -52,7 +52,7 @@ def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
     """Raises UserError on all ranks unless they begin at the same iteration with the same weights."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         digest = tensor_digest(*state.values())
-        process_group.refuse_disagreement((iteration, digest), "the start (iteration, digest of the weights)")
+        distributed.refuse_disagreement((iteration, digest), "the start (iteration, digest of the weights)")
 
 
 def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -> None:
@@ -67,14 +67,14 @@ def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -
         if given not in (earlier, -1):
             log(f"SEED is {given}, but the run began with {earlier} and keeps it")
     elif given < 0:
-        cfg.SEED = process_group.on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
+        cfg.SEED = distributed.on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
     if frozen:
         cfg.freeze()
 
 
 def raise_if_stopped() -> None:
     """Raises Stopped on all ranks if any of them was asked to stop; all of them must call it."""
-    if reason := next(filter(None, process_group.gather_objects(stop_requested())), ""):
+    if reason := next(filter(None, distributed.gather_objects(stop_requested())), ""):
         raise Stopped(reason)
 
 

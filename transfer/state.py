@@ -19,9 +19,9 @@ from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pretrain.common import checkpoint
+from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
-from pretrain.common.process_group import on_first_rank
 from pretrain.common.run_folder import atomic_write
 from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict

@@ -20,9 +20,9 @@ from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import nn
 
+from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.interrupt import Stopped
-from pretrain.common.process_group import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary

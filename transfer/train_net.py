@@ -194,7 +194,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     """
     name, cfg = configured or configure(args)
 
-    from pretrain.common.process_group import on_every_rank, on_first_rank
+    from pretrain.common.distributed import on_every_rank, on_first_rank
     from pretrain.common.stage import leaving, stage
     from transfer import checkpoints, train
     from transfer.coco import data
@@ -290,7 +290,7 @@ def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[list[Weigh
     Raises:
         UserError: a resumed run is given weights other than those it began with.
     """
-    from pretrain.common.process_group import on_every_rank, on_first_rank
+    from pretrain.common.distributed import on_every_rank, on_first_rank
     from transfer import checkpoints
     from transfer.weights import check_same_weights, read_weights
 

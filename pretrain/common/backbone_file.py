@@ -60,7 +60,7 @@ class BackboneFile:
     provenance: dict[str, Any]
 
 
-def load_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
+def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file); see `extract_backbone`.
 
     Raises:

@@ -112,7 +112,7 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
 def refuse_blind_start(found: Sequence[Path]) -> None:
     """Raises UserError if this rank sees checkpoints, although rank 0 sees none and starts from the beginning.
 
-    With `process_group.on_every_rank`, for a folder that machines do not share, or that one of them lists late.
+    With `distributed.on_every_rank`, for a folder that machines do not share, or that one of them lists late.
     """
     if found:
         raise UserError(f"this rank sees {found[0]}, but rank 0 sees no checkpoint and would start from scratch")

@@ -1,4 +1,4 @@
-"""Ranks and collectives; in a single process each of them is the identity.
+"""Ranks, collectives and agreement; in a single process each of them is the identity.
 
 The process group comes from the environment that torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
 MASTER_PORT). The global batch of N images is divided into contiguous slices whose sizes differ by at most one, so N
@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
-from collections.abc import Iterator
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from . import process_group
+from . import extensions, interrupt
 from .batch_split import slice_bounds
-from .copies import to_device
+from .copies import AsyncHostCopy
 from .errors import UserError
+
+TIMEOUT_S = 1800.0  # of one collective: rank 0 may evaluate or write while the others wait
+STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that were not asked themselves
+T = TypeVar("T")
 
 
 def init(device_name: str = "auto") -> torch.device:
@@ -31,7 +39,7 @@ def init(device_name: str = "auto") -> torch.device:
     """
     if device_name == "cuda" and not torch.cuda.is_available():
         raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
-    device = process_group.join(device_name != "cpu" and torch.cuda.is_available())
+    device = join(device_name != "cpu" and torch.cuda.is_available())
     torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change, so the search pays off
     return device
 
@@ -119,55 +127,163 @@ class _Gather(torch.autograd.Function):
         return total.split(ctx.sizes)[rank()], None
 
 
-class ExchangePlan:
-    """Moves rows between ranks by a permutation that every rank knows, and moves results back.
-
-    The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
-    `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only rows that
-    change rank travel, and only once (an all-gather would send every row to every rank).
-    """
-
-    def __init__(self, order: Tensor, num_keys: int, total: int) -> None:
-        ranks, me = world_size(), rank()
-        slices = [slice_bounds(total, r, ranks) for r in range(ranks)]
-        counts = torch.tensor([stop - start for start, stop in slices])
-        owner = torch.arange(ranks).repeat_interleave(counts)
-        local = torch.cat([torch.arange(stop - start) for start, stop in slices])
-        source = owner[order % total]  # rank that holds the row of each position
-        slot = (order // total) * counts[source] + local[order % total]  # its place on that rank
-        bounds = [(num_keys * start, num_keys * stop) for start, stop in slices]
-        mine = slice(*bounds[me])
-        # What I send to rank r, in the order of r's positions; what I receive comes grouped by source rank.
-        sends = [slot[start:stop][source[start:stop] == me] for start, stop in bounds]
-        self._send = torch.cat(sends)
-        self._send_sizes = [len(s) for s in sends]
-        self._receive_sizes = [int((source[mine] == r).sum()) for r in range(ranks)]
-        self._arrange = torch.argsort(torch.argsort(source[mine], stable=True))  # position -> place among received
-        self._alone = ranks == 1
-
-    def scatter(self, rows: Tensor) -> Tensor:
-        """This rank's (M n, ...) rows -> the rows of its positions."""
-        picked = rows[to_device(self._send, rows.device)]
-        if self._alone:
-            return picked
-        received = picked.new_empty(sum(self._receive_sizes), *rows.shape[1:])
-        dist.all_to_all_single(received, picked, self._receive_sizes, self._send_sizes)
-        return received[to_device(self._arrange, rows.device)]
-
-    def collect(self, results: Tensor) -> Tensor:
-        """Results of this rank's positions -> results of its own rows (inverse of `scatter`)."""
-        if not self._alone:
-            grouped = results[to_device(torch.argsort(self._arrange), results.device)].contiguous()
-            results = grouped.new_empty(sum(self._send_sizes), *results.shape[1:])
-            dist.all_to_all_single(results, grouped, self._send_sizes, self._receive_sizes)
-        own = torch.empty_like(results)
-        own[to_device(self._send, results.device)] = results
-        return own
-
-
 def mean_(x: Tensor) -> Tensor:
     """Replaces ``x`` by its mean over ranks, in place."""
     if world_size() > 1:
         dist.all_reduce(x)
         x.div_(world_size())
     return x
+
+
+def join(cuda: bool) -> torch.device:
+    """This process's device; joins the process group of the environment, where WORLD_SIZE is above 1.
+
+    Reads WORLD_SIZE, LOCAL_RANK and, through torch, RANK, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        cuda: one GPU per process and nccl; else the CPU and gloo.
+
+    Raises:
+        UserError: more processes on this machine than GPUs; ranks that run different code.
+    """
+    device = torch.device("cpu")
+    if cuda:
+        local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        own_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)  # SLURM may show each task only its own
+        if local >= count and not own_gpu:  # two ranks on one GPU would fail inside nccl without a reason
+            raise UserError(
+                f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
+                f"process{'es' * (count > 1)} per machine"
+            )
+        device = torch.device("cuda", 0 if own_gpu else local)
+        torch.cuda.set_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
+        refuse_disagreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
+    return device
+
+
+def code_digest() -> str:
+    """8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
+    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    own = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
+    for path in (*own, *extensions.sources()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
+    """``module`` with gradients that its backward pass averages over ranks; each rank keeps its own buffers."""
+    if world_size() == 1:
+        return module
+    with warnings.catch_warnings():  # not every supported torch has the argument's new name
+        warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+        return DistributedDataParallel(
+            module, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False
+        )
+
+
+def averaged_after(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Within it, gradients of `data_parallel`'s ``module`` are averaged over ranks only if this part is the last."""
+    if last or not isinstance(module, DistributedDataParallel):
+        return contextlib.nullcontext()
+    return cast(contextlib.AbstractContextManager[None], module.no_sync())
+
+
+def on_first_rank(function: Callable[[], T]) -> T:
+    """Calls ``function`` on rank 0, or in a single process, and returns its result on every rank.
+
+    What ranks must agree on (which checkpoint to resume from, whether a run is complete) is read by one of them: each
+    may see another state of a shared file system, or another disk.
+
+    Raises:
+        UserError: ``function`` raised it on rank 0, or failed there with another error.
+    """
+    if world_size() == 1:
+        return function()
+    box: list[Any] = [None, None]
+    failure: BaseException | None = None
+    if dist.get_rank() == 0:
+        try:
+            box[0] = function()
+        except Exception as error:
+            failure, box[1] = error, (str(error) if isinstance(error, UserError) else f"rank 0 failed: {error!r}")
+    dist.broadcast_object_list(box)
+    if failure is not None:
+        raise failure
+    if box[1] is not None:
+        raise UserError(box[1])
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's ``value`` (of a type that pickles), in rank order."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_every_rank(function: Callable[[], T]) -> T:
+    """Calls ``function`` on every rank and returns this rank's result.
+
+    Raises:
+        UserError: ``function`` raised it on some rank. It is raised on all ranks, which would otherwise wait for those
+            that failed; where only some failed, it names them.
+    """
+    if world_size() == 1:
+        return function()
+    result: Any = None
+    reason = ""
+    try:
+        result = function()
+    except UserError as error:
+        reason = str(error)
+    reasons = gather_objects(reason)
+    failed = [rank for rank, text in enumerate(reasons) if text]
+    if len(failed) == len(reasons):
+        raise UserError(reasons[0])
+    if failed:
+        ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))} of {len(reasons)}"
+        raise UserError(f"{ranks}: {reasons[failed[0]]}; do all machines see the same files?")
+    return result
+
+
+def refuse_disagreement(value: Any, what: str) -> None:
+    """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
+
+    Args:
+        what: names the value in the message ("the checkpoint's step and weights").
+    """
+    values = gather_objects(value)
+    other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{what} differs between ranks: {values[0]!r} on rank 0, {values[other]!r} on rank {other}; do all "
+            "machines see the same files?"
+        )
+
+
+class AgreedStop:
+    """A request to stop that any rank received, reported to all ranks alike.
+
+    Every rank must poll at the same points of its work. With several ranks the answer is that of the previous poll,
+    which has reached the host already: waiting for the current one would leave the device idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._earlier: AsyncHostCopy | None = None
+
+    def poll(self) -> str:
+        """The reason to stop, or an empty string."""
+        reason = interrupt.stop_requested()
+        if world_size() == 1:
+            return reason
+        asked = torch.full((1,), float(bool(reason)), device=self._device)
+        dist.all_reduce(asked)
+        earlier, self._earlier = self._earlier, AsyncHostCopy(asked)
+        agreed = earlier is not None and earlier.read().item() > 0
+        return (reason or STOP_ELSEWHERE) if agreed else ""

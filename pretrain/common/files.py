@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from pathlib import Path
 
 from .errors import UserError, nearest
@@ -19,22 +18,13 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
         pattern: files beside it whose names may have been meant.
 
     Raises:
-        UserError: it is missing, a folder, or cannot be reached (a loop of links, a name that is too long).
+        UserError: it is missing, or no file.
     """
     path = Path(path)
     if os.path.isfile(path):
         return path
-    try:
-        mode = os.stat(path).st_mode
-        reason = ": it is a folder" if stat.S_ISDIR(mode) else ": it is a device, a pipe or a socket"
-    except (FileNotFoundError, NotADirectoryError):
-        beside = [p.name for p in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
-        reason = nearest(path.name, beside)
-    except OSError as error:
-        reason = f": {error.strerror}"
-    except ValueError as error:  # a null byte, or half of a surrogate pair
-        reason = f": {error}"
-    raise UserError(f"no {what} at {path}{reason}")
+    beside = [p.name for p in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
+    raise UserError(f"no {what} at {path}{': it is a folder' if os.path.isdir(path) else nearest(path.name, beside)}")
 
 
 def check_name(path: str, option: str) -> None:

@@ -102,9 +102,8 @@ class MetricsWriter:
 def parse(line: str) -> dict[str, Any] | None:
     """A line of a metrics file; None: it was cut short by a crash, or is damaged."""
     try:
-        # Integers that fit no float would end what computes with them.
-        value = json.loads(line, parse_int=lambda digits: int(digits) if len(digits) < 20 else float(digits))
-    except (ValueError, RecursionError):
+        value = json.loads(line)
+    except ValueError:
         return None
     return value if isinstance(value, dict) and type(value.get("iteration")) is int else None
 

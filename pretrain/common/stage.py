@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from .distributed import on_first_rank
 from .errors import ProcessLost, UserError, first_line, one_line
 from .interrupt import Stopped
 from .lock import claim
-from .process_group import on_first_rank
 from .run_folder import FAILED, atomic_write, begin, remove
 
 _SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"

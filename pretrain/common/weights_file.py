@@ -80,9 +80,6 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
         UserError: the file is missing, unreadable, damaged, changed since its conversion, or holds other things than
             tensors, arrays and plain types.
     """
-    if os.path.isdir(path):
-        held = sorted(p.name for p in Path(path).iterdir() if p.suffix in (".pth", *_KINDS))
-        raise UserError(f"{path} is a folder; name a weights file in it ({', '.join(held[:5]) or 'there is none'})")
     path, content = Path(path), read(path, unsafe_pickle)
     digest = sha256(path)
     return WeightsFile(path, digest, content, _tensors(content, path), _provenance(content, path, digest))
@@ -213,7 +210,7 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
         raise UserError(f"{path}: its provenance is damaged ({one_line(error)}); {again}") from error
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise UserError(f"{path}: its provenance is a {type(found).__name__}, not an object with names; {again}")
-    return {key: value for key, value in found.items() if key != "tensors"}  # digests, in files of earlier versions
+    return dict(found)
 
 
 def _read_torch(path: Path, unsafe: bool) -> Any:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 
 from .. import methods, schedule
-from ..common import distributed, process_group
-from ..common.backbone_file import load_backbone
+from ..common import distributed
+from ..common.backbone_file import read_backbone
 from ..common.batch_split import MicroBatch, local_bn_groups, micro_batches
 from ..common.config_io import get
 from ..common.errors import UserError
@@ -139,7 +139,7 @@ def build_objective(
         return cfg.METHOD.DENSE_WEIGHT if step >= cfg.METHOD.DENSE_WARMUP_STEPS else 0.0
 
     shared: dict[str, Any] = {
-        "query_forward": process_group.data_parallel(encoder, device), "embed": bound_embed, "method": bound_method,
+        "query_forward": distributed.data_parallel(encoder, device), "embed": bound_embed, "method": bound_method,
         "batch_size": total, "micro_batches": micro_batches(groups, cfg.SOLVER.ACCUMULATE),
         "bn_groups": 1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size(),
     }  # fmt: skip
@@ -157,13 +157,13 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[in
         bn_groups=groups, dense=cfg.METHOD.DENSE_WEIGHT > 0,
     )  # fmt: skip
     if model.WEIGHTS and read_weights:
-        source = load_backbone(model.WEIGHTS)
+        source = read_backbone(model.WEIGHTS)
         if (source.arch, source.stem) != (model.ARCH, model.STEM):
             raise UserError(
                 f"MODEL.WEIGHTS holds a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
                 f"MODEL.STEM {model.STEM}"
             )
-        encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: load_backbone is strict
+        encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: read_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:
         if device.type != "cuda":
             raise UserError(

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common import distributed
 from ..common.batch_split import MicroBatch
 from ..common.errors import UserError
 from ..data import views
 from .dense import Locations, locations
 from .encoder import set_bn_groups
 from .queue import NegativeQueue
+from .shuffle import ExchangePlan
 
 Embeddings = tuple[Tensor, Locations | None]
 Embed = Callable[[nn.Module, Tensor], Embeddings]  # `embed` with its settings bound
@@ -67,7 +67,7 @@ class SiameseEncoder(nn.Module):
         """
         num_keys, count = images_MnCHW.shape[:2]
         order = torch.randperm(num_keys * total, generator=shuffle)
-        plan = distributed.ExchangePlan(order, num_keys, total)
+        plan = ExchangePlan(order, num_keys, total)
         rows = plan.scatter(images_MnCHW.flatten(0, 1)).unflatten(0, (count, num_keys))
         embedded = []
         for part in parts:

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
+from ..common.distributed import AgreedStop
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop
 from ..data import datasets, views
 from ..data.loader import build_loader
 from ..data.recipes import RECIPES

@@ -13,9 +13,9 @@ from torchvision.models import ResNet
 
 from ..common import backbone_file, checkpoint, distributed
 from ..common.batch_split import slice_bounds
+from ..common.distributed import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
 from ..model.siamese import autocast
@@ -53,7 +53,7 @@ def load_frozen(
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
-        file = on_every_rank(lambda: backbone_file.load_backbone(path, encoder=cfg.LINEAR.ENCODER))
+        file = on_every_rank(lambda: backbone_file.read_backbone(path, encoder=cfg.LINEAR.ENCODER))
         refuse_disagreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
+from ..common.distributed import AgreedStop, on_every_rank, refuse_disagreement
 from ..common.interrupt import Stopped
-from ..common.process_group import AgreedStop, on_every_rank, refuse_disagreement
 from ..data import datasets
 from ..model.encoder import build_backbone
 from .data import NotProbeable, ProbeData, probe_data

@@ -14,9 +14,9 @@ from torchvision.models import ResNet
 
 from ..common import checkpoint, distributed, interrupt
 from ..common.batch_split import slice_bounds
+from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
-from ..common.process_group import AgreedStop, on_first_rank
 from ..common.run_folder import read_json
 from ..data import recipes, views
 from ..data.datasets import ImageData

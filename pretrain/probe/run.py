@@ -15,7 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from ..common import distributed
-from ..common.process_group import on_every_rank, on_first_rank, refuse_disagreement
+from ..common.distributed import on_every_rank, on_first_rank, refuse_disagreement
 from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .data import ProbeData, probe_data

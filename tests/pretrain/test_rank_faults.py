@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common import checkpoint, extensions, image_io, interrupt, process_group
+from pretrain.common import checkpoint, distributed, extensions, image_io, interrupt
 from pretrain.watch import Watch
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
@@ -38,9 +38,9 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     torch.set_num_threads(1)
-    process_group.TIMEOUT_S = 8.0
+    distributed.TIMEOUT_S = 8.0
     if fault == "other code" and rank == 1:
-        process_group.code_digest = lambda: "00000000"
+        distributed.code_digest = lambda: "00000000"
     if fault == "other extension":
         mine = output / f"machine{rank}" / "mine.py"
         mine.parent.mkdir()

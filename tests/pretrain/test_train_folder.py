@@ -68,8 +68,8 @@ def test_the_weights_a_run_began_with_are_not_needed_on_resume(images, stopped, 
     weights.write_bytes(next(stopped.glob("checkpoint_*.pth")).read_bytes())
     words = ("MODEL.WEIGHTS", str(weights), *SHORT)
     read = []
-    real = objectives.load_backbone
-    monkeypatch.setattr(objectives, "load_backbone", lambda path: read.append(path) or real(path))
+    real = objectives.read_backbone
+    monkeypatch.setattr(objectives, "read_backbone", lambda path: read.append(path) or real(path))
     calls = iter([""] * 2 + ["preempted"] * 99)
     with monkeypatch.context() as patch:
         patch.setattr(interrupt, "stop_requested", lambda: next(calls))

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
+from pretrain.common.distributed import gather_objects
 from pretrain.common.errors import UserError
-from pretrain.common.process_group import gather_objects
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import assert_same_end, lines, run
 

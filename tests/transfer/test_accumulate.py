@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pretrain.common import distributed
 from pretrain.common.batch_split import slice_bounds
+from pretrain.common.distributed import data_parallel
 from pretrain.common.errors import UserError
-from pretrain.common.process_group import data_parallel
 from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import ENGINES, work
 from transfer.accumulate import Accumulated

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.common.backbone_file import extract_backbone, load_backbone
+from pretrain.common.backbone_file import extract_backbone, read_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_torchvision
 from pretrain.common.weights_file import WeightsFile
@@ -102,7 +102,7 @@ def test_features_are_those_that_detectron2_computes_from_the_source(case: Case)
 
 def test_a_resnet_of_torchvision_does_not_take_them(case: Case) -> None:
     with pytest.raises(UserError, match="trained on BGR images, or with its stride in the 1x1"):
-        load_backbone(case.weights.path)
+        read_backbone(case.weights.path)
 
 
 def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from tests.resnets import moco, resnet_state
@@ -58,7 +58,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     assert len(evaluated["fine_tuned_on"]) == 1
 
     done = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)
-    found = load_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
+    found = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
     for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
         assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 7, first["config"])
         assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-import tarfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from tests.resnets import moco, resnet_state
 
@@ -29,7 +27,7 @@ def r18() -> dict[str, Tensor]:
 def test_moco_checkpoint(tmp_path: Path, encoder: str, wrapper: str) -> None:
     both = {"query": resnet_state(seed=1), "key": resnet_state(seed=2)}
     torch.save(moco(both["query"], both["key"], wrapper), tmp_path / "c.pth.tar", _use_new_zipfile_serialization=False)
-    found = load_backbone(tmp_path / "c.pth.tar", encoder)
+    found = read_backbone(tmp_path / "c.pth.tar", encoder)
     assert found.arch == "resnet18" and found.stem == "imagenet" and found.provenance["encoder"] == encoder
     assert torch.equal(found.state_dict["layer3.1.conv2.weight"], both[encoder]["layer3.1.conv2.weight"])
     assert not any(name.startswith("fc") for name in found.state_dict)
@@ -39,7 +37,7 @@ def test_moco_checkpoint(tmp_path: Path, encoder: str, wrapper: str) -> None:
 def test_plain_state_dicts(tmp_path: Path, r18: dict[str, Tensor], prefix: str) -> None:
     half = OrderedDict((prefix + k, v.half() if v.is_floating_point() else v) for k, v in r18.items())
     torch.save(half, tmp_path / "s.pth")
-    state = load_backbone(tmp_path / "s.pth").state_dict
+    state = read_backbone(tmp_path / "s.pth").state_dict
     assert state["conv1.weight"].dtype == torch.float32
     assert torch.equal(state["bn1.running_var"], r18["bn1.running_var"].half().float())
 
@@ -48,7 +46,7 @@ def test_torchvision_detector_and_old_file_without_counters(tmp_path: Path, r18:
     state = {f"backbone.body.{k}": v for k, v in r18.items() if not k.startswith("fc.") and "tracked" not in k}
     state |= {"backbone.fpn.inner_blocks.0.0.weight": torch.zeros(1), "rpn.head.x": torch.zeros(1)}
     torch.save({"model": state}, tmp_path / "d.pth")
-    found = load_backbone(tmp_path / "d.pth").state_dict
+    found = read_backbone(tmp_path / "d.pth").state_dict
     assert torch.equal(found["layer4.1.bn2.bias"], r18["layer4.1.bn2.bias"])
     assert found["bn1.num_batches_tracked"] == 0
 
@@ -57,12 +55,12 @@ def test_pickle_of_arrays_and_safetensors(tmp_path: Path, r18: dict[str, Tensor]
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({k: v.numpy() for k, v in r18.items()}))
     save_file(r18, tmp_path / "a.safetensors")
     for file in ("a.pkl", "a.safetensors"):
-        assert torch.equal(load_backbone(tmp_path / file).state_dict["conv1.weight"], r18["conv1.weight"])
+        assert torch.equal(read_backbone(tmp_path / file).state_dict["conv1.weight"], r18["conv1.weight"])
 
 
 def test_cifar_stem(tmp_path: Path, r18: dict[str, Tensor]) -> None:
     torch.save({**r18, "conv1.weight": torch.randn(64, 3, 3, 3)}, tmp_path / "c.pth")
-    assert load_backbone(tmp_path / "c.pth").stem == "cifar"
+    assert read_backbone(tmp_path / "c.pth").stem == "cifar"
 
 
 DAMAGE = {
@@ -73,18 +71,7 @@ DAMAGE = {
         lambda s: s.update({"layer2.0.conv1.weight": s["layer2.0.conv1.weight"].transpose(0, 1)}),
         "transposed",
     ),
-    "nan": (
-        lambda s: s["layer4.1.conv1.weight"].view(-1)[3:4].fill_(float("nan")),
-        "layer4.1.conv1.weight has 1 values",
-    ),
-    "large": (
-        lambda s: s.update({"bn1.bias": torch.full((64,), 1e300, dtype=torch.float64)}),
-        "bn1.bias has 64 values",
-    ),
-    "variance": (lambda s: s["bn1.running_var"].fill_(-1), "bn1.running_var has a variance below 0"),
     "integers": (lambda s: s.update({"bn1.bias": torch.zeros(64, dtype=torch.int32)}), "bn1.bias is torch.int32"),
-    "float8": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to(torch.float8_e4m3fn)}), "bn1.bias is torch.float8_e4"),
-    "complex": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to(torch.complex64)}), "bn1.bias is torch.complex64"),
     "sparse": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to_sparse()}), "bn1.bias is a tensor of layout"),
     "block": (lambda s: [s.pop(k) for k in list(s) if k.startswith("layer4.1")], r"\(2, 2, 2, 1\) basic"),
     "prefix": (lambda s: [s.update({"net." + k: s.pop(k)}) for k in list(s)], "holds no ResNet"),
@@ -100,33 +87,19 @@ def test_damage_is_named(tmp_path: Path, r18: dict[str, Any], kind: str) -> None
     damage(r18)
     torch.save(r18, tmp_path / "bad.pth")
     with pytest.raises(UserError, match=message):
-        load_backbone(tmp_path / "bad.pth")
+        read_backbone(tmp_path / "bad.pth")
 
 
 def test_another_arch_and_an_encoder_that_is_not_there(tmp_path: Path, r18: dict[str, Tensor]) -> None:
     torch.save({**moco(r18, r18), "arch": "resnet50"}, tmp_path / "a.pth")
     with pytest.raises(UserError, match="says arch resnet50, but its tensors are those of a resnet18"):
-        load_backbone(tmp_path / "a.pth")
+        read_backbone(tmp_path / "a.pth")
     torch.save({f"module.encoder_q.{k}": v for k, v in r18.items()}, tmp_path / "q.pth")
     with pytest.raises(UserError, match="holds no key encoder"):
-        load_backbone(tmp_path / "q.pth", "key")
+        read_backbone(tmp_path / "q.pth", "key")
     torch.save(r18, tmp_path / "s.pth")
     with pytest.raises(UserError, match="holds one encoder, not a query and a key"):
-        load_backbone(tmp_path / "s.pth", "key")
-
-
-def test_a_cut_file_and_a_tar_archive_are_damaged(tmp_path: Path, r18: dict[str, Tensor]) -> None:
-    torch.save(r18, tmp_path / "s.pth")
-    for suffix in (".pth", ".pkl", ".safetensors"):
-        (tmp_path / f"cut{suffix}").write_bytes((tmp_path / "s.pth").read_bytes()[:5000])
-        with pytest.raises(UserError, match="damaged"):
-            load_backbone(tmp_path / f"cut{suffix}")
-    with tarfile.open(tmp_path / "x.tar", "w") as archive:
-        info = tarfile.TarInfo("weights")
-        info.size = 4
-        archive.addfile(info, io.BytesIO(b"data"))
-    with pytest.raises(UserError, match="damaged"):
-        load_backbone(tmp_path / "x.tar")
+        read_backbone(tmp_path / "s.pth", "key")
 
 
 CONFIGS = ["METHOD: []", "a: 2020-99-99", "{", "", "METHOD: {NAME: [moco]}"]
@@ -135,5 +108,5 @@ CONFIGS = ["METHOD: []", "a: 2020-99-99", "{", "", "METHOD: {NAME: [moco]}"]
 @pytest.mark.parametrize("text", CONFIGS)
 def test_a_config_of_another_version_is_kept_as_it_is(tmp_path: Path, r18: dict[str, Tensor], text: str) -> None:
     torch.save({"state_dict": r18, "config": text, "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
-    provenance = load_backbone(tmp_path / "w.pth").provenance
+    provenance = read_backbone(tmp_path / "w.pth").provenance
     assert provenance["config"] == text and not {"method", "epoch"} & set(provenance)

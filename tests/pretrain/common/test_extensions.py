@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from pretrain.common import extensions
 from tools.launcher.options import Options

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from tests.resnets import moco, resnet_state
 
@@ -28,7 +28,7 @@ def under(prefix: str, state: State, **more: Tensor) -> State:
 
 def pycontrast(state: State, **more: Tensor) -> dict[str, Any]:
     model = under("module.encoder.", state, module__head__0__weight=HEAD, **more)
-    return {"opt": argparse.Namespace(arch="resnet50"), "model": model, "contrast": {"memory": HEAD}, "epoch": 800}
+    return {"opt": argparse.Namespace(arch="resnet18"), "model": model, "contrast": {"memory": HEAD}, "epoch": 800}
 
 
 def swav(state: State) -> State:
@@ -72,12 +72,12 @@ def vissl(state: State) -> dict[str, Any]:
 
 FORMATS: dict[str, Callable[[State], Any]] = {
     "InsDis": pycontrast,
-    "MoCo v1": lambda state: moco(state, state) | {"arch": "resnet50"},
-    "PCL v1": lambda state: moco(state, state) | {"arch": "resnet50"},
+    "MoCo v1": lambda state: moco(state, state) | {"arch": "resnet18"},
+    "PCL v1": lambda state: moco(state, state) | {"arch": "resnet18"},
     "PIRL": lambda state: pycontrast(state, module__head_jig__fc1__weight=HEAD, module__jigsaw__fc2__weight=HEAD),
-    "PCL v2": lambda state: moco(state, state) | {"arch": "resnet50"},
+    "PCL v2": lambda state: moco(state, state) | {"arch": "resnet18"},
     "SimCLR v1": lambda state: {"state_dict": state},  # as converted from TensorFlow, with its classifier
-    "MoCo v2": lambda state: moco(state, state) | {"arch": "resnet50"},
+    "MoCo v2": lambda state: moco(state, state) | {"arch": "resnet18"},
     "SimCLR v2": simclr_v2,
     "SeLa v2": swav,
     "InfoMin": pycontrast,
@@ -93,18 +93,18 @@ FORMATS: dict[str, Callable[[State], Any]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_tensor_finds_its_place(name: str, tmp_path: Path) -> None:
-    state = resnet_state("resnet50")
+    state = resnet_state()
     torch.save(FORMATS[name](state), tmp_path / "weights.pth.tar")
-    found = load_backbone(tmp_path / "weights.pth.tar")
-    assert found.arch == "resnet50"
+    found = read_backbone(tmp_path / "weights.pth.tar")
+    assert found.arch == "resnet18"
     wanted = {key: tensor for key, tensor in state.items() if not key.startswith("fc.")}
     assert found.state_dict.keys() == wanted.keys()
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict.items())
 
 
 def test_a_resnet_with_selective_kernels_is_refused(tmp_path: Path) -> None:
-    content = simclr_v2(resnet_state("resnet50"))
+    content = simclr_v2(resnet_state())
     content["resnet"]["net.1.blocks.0.net.2.main_conv.0.weight"] = HEAD
     torch.save(content, tmp_path / "sk.pth")
     with pytest.raises(UserError, match=r"holds net\.1\.blocks\.0\.net\.2\.main_conv\.0\.weight, which is neither"):
-        load_backbone(tmp_path / "sk.pth")
+        read_backbone(tmp_path / "sk.pth")

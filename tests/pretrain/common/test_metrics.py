@@ -11,7 +11,6 @@ def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path
     lines = [
         b'{"iteration": 1, "loss": 2.0}',
         b"\xff",
-        b"[" * 100_000,
         b'{"iteration": "a"}',
         b"[]",
         b'{"iteration": 2}',

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pretrain.common.distributed import join
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.process_group import join
 from pretrain.common.stage import explained, leaving, stage
 from tests.pretrain.ranks import run_ranks
 

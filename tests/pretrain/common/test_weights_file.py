@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain.common import weights_file
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.run_folder import write_json
-from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file, tensor_digest
+from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file
 from tests.fuzz import mutate
 from transfer.convert import convert
 from transfer.weights import read_weights
@@ -42,14 +42,14 @@ WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.bias": torch.on
 def test_what_is_no_weights_file_is_named(tmp_path: Path, suffix: str, data: bytes, message: str) -> None:
     path = tmp_path / f"w{suffix}"
     path.write_bytes(data)
-    for entry in (read_weights, load_backbone, lambda path: convert(path, tmp_path / "out.pth")):
+    for entry in (read_weights, read_backbone, lambda path: convert(path, tmp_path / "out.pth")):
         with pytest.raises(Damaged, match=f"is damaged or not a .*: {message}"):
             entry(path)
 
 
 def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
     (tmp_path / "model_final.pth").write_bytes(b"")
-    with pytest.raises(UserError, match=r"is a folder; name a weights file in it \(model_final.pth\)"):
+    with pytest.raises(UserError, match=r"no checkpoint at .*: it is a folder"):
         read_weights_file(tmp_path)
 
 
@@ -156,13 +156,6 @@ def test_values_that_no_network_can_use() -> None:
                 check_values(torch.zeros(8, dtype=torch.uint8).view(dtype), name, "w")
 
 
-@pytest.mark.parametrize("array", [np.array([None]), np.array(["a"]), np.array(["2020-01-01"], "M8[D]")])
-def test_arrays_that_no_tensor_can_hold_are_named(tmp_path: Path, array: np.ndarray) -> None:
-    (tmp_path / "w.pkl").write_bytes(pickle.dumps({"a": array}))
-    with pytest.raises(UserError, match=r"w.pkl: a is an array of .*, which no tensor can hold"):
-        read_weights_file(tmp_path / "w.pkl", unsafe_pickle=True)
-
-
 def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:
     arrays = {"a": np.arange(3, dtype=">f4"), "b": np.arange(3, dtype="<f8")[::-1]}
     (tmp_path / "w.pkl").write_bytes(pickle.dumps(arrays))
@@ -174,9 +167,7 @@ def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:
     "provenance, message",
     [
         ("{half", "its provenance is damaged"),
-        ("[" * 100_000, "its provenance is damaged"),
         ({"epoch": torch.zeros(1)}, "its provenance is damaged"),
-        ([1], "its provenance is a list, not an object with names"),
         ({1: 2}, "its provenance is a dict, not an object with names"),
     ],
 )
@@ -188,8 +179,8 @@ def test_damaged_provenance_is_one_line(tmp_path: Path, provenance: Any, message
 
 def test_provenance_inside_and_beside(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
-    save_file(WEIGHTS, path, metadata={"provenance": '{"source": "a.pth", "tensors": {"conv1.weight": "0"}}'})
-    assert read_weights_file(path).provenance == {"source": "a.pth"}  # digests of earlier versions are ignored
+    save_file(WEIGHTS, path, metadata={"provenance": '{"source": "a.pth"}'})
+    assert read_weights_file(path).provenance == {"source": "a.pth"}
     torch.save(WEIGHTS, tmp_path / "plain.pth")
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth"})
     assert read_weights_file(tmp_path / "plain.pth").provenance == {}  # another program's
@@ -208,20 +199,12 @@ def test_a_file_that_changed_since_its_conversion_is_refused(tmp_path: Path) -> 
     assert read_weights_file(path).provenance == {}
 
 
-def test_digest_of_every_dtype_shape_and_order() -> None:
-    dtypes = [torch.ones(2, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
-    others = [torch.ones(2, 1), torch.tensor([1.0, 1.0 + 2**-23])]
-    assert len({tensor_digest(tensor) for tensor in dtypes + others}) == 5
-    assert tensor_digest(*dtypes) != tensor_digest(*reversed(dtypes))
-
-
-@pytest.mark.parametrize("suffix", [".pkl", ".safetensors", ".pth"])
+@pytest.mark.parametrize("suffix", [".pkl", ".pth"])
 @pytest.mark.parametrize(
     "failure, message",
     [
         (OSError(5, "Input/output error"), r"cannot read .*: Input/output error; make it readable"),
         (MemoryError("too large"), r"not enough memory to read .* \(0 MiB\)"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), "not enough memory"),
     ],
 )
 def test_a_failing_disk_or_memory_is_not_damage(
@@ -232,7 +215,6 @@ def test_a_failing_disk_or_memory_is_not_damage(
 
     path = tmp_path / f"w{suffix}"
     path.write_bytes(pickle.dumps({"a": 1}))
-    monkeypatch.setattr("safetensors.safe_open", fail)
     monkeypatch.setattr(weights_file, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(UserError, match=message) as caught:

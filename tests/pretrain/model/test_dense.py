@@ -8,7 +8,7 @@ import torchvision
 from torch.nn import functional as F
 
 from pretrain.common import checkpoint
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from pretrain.methods.jcl import jcl
 from pretrain.methods.moco import moco
@@ -96,7 +96,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read_by_us_and_by_mo
     run(images, tmp_path / "parts", *DENSE)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
     state = checkpoint.read(tmp_path / "whole" / checkpoint.FINAL)["state_dict"]
-    backbone = load_backbone(tmp_path / "whole")
+    backbone = read_backbone(tmp_path / "whole")
     prefix = "module.encoder_q."
     taken = {name.removeprefix(prefix): value for name, value in state.items()
              if name.startswith(prefix) and not name.startswith(f"{prefix}fc")}  # as MoCo's main_lincls.py  # fmt: skip

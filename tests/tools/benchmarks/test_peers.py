@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from pretrain.common import checkpoint
-from pretrain.common.backbone_file import load_backbone
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json, write_json
 from pretrain.config import load_config
@@ -123,7 +123,7 @@ def test_lightly_trains_and_writes_a_backbone_that_the_probe_reads(
     recipe = load_config(run._RECIPE, ["DATA.TRAIN", f"folder:{digits / 'images' / 'train'}", "SOLVER.EPOCHS", "1"])
     path = lightly.train(recipe)
     written = checkpoint.read(path)
-    assert load_backbone(path).arch == "resnet18"
+    assert read_backbone(path).arch == "resnet18"
     steps = {int(state["step"]) for state in written["optimizer"]["state"].values()}
     assert steps == {2} and written["bank"].shape == (256, 128)
     # 128 keys of two steps have replaced the first half of the bank

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common import distributed, interrupt, process_group
+from pretrain.common import distributed, interrupt
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from tests.pretrain.ranks import run_ranks
@@ -34,14 +34,14 @@ def gpus(monkeypatch):
 @pytest.mark.parametrize(("count", "local_rank", "slurm", "index"), [(4, 3, 3, 3), (4, 3, None, 3), (1, 0, None, 0)])
 def test_a_rank_takes_its_gpu(gpus, count, local_rank, slurm, index):
     chosen = gpus(count, local_rank, slurm)
-    assert process_group.join(True) == torch.device("cuda", index) == chosen[0]
+    assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
     assert join("cuda") == torch.device("cuda", index)
-    assert join("cpu") == process_group.join(False) == torch.device("cpu")
+    assert join("cpu") == distributed.join(False) == torch.device("cpu")
 
 
 def test_a_task_of_slurm_takes_the_only_gpu_it_sees(gpus):
     chosen = gpus(1, 3, 3)
-    assert process_group.join(True) == torch.device("cuda", 0) == chosen[0]
+    assert distributed.join(True) == torch.device("cuda", 0) == chosen[0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_task_of_slurm_takes_the_only_gpu_it_sees(gpus):
 def test_more_ranks_than_gpus(gpus, count, local_rank, slurm, says):
     chosen = gpus(count, local_rank, slurm)
     with pytest.raises(UserError, match=says):
-        process_group.join(True)
+        distributed.join(True)
     assert not chosen
 
 
@@ -66,11 +66,11 @@ def _each_rank_its_own_way() -> None:
         return 7
 
     with pytest.raises(UserError, match=r"^ranks 1, 2 of 3: no file at x; do all machines see the same files\?$"):
-        process_group.on_every_rank(read)
-    assert process_group.on_every_rank(distributed.rank) == distributed.rank()
-    assert process_group.gather_objects(str(distributed.rank())) == ["0", "1", "2"]
+        distributed.on_every_rank(read)
+    assert distributed.on_every_rank(distributed.rank) == distributed.rank()
+    assert distributed.gather_objects(str(distributed.rank())) == ["0", "1", "2"]
     with pytest.raises(UserError, match=r"^another config$"):
-        process_group.on_every_rank(_refuse)
+        distributed.on_every_rank(_refuse)
 
 
 def _refuse() -> None:
@@ -78,7 +78,7 @@ def _refuse() -> None:
 
 
 def _rank_0_decides() -> None:
-    assert process_group.on_first_rank(lambda: f"rank {distributed.rank()}") == "rank 0"
+    assert distributed.on_first_rank(lambda: f"rank {distributed.rank()}") == "rank 0"
 
     def refuse() -> None:
         raise UserError(f"refused by rank {distributed.rank()}")
@@ -87,21 +87,21 @@ def _rank_0_decides() -> None:
         raise OSError("the disk")
 
     with pytest.raises(UserError, match="refused by rank 0"):
-        process_group.on_first_rank(refuse)
+        distributed.on_first_rank(refuse)
     expected = OSError if distributed.rank() == 0 else UserError
     with pytest.raises(expected, match="the disk"):
-        process_group.on_first_rank(fail)
-    process_group.refuse_disagreement((7, "abc"), "the checkpoint")
+        distributed.on_first_rank(fail)
+    distributed.refuse_disagreement((7, "abc"), "the checkpoint")
     mine = (7, "abc") if distributed.rank() == 0 else (6, "abc")
     with pytest.raises(UserError, match=r"the checkpoint differs .* \(7, 'abc'\) on rank 0, \(6, 'abc'\) on rank 1"):
-        process_group.refuse_disagreement(mine, "the checkpoint")
+        distributed.refuse_disagreement(mine, "the checkpoint")
 
 
 def _average_gradients() -> None:
     module = torch.nn.Linear(1, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        wrapped = process_group.data_parallel(module, torch.device("cpu"))
+        wrapped = distributed.data_parallel(module, torch.device("cpu"))
     wrapped(torch.full((1, 1), float(distributed.rank()))).sum().backward()
     assert module.weight.grad is not None and module.weight.grad.item() == 1  # of 0, 1 and 2
 
@@ -117,17 +117,17 @@ def test_ranks_agree_on_results_errors_and_gradients():
 
 
 def test_a_single_process_decides_for_itself():
-    assert process_group.on_first_rank(lambda: 5) == process_group.on_every_rank(lambda: 5) == 5
-    assert process_group.gather_objects(3) == [3]
-    process_group.refuse_disagreement(object(), "anything")
+    assert distributed.on_first_rank(lambda: 5) == distributed.on_every_rank(lambda: 5) == 5
+    assert distributed.gather_objects(3) == [3]
+    distributed.refuse_disagreement(object(), "anything")
     module = torch.nn.Linear(1, 1)
-    assert process_group.data_parallel(module, torch.device("cpu")) is module
+    assert distributed.data_parallel(module, torch.device("cpu")) is module
 
 
 def test_a_request_to_stop_is_read_without_waiting_for_the_last_poll(monkeypatch):
-    monkeypatch.setattr(process_group, "_is_single", lambda: False)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_reduce", lambda asked: asked)
-    stop = process_group.AgreedStop(torch.device("cpu"))
+    stop = distributed.AgreedStop(torch.device("cpu"))
     monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
     with monkeypatch.context() as patch:
         patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))

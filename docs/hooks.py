@@ -21,7 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from pretrain import config as pretraining
-from pretrain.common.key_words import Key
+from pretrain.common.config_overrides import Key
 from tools import benchmark, convert_to_d2, export, launch, make_data, report, show_views
 from transfer import config_help as fine_tuning
 from transfer import train_net

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from . import preflight
-from .common import interrupt, key_words, loggers
+from .common import config_overrides, interrupt, loggers
 from .common.errors import run_command_line
 from .config import described_keys, load_config, run_folder
 
@@ -21,9 +21,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
-    key_words.add_keys(parser, described_keys)
-    key_words.add_usage(parser)
-    args, overrides = key_words.parse(parser, argv)
+    config_overrides.add_keys(parser, described_keys)
+    config_overrides.add_usage(parser)
+    args, overrides = config_overrides.parse(parser, argv)
     cfg = load_config(args.config_file, [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
     loggers.wanted()
     if os.environ.get("RANK", "0") == "0":

@@ -15,8 +15,8 @@ from fvcore.common.config import CfgNode
 
 from .common import extensions
 from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
+from .common.config_overrides import Key
 from .common.errors import UserError
-from .common.key_words import Key
 from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .data.recipes import RECIPES
 from .methods import METHODS

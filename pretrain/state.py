@@ -90,7 +90,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 
     path = distributed.on_first_rank(choose)
     if path is None:
-        distributed.on_every_rank(lambda: checkpoint.refuse_blind_start(checkpoint.all_in(folder)))
+        distributed.on_every_rank(lambda: checkpoint.check_no_checkpoint(checkpoint.all_in(folder)))
         return None
 
     def read() -> dict[str, Any]:

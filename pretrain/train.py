@@ -152,7 +152,7 @@ def _open(
         total_steps = max(step, total_steps)
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
         start = (step, images, digest(objective.model))
-        distributed.refuse_disagreement(start, "(step, digest of the images' names and labels, of the weights)")
+        distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
     if (state.get("steps_per_epoch", len(loader)), state.get("images", images)) != (len(loader), images):
         raise UserError(
             f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "

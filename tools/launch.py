@@ -28,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common import extensions, key_words
+from pretrain.common import config_overrides, extensions
 from pretrain.common.errors import UserError, nearest, run_command_line
 from tools.launcher import options
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _refuse_unknown_command(parser, words)
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
-    key_words.refuse_options(overrides, args.parser, args.command)
+    config_overrides.check_options(overrides, args.parser, args.command)
     if overrides and not args.takes_overrides:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
     if args.command == "distributions":
@@ -151,24 +151,24 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argp
     return sub
 
 
-def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[key_words.Key]] | None = None) -> None:
+def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[config_overrides.Key]] | None = None) -> None:
     """The options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     _add_modes(sub)
     if keys:
-        key_words.add_keys(sub, keys)
+        config_overrides.add_keys(sub, keys)
     options.add_arguments(sub)
     if keys:
         sub.set_defaults(takes_overrides=True)
-        key_words.add_usage(sub)
+        config_overrides.add_usage(sub)
 
 
-def _pretraining_keys() -> list[key_words.Key]:
+def _pretraining_keys() -> list[config_overrides.Key]:
     from pretrain.config import described_keys
 
     return described_keys()
 
 
-def _fine_tuning_keys() -> list[key_words.Key]:
+def _fine_tuning_keys() -> list[config_overrides.Key]:
     from transfer.config_help import described_keys
 
     return described_keys()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.lock import claim  # noqa: E402
-from pretrain.common.run_folder import atomic_write, refuse_unwritable  # noqa: E402
+from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
 from tools.reporting import labels, published, seeds, spread, sweeps  # noqa: E402
 from tools.reporting.document import Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     args = parser.parse_args(argv)
     for file in args.output:
-        refuse_unwritable(file)
+        check_writable(file)
     pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in args.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as held:

@@ -134,7 +134,7 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 
     name = on_first_rank(choose)
     if not name:
-        on_every_rank(lambda: checkpoint.refuse_blind_start(all_in(output_dir, evaluating=True)))
+        on_every_rank(lambda: checkpoint.check_no_checkpoint(all_in(output_dir, evaluating=True)))
         return None
     path = Path(output_dir) / name
     return on_every_rank(lambda: found or (path, checkpoint.read(path)))

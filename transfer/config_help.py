@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from pretrain.common.config_io import flatten, kind
-from pretrain.common.key_words import Key
+from pretrain.common.config_overrides import Key
 
 from .config import ALLOWED, IRRELEVANT, REFUSED, default_config, keys
 from .config_ranges import RANGES, limits

@@ -52,7 +52,7 @@ def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
     """Raises UserError on all ranks unless they begin at the same iteration with the same weights."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         digest = tensor_digest(*state.values())
-        distributed.refuse_disagreement((iteration, digest), "the start (iteration, digest of the weights)")
+        distributed.check_agreement((iteration, digest), "the start (iteration, digest of the weights)")
 
 
 def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from pretrain.common import extensions
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, nearest
 from pretrain.common.files import existing_file
-from pretrain.common.run_folder import refuse_other_stage, stage_of
+from pretrain.common.run_folder import check_stage_of, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
@@ -32,7 +32,7 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
     """
     out = Path(cfg.OUTPUT_DIR)
     if not eval_only:
-        refuse_other_stage(out, "transfer")
+        check_stage_of(out, "transfer")
         refuse_used_output_dir(out, resume)
         if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
             check_same_training(cfg, out / "config.yaml")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import extensions, interrupt, key_words, loggers
+from pretrain.common import config_overrides, extensions, interrupt, loggers
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, remove, stage_of, write_json
@@ -63,13 +63,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dist-url", default="auto", help="tcp://HOST:PORT of machine 0; auto: a free port, one machine"
     )
     extensions.add_option(parser)
-    key_words.add_keys(parser, _described_keys)
-    key_words.add_usage(parser)
-    args, args.opts = key_words.parse(parser, argv)
+    config_overrides.add_keys(parser, _described_keys)
+    config_overrides.add_usage(parser)
+    args, args.opts = config_overrides.parse(parser, argv)
     return args
 
 
-def _described_keys() -> list[key_words.Key]:
+def _described_keys() -> list[config_overrides.Key]:
     from transfer.config_help import described_keys
 
     return described_keys()

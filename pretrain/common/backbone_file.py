@@ -20,7 +20,7 @@ from torch import Tensor
 from . import checkpoint
 from .config_io import parse_yaml
 from .errors import UserError, shortlist
-from .foreign_names import renamed
+from .key_renaming import renamed
 from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 

@@ -109,7 +109,7 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
         raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
-def refuse_blind_start(found: Sequence[Path]) -> None:
+def check_no_checkpoint(found: Sequence[Path]) -> None:
     """Raises UserError if this rank sees checkpoints, although rank 0 sees none and starts from the beginning.
 
     With `distributed.on_every_rank`, for a folder that machines do not share, or that one of them lists late.

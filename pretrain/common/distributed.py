@@ -160,7 +160,7 @@ def join(cuda: bool) -> torch.device:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
-        refuse_disagreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
+        check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
 
 
@@ -251,7 +251,7 @@ def on_every_rank(function: Callable[[], T]) -> T:
     return result
 
 
-def refuse_disagreement(value: Any, what: str) -> None:
+def check_agreement(value: Any, what: str) -> None:
     """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
 
     Args:

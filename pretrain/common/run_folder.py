@@ -113,12 +113,12 @@ def begin(output_dir: str | Path, stage: str) -> None:
     Raises:
         UserError: it is another stage's.
     """
-    refuse_other_stage(output_dir, stage)
+    check_stage_of(output_dir, stage)
     if not (Path(output_dir) / "stage.txt").is_file():
         atomic_write(Path(output_dir) / "stage.txt", f"{stage}\n")
 
 
-def refuse_other_stage(output_dir: str | Path, stage: str) -> None:
+def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raises UserError if the run folder belongs to another stage than ``stage``."""
     earlier = stage_of(output_dir)
     if earlier and earlier != stage:
@@ -246,7 +246,7 @@ def remove(path: str | Path) -> None:
         raise cannot_write(path, error, resume=True) from error
 
 
-def refuse_unwritable(path: str | Path) -> None:
+def check_writable(path: str | Path) -> None:
     """Checks that a file can be made at ``path``, with the folders above it; for a file that is written much later.
 
     Raises:

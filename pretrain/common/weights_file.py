@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .errors import UserError, first_line, one_line
 from .files import empty_or_text, existing_file, sha256
-from .foreign_names import nested
+from .key_renaming import nested
 from .run_folder import read_json
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it

@@ -13,7 +13,7 @@ from torchvision.models import ResNet
 
 from ..common import backbone_file, checkpoint, distributed
 from ..common.batch_split import slice_bounds
-from ..common.distributed import AgreedStop, gather_objects, on_every_rank, on_first_rank, refuse_disagreement
+from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..data import datasets, loader, views
@@ -54,7 +54,7 @@ def load_frozen(
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
         file = on_every_rank(lambda: backbone_file.read_backbone(path, encoder=cfg.LINEAR.ENCODER))
-        refuse_disagreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
+        check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
         if with_head:

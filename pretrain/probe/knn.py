@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop, on_every_rank, refuse_disagreement
+from ..common.distributed import AgreedStop, check_agreement, on_every_rank
 from ..common.interrupt import Stopped
 from ..data import datasets
 from ..model.encoder import build_backbone
@@ -69,7 +69,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
     data, reason = on_every_rank(load)
     if data is None:
         log(f"kNN will not be run: {reason}")
-    refuse_disagreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
+    check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     return data
 
 

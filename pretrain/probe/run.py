@@ -15,7 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from ..common import distributed
-from ..common.distributed import on_every_rank, on_first_rank, refuse_disagreement
+from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
 from .data import ProbeData, probe_data
@@ -44,7 +44,7 @@ class ProbeRun:
             UserError: bad data, or ranks that see different images.
         """
         data = on_every_rank(lambda: probe_data(self.cfg))
-        refuse_disagreement(on_every_rank(lambda: protocol(self.cfg, data=data)), "what the probe learns from")
+        check_agreement(on_every_rank(lambda: protocol(self.cfg, data=data)), "what the probe learns from")
         return data
 
     def start(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import refuse_other_stage
+from pretrain.common.run_folder import check_stage_of
 
 from .jobs import check_not_running, job_states
 from .launch_file import read_launch
@@ -157,7 +157,7 @@ def check_may_continue(spec: StageSpec, options: Options) -> None:
         UserError: it belongs to another stage, or to work of another config, other arguments or other weights.
     """
     folder = Path(spec.folder)
-    refuse_other_stage(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
+    check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
     _check_config(spec, options)

@@ -91,10 +91,10 @@ def _rank_0_decides() -> None:
     expected = OSError if distributed.rank() == 0 else UserError
     with pytest.raises(expected, match="the disk"):
         distributed.on_first_rank(fail)
-    distributed.refuse_disagreement((7, "abc"), "the checkpoint")
+    distributed.check_agreement((7, "abc"), "the checkpoint")
     mine = (7, "abc") if distributed.rank() == 0 else (6, "abc")
     with pytest.raises(UserError, match=r"the checkpoint differs .* \(7, 'abc'\) on rank 0, \(6, 'abc'\) on rank 1"):
-        distributed.refuse_disagreement(mine, "the checkpoint")
+        distributed.check_agreement(mine, "the checkpoint")
 
 
 def _average_gradients() -> None:
@@ -119,7 +119,7 @@ def test_ranks_agree_on_results_errors_and_gradients():
 def test_a_single_process_decides_for_itself():
     assert distributed.on_first_rank(lambda: 5) == distributed.on_every_rank(lambda: 5) == 5
     assert distributed.gather_objects(3) == [3]
-    distributed.refuse_disagreement(object(), "anything")
+    distributed.check_agreement(object(), "anything")
     module = torch.nn.Linear(1, 1)
     assert distributed.data_parallel(module, torch.device("cpu")) is module
 

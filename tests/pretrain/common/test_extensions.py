@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.common import extensions
 from tools.launcher.options import Options

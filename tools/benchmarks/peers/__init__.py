@@ -39,7 +39,7 @@ from typing import Any
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json, refuse_unwritable, write_json
+from pretrain.common.run_folder import check_writable, read_json, write_json
 from tools import make_data
 from tools.benchmarks.machine import about
 from tools.reporting.seeds import mean_and_interval
@@ -76,7 +76,7 @@ def peers(args: argparse.Namespace) -> None:
     if args.images < 128:
         raise UserError(f"--images is {args.images}; it must be at least 128: the first batch of 64 is not timed")
     if args.json:
-        refuse_unwritable(args.json)
+        check_writable(args.json)
     result: dict[str, Any] = {"environment": about(found, args.threads)}
     with tempfile.TemporaryDirectory() as folder:
         for setting, title in _SETTINGS.items():

@@ -62,11 +62,11 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
         UserError: an unknown option; the nearest known one is named.
     """
     args, words = parser.parse_known_args(argv)
-    refuse_options(words, parser)
+    check_options(words, parser)
     return args, words
 
 
-def refuse_options(words: Sequence[str], parser: argparse.ArgumentParser, command: str = "") -> None:
+def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command: str = "") -> None:
     """Refuses a word that looks like an option: it is none of the parser's, and no key either.
 
     Raises:

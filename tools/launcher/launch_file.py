@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import socket
@@ -79,20 +78,3 @@ def record(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: 
         )
     except UserError as error:  # too late to refuse: the job is submitted
         warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")
-
-
-def note_end(folder: Path, logs: Path, by: str) -> None:
-    """Records in launch.json who ended the job that logs to ``logs``: a process that is killed cannot record it."""
-    path = folder / "launch" / "launch.json"
-    with contextlib.suppress(UserError):  # on a full disk the job must still end
-        data = read_json(path)
-        jobs = [{**job, "ended_by": by} if Path(job["logs"]).name == logs.name else job for job in data["jobs"]]
-        write_json(path, {**data, "jobs": jobs})
-
-
-def ended_by(folder: Path, logs: Path) -> str:
-    """Who ended the job that logs to ``logs`` (see `note_end`); empty: nobody did."""
-    with contextlib.suppress(UserError):
-        jobs = read_json(folder / "launch" / "launch.json")["jobs"]
-        return next((job.get("ended_by", "") for job in jobs if Path(job["logs"]).name == logs.name), "")
-    return ""

@@ -17,10 +17,10 @@ from typing import Any
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import start_of
-from pretrain.common.run_folder import usable_cores, write_json
+from pretrain.common.run_folder import atomic_write, usable_cores, write_json
 
 from .job import STOPPED, rank_environment
-from .launch_file import ended_by, new_log_folder, note_end, record
+from .launch_file import new_log_folder, record
 from .options import Options, visible_gpus
 from .ranks import mark_failed, stem
 from .spec import ROOT, StageSpec
@@ -141,6 +141,19 @@ def kill(processes: Mapping[str, str]) -> None:
     deadline = time.monotonic() + _END_S
     while _alive(processes) and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def note_end(folder: Path, logs: Path, by: str) -> None:
+    """Records who ended the job that logs to ``logs``: a process that is killed cannot record it."""
+    with contextlib.suppress(UserError):  # on a full disk the job must still end
+        atomic_write(folder / "launch" / logs.name / "ended_by", by)
+
+
+def ended_by(folder: Path, logs: Path) -> str:
+    """Who ended the job that logs to ``logs`` (see `note_end`); empty: nobody did."""
+    with contextlib.suppress(OSError):
+        return (folder / "launch" / logs.name / "ended_by").read_text()
+    return ""
 
 
 def _alive(processes: Mapping[str, str]) -> list[int]:

@@ -23,8 +23,7 @@ from pretrain.common.errors import UserError
 
 from .job import LOCAL_STOP, hang_up, run_stage
 from .jobs import silent_end
-from .launch_file import ended_by, note_end
-from .local import LocalJob, log_paths
+from .local import LocalJob, ended_by, log_paths, note_end
 from .logs import Tail
 from .options import Options, visible_gpus
 from .ranks import attempts

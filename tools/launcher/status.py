@@ -19,6 +19,7 @@ from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 from pretrain.common.run_folder import FAILED, read_json, stage_of
 
+from . import local
 from .jobs import is_finished, job_states, silent_end
 from .launch_file import files_below, read_launch
 from .ranks import attempts
@@ -117,7 +118,7 @@ def summary(folder: Path, data: dict[str, Any], state: str) -> dict[str, Any]:
     elif state == "PENDING" and detail:
         reason = detail.strip("()")
     elif state not in _ALIVE:
-        state, reason = _outcome(state, complete, last, job.get("ended_by", ""), folder)
+        state, reason = _outcome(state, complete, last, local.ended_by(folder, Path(job["logs"])), folder)
         tries[-1:] = [{**last, "state": state}] if last else []
     stage = _blank(folder, data["spec"].get("stage", "?"), state.lower(), reason)
     return stage | {

@@ -50,7 +50,7 @@ class StageSpec:
         folder: the run folder, absolute.
         entry: ``"package.module:function"``; imported in the job, never pickled.
         config: resolved config as YAML text, the entry's first argument; empty: none. A transfer's entry gets the text
-            (Detectron2's keys, without those at their default), other entries the config that `pretrain.config` reads.
+            (Detectron2's keys), other entries the config that `pretrain.config` reads.
         args: further arguments.
         produces: a file that the stage leaves when it is complete, relative to ``folder``.
         one_process: runs in a single process, whatever the options are.
@@ -84,8 +84,7 @@ class StageSpec:
         """The processes that read images for each process of the stage."""
         if not self.config:
             return 0
-        loader = (yaml.safe_load(self.config) or {}).get("DATALOADER") or {}
-        return int(loader.get("NUM_WORKERS", 4))  # Detectron2's default, which the text of a transfer omits
+        return yaml.safe_load(self.config)["DATALOADER"]["NUM_WORKERS"]
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -197,21 +196,16 @@ class StageSpec:
         """The keys that are not at their default and may change the result."""
         if not self.config:
             return []
+        from pretrain import config
         from pretrain.common.config_io import flatten
+        from transfer.config import FREE_ANYWHERE
 
-        if self.stage == "transfer":
-            from transfer.config import FREE_ANYWHERE as free
-
-            changed = list(flatten(yaml.safe_load(self.config) or {}))
-        else:
-            from pretrain import config
-
-            free = config.FREE_ON_RESUME if self.stage == "pretrain" else config.FREE_ANYWHERE
-            defaults = _defaults(self.stage)
-            keys = flatten(config.from_yaml_text(self.config))
-            changed = [(key, value) for key, value in keys if value != defaults[key]]
+        free = {"transfer": FREE_ANYWHERE, "pretrain": config.FREE_ON_RESUME}.get(self.stage, config.FREE_ANYWHERE)
         others = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
-        return [(key, value) for key, value in changed if not key.startswith((*free, *others))]
+        defaults, keys = _defaults(self.stage), flatten(yaml.safe_load(self.config))
+        return [
+            (key, value) for key, value in keys if value != defaults.get(key) and not key.startswith((*free, *others))
+        ]
 
     def _placeless(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -273,4 +267,4 @@ def _defaults(stage: str) -> dict[str, Any]:
         from transfer.config import default_config
     else:
         from pretrain.config import default_config
-    return dict(flatten(default_config()))
+    return dict(flatten(yaml.safe_load(default_config().dump())))

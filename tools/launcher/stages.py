@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pretrain.common.errors import UserError, nearest
 
 from .spec import ENTRIES, ROOT, StageSpec, read_record
@@ -106,18 +104,16 @@ def transfer(
     Args:
         engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
     """
-    from pretrain.common.config_io import flatten
     from transfer.config import default_config, load_config
 
-    cfg, defaults = load_config(config_file, overrides), dict(flatten(default_config()))
-    own = "" if defaults["OUTPUT_DIR"] == cfg.OUTPUT_DIR else cfg.OUTPUT_DIR
+    cfg = load_config(config_file, overrides)
+    own = "" if default_config().OUTPUT_DIR == cfg.OUTPUT_DIR else cfg.OUTPUT_DIR
     output = _absolute(_override(overrides, "OUTPUT_DIR") or own or f"runs/{Path(config_file).stem}")
     output = str(Path(output) / "eval_only") if eval_only else output
-    changed = {key: value for key, value in flatten(cfg) if value != defaults.get(key) and key != "OUTPUT_DIR"}
     words = ["--eval-only" if eval_only else "--resume", "--engine", _engine(engine, output)]
     words += ["--visualize", str(visualize)] if visualize else []
     return StageSpec(
-        "transfer", output, ENTRIES["transfer"], config=_nested(changed), args=([*words, "OUTPUT_DIR", output],),
+        "transfer", output, ENTRIES["transfer"], config=cfg.dump(), args=([*words, "OUTPUT_DIR", output],),
         inputs=_weights(cfg),
     )  # fmt: skip
 
@@ -225,16 +221,6 @@ def _installed_engine() -> str:
         return "detectron2"
     print("Detectron2 is not installed; fine-tuning uses the torchvision engine", file=sys.stderr)
     return "torchvision"
-
-
-def _nested(flat: dict[str, Any]) -> str:
-    """YAML text of ``{"MODEL.MASK_ON": True}``."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *parts, leaf = key.split(".")
-        node = functools.reduce(lambda above, part: above.setdefault(part, {}), parts, tree)
-        node[leaf] = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(tree)
 
 
 def _label(run: str) -> str:

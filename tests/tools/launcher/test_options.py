@@ -108,10 +108,8 @@ def test_a_stage_has_options_of_its_own(tmp_path: Path):
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():
-    detector, pretraining = (spec(stage, config=text) for stage, text in
-                             (("transfer", "SEED: 1"), ("pretrain", "DATALOADER: {NUM_WORKERS: 8}")))  # fmt: skip
-    asked = Options(cluster="slurm")
-    assert [asked.fitting(one).cpus_per_task for one in (detector, pretraining, spec("report"))] == [5, 9, 1]
+    pretraining, asked = spec("pretrain", config="DATALOADER: {NUM_WORKERS: 8}"), Options(cluster="slurm")
+    assert [asked.fitting(one).cpus_per_task for one in (pretraining, spec("report"))] == [9, 1]
     assert replace(asked, cpus_per_task=6).fitting(pretraining).cpus_per_task == 6
     assert Options(cluster="local").fitting(pretraining).cpus_per_task is None
 

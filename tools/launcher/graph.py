@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +18,7 @@ from typing import Any
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim, start_of
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import read_json, write_json
 
 from . import checks
@@ -78,12 +76,8 @@ class Graph:
             specs[node.key] = replace(spec, inputs=inputs)
         object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))
 
-    def remember(self, options: Options, *, running: bool = False) -> None:
-        """`launch/<kind>.json`: the stages, for `report`, `status` and `resume`.
-
-        Args:
-            running: this process runs the stages one after the other; `cancel` finds it by the record's ``runner``.
-        """
+    def remember(self, options: Options) -> None:
+        """`launch/<kind>.json`: the stages, for `report`, `status` and `resume`."""
         if self.report is None:  # launch.json says it all
             return
         stages = [
@@ -91,11 +85,10 @@ class Graph:
              "produces": node.spec.produces, "fingerprint": node.spec.fingerprint(), "spec": node.spec.to_json()}
             for node in self.nodes
         ]  # fmt: skip
-        runner = {"host": socket.gethostname(), "pid": os.getpid(), "started": start_of(os.getpid())}
         write_json(
             Path(self.output) / "launch" / f"{self.kind}.json",
             {**self.facts, "facts": list(self.facts), "file": self.file, "output": self.output, "stages": stages,
-             "report": self.report.to_json(), "options": asdict(options), **({"runner": runner} if running else {})},
+             "report": self.report.to_json(), "options": asdict(options)},
         )  # fmt: skip
 
     @classmethod
@@ -133,8 +126,10 @@ def run(graph: Graph, options: Options) -> int:
     Raises:
         UserError: a stage cannot be started, or another process runs or submits the same graph; nothing was started.
     """
-    with claim(graph.output, graph.kind) if graph.report else contextlib.nullcontext():
-        return _submit_all(graph, options) if options.cluster == "slurm" else _run_here(graph, options)
+    is_slurm = options.cluster == "slurm"
+    work = f"submission of the {graph.kind}" if is_slurm else graph.kind  # by which `cancel` finds this process
+    with claim(graph.output, work) if graph.report else contextlib.nullcontext():
+        return _submit_all(graph, options) if is_slurm else _run_here(graph, options)
 
 
 def _run_here(graph: Graph, options: Options) -> int:
@@ -142,7 +137,7 @@ def _run_here(graph: Graph, options: Options) -> int:
     if not missing and graph.report is None:
         print(f"{graph.output} is already complete; move it away to run it again")
         return 0
-    graph.remember(options, running=True)
+    graph.remember(options)
     try:
         status = LocalRun(graph, options, missing).run()
         if graph.report:
@@ -151,8 +146,6 @@ def _run_here(graph: Graph, options: Options) -> int:
     except (Interrupted, interrupt.Stopped) as stop:
         print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
         return 130
-    finally:
-        graph.remember(options)
 
 
 def _submit_all(graph: Graph, options: Options) -> int:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.lock import start_of
-from pretrain.common.run_folder import read_json
+from pretrain.common.lock import holder
 
 from . import local, slurm
 from .launch_file import launch_files, read_launch
@@ -76,7 +75,8 @@ def cancel(folder: Path, now: bool = False) -> None:
     Raises:
         UserError: a job cannot be ended from this machine, or SLURM refuses; the other jobs are still ended.
     """
-    has_ended, problems = _end_runner(folder)
+    problems: list[str] = []
+    has_ended = _end_launcher(folder, problems)
     jobs: list[tuple[Path, dict[str, Any], bool]] = []  # with the run folder, and whether it is the folder's last
     for file in launch_files(folder, required=not has_ended):
         try:
@@ -106,27 +106,19 @@ def cancel(folder: Path, now: bool = False) -> None:
         print(f"nothing runs in {folder}")
 
 
-def _end_runner(folder: Path) -> tuple[bool, list[str]]:
-    """Ends the launcher that runs a pipeline or sweep on this machine: it would start the next stage."""
-    has_ended, problems = False, []
-    for kind in ("pipeline", "sweep"):
-        file = folder / "launch" / f"{kind}.json"
-        try:
-            runner = read_json(file).get("runner") if file.is_file() else None
-        except UserError as error:  # the stages' own records may be undamaged
-            problems.append(str(error))
-            continue
-        if not isinstance(runner, dict) or not isinstance(runner.get("pid"), int):
-            continue
-        if runner.get("host") != socket.gethostname():
-            what = f"process {runner['pid']} on {runner.get('host')} runs the {kind} in {folder}"
-            problems.append(_elsewhere(what, folder))
-        elif start_of(runner["pid"]) == runner.get("started"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(runner["pid"], signal.SIGTERM)
-                print(f"cancelled the {kind} in {folder} (process {runner['pid']})")
-                has_ended = True
-    return has_ended, problems
+def _end_launcher(folder: Path, problems: list[str]) -> bool:
+    """Ends the launcher that runs a pipeline here: it would start the next stage. False: there is none."""
+    owner = holder(folder)
+    if owner.get("work") not in ("pipeline", "sweep"):
+        return False
+    what = f"process {owner['pid']} on {owner['host']} runs the {owner['work']} in {folder}"
+    if owner["host"] != socket.gethostname():
+        problems.append(_elsewhere(what, folder))
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(owner["pid"], signal.SIGTERM)
+        print(f"cancelled: {what}")
+    return True
 
 
 def _elsewhere(what: str, folder: Path) -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.common.errors import UserError
-from pretrain.common.lock import start_of
 from tests.tools.launcher.helpers import programs
 from tools import launch
 from tools.launcher import jobs, status
@@ -175,29 +171,12 @@ def test_a_refused_scancel_is_one_line_and_the_others_are_cancelled(
     assert capsys.readouterr().out.count("cancelled slurm job") == 2
 
 
-def pipeline(folder: Path, **runner: object) -> Path:
-    (folder / "launch").mkdir(parents=True)
-    (folder / "launch" / "pipeline.json").write_text(json.dumps({"stages": [], "runner": runner}))
-    return folder
-
-
-def test_cancel_ends_the_process_that_would_start_the_next_stage(tmp_path: Path, capsys: pytest.CaptureFixture):
-    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
-    folder = pipeline(tmp_path, host=socket.gethostname(), pid=running.pid, started=start_of(running.pid))
-    jobs.cancel(folder)
-    assert running.wait(timeout=30) == -signal.SIGTERM
-    assert f"cancelled the pipeline in {folder} (process {running.pid})" in capsys.readouterr().out
-
-
-def test_cancel_spares_a_process_that_has_the_number_of_an_earlier_one(tmp_path: Path):
-    started(tmp_path / "stage", LOCAL)
-    jobs.cancel(pipeline(tmp_path, host=socket.gethostname(), pid=os.getpid(), started="1"))
-
-
 def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
     started(tmp_path / "stage", LOCAL)
+    owner = {"work": "pipeline", "host": "another-machine", "pid": 3, "place": "there", "job": ["", "0"]}
+    (tmp_path / ".owner.1.json").write_text(json.dumps(owner))
     with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
-        jobs.cancel(pipeline(tmp_path, host="another-machine", pid=3, started="1"))
+        jobs.cancel(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
@@ -210,15 +189,6 @@ def test_a_damaged_launch_json_is_one_line(tmp_path: Path, command: str, text: s
     assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match="damaged"):
         refuse_if_running(tmp_path / "run")
-
-
-def test_a_damaged_pipeline_json_does_not_keep_its_stages_from_being_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "launch").mkdir()
-    (tmp_path / "launch/pipeline.json").write_text("[]")
-    found, problems = jobs._end_runner(tmp_path)
-    assert not found and len(problems) == 1 and "holds a JSON list, not an object" in problems[0]
 
 
 def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture):

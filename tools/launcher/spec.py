@@ -84,7 +84,7 @@ class StageSpec:
         """The processes that read images for each process of the stage."""
         if not self.config:
             return 0
-        return yaml.safe_load(self.config)["DATALOADER"]["NUM_WORKERS"]
+        return _parsed(self.config)["DATALOADER"]["NUM_WORKERS"]
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -202,7 +202,7 @@ class StageSpec:
 
         free = {"transfer": FREE_ANYWHERE, "pretrain": config.FREE_ON_RESUME}.get(self.stage, config.FREE_ANYWHERE)
         others = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
-        defaults, keys = _defaults(self.stage), flatten(yaml.safe_load(self.config))
+        defaults, keys = _defaults(self.stage), flatten(_parsed(self.config))
         return [
             (key, value) for key, value in keys if value != defaults.get(key) and not key.startswith((*free, *others))
         ]
@@ -267,4 +267,10 @@ def _defaults(stage: str) -> dict[str, Any]:
         from transfer.config import default_config
     else:
         from pretrain.config import default_config
-    return dict(flatten(yaml.safe_load(default_config().dump())))
+    return dict(flatten(_parsed(default_config().dump())))
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(text: str) -> dict[str, Any]:
+    """A config from its YAML text; a pipeline asks for the same ones again and again."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from pretrain.common import loggers
@@ -141,8 +142,9 @@ def _check_owner(record: Path) -> None:
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
     loggers.wanted()
-    graph = single(what) if isinstance(what, StageSpec) else what
+    if isinstance(what, StageSpec):
+        what, options = single(what), replace(options, parallel=None)  # it shares nothing
     if args.dry_run:
-        show(graph, options)
+        show(what, options)
         return 0
-    return run(graph, options)
+    return run(what, options)

@@ -36,7 +36,7 @@ from tools.launcher import options
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
-    _refuse_unknown_command(parser, words)
+    _check_command(parser, words)
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return getattr(commands, args.command)(args) or 0
 
 
-def _refuse_unknown_command(parser: argparse.ArgumentParser, words: list[str]) -> None:
+def _check_command(parser: argparse.ArgumentParser, words: list[str]) -> None:
     """argparse would list all commands, without the nearest."""
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     if words[:1] == ["--help-keys"]:

@@ -125,7 +125,7 @@ class Options:
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("sbatch")}
+        given = {option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("sbatch")}
         given["gpus_per_node"] = self.gpus_per_node
         return {
             **{name: value for name, value in given.items() if value},
@@ -145,18 +145,18 @@ class Options:
         return replace(options, nodes=1, gpus=min(1, options.gpus_per_node) if spec.gpu else 0, tasks=1)
 
     def of_stage(self, stage: str) -> Options:
-        own = self.stages.get(stage, {})
-        return replace(self, **{**own, "sbatch": {**self.sbatch, **own.get("sbatch", {})}})
+        of_stage = self.stages.get(stage, {})
+        return replace(self, **{**of_stage, "sbatch": {**self.sbatch, **of_stage.get("sbatch", {})}})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each field of `Options`, and --cluster-file."""
     everywhere = parser.add_argument_group("resources")
     slurm = parser.add_argument_group("SLURM", "those without a description are sbatch's options of the same name")
-    for one in fields(Options):
-        if "argument" in one.metadata:
-            group = slurm if one.name in _SLURM_ONLY else everywhere
-            group.add_argument(flag(one.name), **one.metadata["argument"])
+    for option in fields(Options):
+        if "argument" in option.metadata:
+            group = slurm if option.name in _SLURM_ONLY else everywhere
+            group.add_argument(flag(option.name), **option.metadata["argument"])
     everywhere.add_argument(
         "--cluster-file",
         default="",

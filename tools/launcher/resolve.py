@@ -17,7 +17,7 @@ from pretrain.common.errors import UserError, nearest
 from . import slurm
 from .options import CLUSTERS, STAGES, Options, flag, parse_minutes, visible_gpus
 
-_NUMBERS = tuple(one.name for one in fields(Options) if "least" in one.metadata)
+_NUMBERS = tuple(option.name for option in fields(Options) if "least" in option.metadata)
 
 # Options that the launcher itself gives to sbatch; for some of them it has options of its own.
 _SET_BY_LAUNCHER = (
@@ -28,7 +28,7 @@ _SET_BY_LAUNCHER = (
 
 def from_arguments(args: argparse.Namespace) -> Options:
     """The options of a command line and of the site file."""
-    return resolve({one.name: getattr(args, one.name, None) for one in fields(Options)}, args.cluster_file)
+    return resolve({option.name: getattr(args, option.name, None) for option in fields(Options)}, args.cluster_file)
 
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
@@ -59,8 +59,8 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
                     f"--{name} is for SLURM jobs; on this machine set the shell up first, and limit the time by "
                     "timeout(1), whose SIGTERM stops the stage after a checkpoint"
                 )
-    for one in (options, *(options.of_stage(stage) for stage in options.stages)):
-        _check(one)
+    for option in (options, *(options.of_stage(stage) for stage in options.stages)):
+        _check(option)
     return options
 
 
@@ -87,7 +87,7 @@ def _read_site(path: Path) -> dict[str, Any]:
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    known = [one.name for one in fields(Options) if "argument" in one.metadata]
+    known = [option.name for option in fields(Options) if "argument" in option.metadata]
     if not isinstance(loaded, dict):
         raise UserError(f"{path} must hold 'key: value' lines; known keys: {', '.join(known)}, stages")
     stages = loaded.pop("stages", {})
@@ -132,16 +132,16 @@ def _check(options: Options) -> None:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
     texts: list[tuple[str, Any]] = [("setup", line) for line in options.setup]
     texts += [("sbatch", text) for text in options.sbatch.values()]
-    for one in fields(options):
-        value, least = getattr(options, one.name), one.metadata.get("least")
+    for option in fields(options):
+        value, least = getattr(options, option.name), option.metadata.get("least")
         if least is not None and value is not None and (not isinstance(value, int) or value < least):
-            raise UserError(f"{flag(one.name)} is {value!r}; it must be a whole number, at least {least}")
-        if isinstance(one.default, str):
-            texts.append((one.name, value))
+            raise UserError(f"{flag(option.name)} is {value!r}; it must be a whole number, at least {least}")
+        if isinstance(option.default, str):
+            texts.append((option.name, value))
     for name, text in texts:
         if not text.isprintable():
             raise UserError(f"--{name} holds a line break or a control character ({text!r}), and sbatch reads one line")
-    ours = {one.name.replace("_", "-") for one in fields(options) if one.metadata.get("sbatch")}
+    ours = {option.name.replace("_", "-") for option in fields(options) if option.metadata.get("sbatch")}
     for key in options.sbatch:
         if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
             raise UserError(f"--sbatch {key!r} is not an option of sbatch; write reservation=NAME, or exclusive")

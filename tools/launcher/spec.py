@@ -212,9 +212,9 @@ class StageSpec:
             root = re.escape(self.root or self.folder)
             return self.inputs.get(value) or re.sub(rf"{root}(?=[/:]|$)", ".", value)
         if isinstance(value, (list, tuple)):
-            return [self._placeless(one) for one in value]
+            return [self._placeless(item) for item in value]
         if isinstance(value, dict):
-            return {key: self._placeless(one) for key, one in value.items()}
+            return {key: self._placeless(item) for key, item in value.items()}
         return value
 
 
@@ -243,12 +243,12 @@ def content_of(weights: str) -> str:
     """
     path = Path(weights)
     if os.path.isdir(path):  # pathlib's raise where the name is too long
-        found = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
-        if len(found) > 1:  # which is the newest good one is in the files; reading them takes torch
+        checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
+        if len(checkpoints) > 1:  # which is the newest good one is in the files; reading them takes torch
             from transfer.convert import find_source
 
-            found = [find_source(path, warn=lambda _: None)]
-        path = found[0] if found else path
+            checkpoints = [find_source(path, warn=lambda _: None)]
+        path = checkpoints[0] if checkpoints else path
     if not os.path.isfile(path):
         return ""
     stat = path.stat()

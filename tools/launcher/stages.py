@@ -173,14 +173,14 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
         try:
             merge_file(cfg, config_file)
         except UserError:
-            _refuse_fine_tuning(config_file)
+            _check_no_fine_tuning(config_file)
             raise
     merge_overrides(cfg, overrides)
     validate(cfg)
     return cfg
 
 
-def _refuse_fine_tuning(config_file: str | Path) -> None:
+def _check_no_fine_tuning(config_file: str | Path) -> None:
     """Names the command for a config that only fits fine-tuning."""
     from transfer.config import load_config
 

@@ -42,10 +42,10 @@ def follow(folder: Path, as_json: bool) -> None:
         if sys.stdout.isatty() and not as_json:
             print("\x1b[H\x1b[2J", end="")  # to the top of an empty screen
         _show(stages, as_json)
-        active = [one for one in stages if one["state"] in _ACTIVE]
+        active = [entry for entry in stages if entry["state"] in _ACTIVE]
         if not active:
             return
-        time.sleep(_INTERVAL_S[any(one["job"].get("cluster") == "slurm" for one in active)])
+        time.sleep(_INTERVAL_S[any(entry["job"].get("cluster") == "slurm" for entry in active)])
 
 
 def print_status(folder: Path, as_json: bool = False) -> None:
@@ -78,25 +78,25 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             records[file.parents[1]] = error
     jobs = {place: record["jobs"][-1] for place, record in records.items() if isinstance(record, dict)}
     states = dict(zip(jobs, job_states(list(jobs.values())), strict=True))
-    found: dict[Path, dict[str, Any]] = {}
+    entries: dict[Path, dict[str, Any]] = {}
     for stage_folder in dict.fromkeys([*planned, *records, *without_launcher]):
         record, plan = records.get(stage_folder), planned.get(stage_folder, {})
         if isinstance(record, UserError):
-            one = _blank(stage_folder, plan.get("stage", "?"), "damaged", str(record))
+            entry = _blank(stage_folder, plan.get("stage", "?"), "damaged", str(record))
         elif record is None and stage_folder in without_launcher:
-            one = _without_launcher(stage_folder)
+            entry = _without_launcher(stage_folder)
         elif record is None:
             is_done = os.path.isfile(stage_folder / "launch" / "complete.json")  # without a job: --cluster debug
-            one = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
+            entry = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
         else:
-            one = summary(stage_folder, record, states[stage_folder])
-        found[stage_folder] = one | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}
-    done = {one["key"] for one in found.values() if one["state"] == "done"}
-    for stage_folder, one in found.items():
+            entry = summary(stage_folder, record, states[stage_folder])
+        entries[stage_folder] = entry | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}
+    done = {entry["key"] for entry in entries.values() if entry["state"] == "done"}
+    for stage_folder, entry in entries.items():
         parents = planned.get(stage_folder, {}).get("parents", [])
-        if one["state"] in ("not started", "pending"):
-            one["waits_for"] = [parent for parent in parents if parent not in done]
-    return list(found.values())
+        if entry["state"] in ("not started", "pending"):
+            entry["waits_for"] = [parent for parent in parents if parent not in done]
+    return list(entries.values())
 
 
 def summary(folder: Path, data: dict[str, Any], state: str) -> dict[str, Any]:
@@ -190,29 +190,29 @@ def _blank(folder: Path, stage: str, state: str, reason: str = "") -> dict[str, 
 
 
 def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
-    damaged = [one["reason"] for one in stages if one["state"] == "damaged"]
+    damaged = [entry["reason"] for entry in stages if entry["state"] == "damaged"]
     if as_json:
         print(json.dumps(stages, indent=2, default=str))
     else:
-        rows = [row for one in stages for row in _rows(one)]
-        notes = [note for one in stages if one["state"] != "damaged" for note in _notes(one)]
+        rows = [row for entry in stages for row in _rows(entry)]
+        notes = [note for entry in stages if entry["state"] != "damaged" for note in _notes(entry)]
         head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
         print(printable("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes])))
     if damaged:
         raise UserError("; ".join(damaged))
 
 
-def _rows(one: dict[str, Any]) -> Iterator[list[str]]:
+def _rows(entry: dict[str, Any]) -> Iterator[list[str]]:
     """A line per attempt."""
-    job, tries = one["job"], one["attempts"] or [{}]
+    job, tries = entry["job"], entry["attempts"] or [{}]
     for tried in tries:
-        stage = [one["stage"], one["state"], f"{job['cluster']} {job['id']}" if job else ""]
+        stage = [entry["stage"], entry["state"], f"{job['cluster']} {job['id']}" if job else ""]
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
         ended = ": ".join(filter(None, [tried.get("state"), _short(tried.get("reason", ""))]))
         is_last = tried is tries[-1]
         yield [
             *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
-            tried.get("host", ""), ended, one["progress"] if is_last else "", str(one["folder"]) if is_last else "",
+            tried.get("host", ""), ended, entry["progress"] if is_last else "", str(entry["folder"]) if is_last else "",
         ]  # fmt: skip
 
 
@@ -221,12 +221,12 @@ def _short(reason: str) -> str:
     return reason if len(reason) <= _LONGEST_IN_TABLE else ""
 
 
-def _notes(one: dict[str, Any]) -> Iterator[str]:
-    failure, shown = one["failure"], {_short(tried.get("reason", "")) for tried in one["attempts"]}
-    for reason in dict.fromkeys([*(tried.get("reason", "") for tried in one["attempts"]), one["reason"]]):
+def _notes(entry: dict[str, Any]) -> Iterator[str]:
+    failure, shown = entry["failure"], {_short(tried.get("reason", "")) for tried in entry["attempts"]}
+    for reason in dict.fromkeys([*(tried.get("reason", "") for tried in entry["attempts"]), entry["reason"]]):
         if reason not in ("", failure.get("error"), *shown):
-            yield f"{one['folder']}: {reason}"
-    if one["waits_for"]:
-        yield f"{one['folder']}: waits for {', '.join(one['waits_for'])}"
+            yield f"{entry['folder']}: {reason}"
+    if entry["waits_for"]:
+        yield f"{entry['folder']}: waits for {', '.join(entry['waits_for'])}"
     if failure:
-        yield f"{one['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}"
+        yield f"{entry['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}"

@@ -62,7 +62,7 @@ def test_a_pretraining_of_two_tables_is_one_and_detectors_start_from_what_the_ro
     trained = [key for key in coco if coco[key].stage == "transfer"]
     assert len(trained) == 15 and not [key for key in coco if "linear" in key]
     for key in (name for name in trained if name.startswith("supervised_msra/")):
-        assert "supervised_msra/backbone.pth" in coco[key].config and "FORMAT" not in coco[key].config  # BGR
+        assert "supervised_msra/backbone.pth" in coco[key].config and "FORMAT: BGR" in coco[key].config
     assert coco["supervised_msra/convert"].args[0][0].endswith("weights/R-50.pkl")
     trained = [key for key in voc if voc[key].stage == "transfer"]
     starts = {key.split("/")[0] for key in trained}

@@ -58,7 +58,7 @@ def torchvision_stages(
     resnet = getattr(torchvision.models, arch)(weights=None)
     resnet.fc = nn.Identity()
     kernel = state["conv1.weight"].shape[-1]  # 3 in the CIFAR stem
-    resnet.conv1 = nn.Conv2d(3, 64, kernel, 2, kernel // 2, bias=False)
+    resnet.conv1 = nn.Conv2d(3, resnet.conv1.out_channels, kernel, 2, kernel // 2, bias=False)
     for block in resnet.modules():
         if isinstance(block, Bottleneck) and stride_in_1x1:
             block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride

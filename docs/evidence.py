@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,17 @@ from typing import Any
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
 from tools.benchmarks.machine import processor
-from tools.reporting.document import grid
-from tools.reporting.seeds import Study, by_branch, difference_table, figure, read_study, table
+from tools.reporting.document import Table, grid
+from tools.reporting.groups import (
+    Study,
+    digits_of,
+    figure,
+    mean_and_interval,
+    paired_differences,
+    read_study,
+    table,
+    with_interval,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = ROOT / "docs" / "evidence"
@@ -79,6 +88,33 @@ def up_to_date(page: str) -> str:
         return f"{match[1]}{' '.join(shown.notes)}\n\n{grid(shown)}\n{match[4]}"
 
     return _MARKED.sub(section, page)
+
+
+def by_branch(study: Study) -> Study:
+    """The study with branches and scores exchanged, so that `difference_table` compares two scores of each branch."""
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for score, branches in study.scores.items():
+        for branch, seeds in branches.items():
+            scores.setdefault(branch, {})[score] = seeds
+    return Study(study.name, "", study.seeds, scores)
+
+
+def difference_table(study: Study, pairs: Iterable[tuple[str, str]]) -> Table:
+    """A row per pair of branches and a column per score: first minus second, bold if its interval excludes zero."""
+    rows = []
+    for first, second in pairs:
+        row = [f"{first} - {second}"]
+        for branches in study.scores.values():
+            values = paired_differences(branches.get(first, {}), branches.get(second, {}))
+            text = with_interval(values, digits_of(branches), "+") if values else "-"
+            mean, half = mean_and_interval(values) if values else (0.0, None)
+            row.append(f"**{text}**" if half is not None and abs(mean) > half else text)
+        rows.append(row)
+    note = (
+        f"Mean difference ± 95% interval (Student's t) of runs of the same seed, over seeds {', '.join(study.seeds)}. "
+        "Bold: zero is outside the interval."
+    )
+    return Table(study.name, [note], ["", *study.scores], rows)
 
 
 def load(name: str) -> Study:

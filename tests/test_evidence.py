@@ -11,9 +11,9 @@ from scipy.stats import ttest_rel
 
 from docs import evidence
 from pretrain.common.errors import UserError
-from tests.tools.reporting.test_seeds import study_in
+from tests.tools.reporting.test_groups import study_in
 from tools.reporting.document import grid
-from tools.reporting.seeds import read_study, table
+from tools.reporting.groups import read_study, table
 
 PAGE = evidence.ROOT / "docs" / "evidence.md"
 _GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # along the runs of tcl.yaml, not a study

@@ -5,7 +5,7 @@
 
 Scores share a table only if they are of the same data, and a column only if their protocol is the same. The protocol of
 a detector is the part of its config that changes the result, and the engine with its version. An .html file is one page
-that needs nothing else; it adds curves and, for each AP, what it was made from and with.
+that needs nothing else; it adds curves, and what each run was made from and with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.lock import claim  # noqa: E402
 from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
-from tools.reporting import labels, published, seeds, spread, sweeps  # noqa: E402
+from tools.reporting import groups, samples  # noqa: E402
 from tools.reporting.document import Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
@@ -92,7 +92,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
     tables = [
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
-        *labels.tables(detections), *published.tables(rows, detections), *spread.tables(found),
+        *samples.shares(detections), *samples.published(rows, detections), *samples.similarities(found),
     ]  # fmt: skip
     pipelines = [plan for plan in found.plans if not plan.is_sweep]
     drawn = draw(pipelines, detections, Path(pictures_beside)) if pictures_beside else Pictures()
@@ -108,9 +108,9 @@ def _plan_tables(found: Found) -> Iterable[Table]:
     for plan in found.plans:
         try:
             if plan.is_sweep:
-                yield sweeps.table(sweeps.read_sweep(plan.folder))
-            elif (study := seeds.read_study(plan.folder)) and study.scores:
-                yield seeds.table(study)
+                yield groups.sweep_table(plan.folder)[0]
+            elif (study := groups.read_study(plan.folder)) and study.scores:
+                yield groups.table(study)
         except UserError as error:
             found.unread.append(str(error))
 

@@ -72,7 +72,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
     file = str(Path(path).absolute())
     if is_sweep:
         facts = _vary(plan, folder, path)
-        report = stages.report(folder, "tools.reporting.sweeps:draw", [str(folder)], "sweep.md")
+        report = stages.report(folder, "tools.reporting.groups:draw", [str(folder)], "sweep.md")
         return Graph("sweep", str(folder), _nodes(plan, folder, path), report, file, facts)
     words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
     report = stages.report(folder, "tools.report:main", [words], "report.md")

@@ -31,7 +31,7 @@ ENTRIES = {
     "transfer": "tools.launcher.stages:fine_tune",
     "data": "tools.make_data:main",
 }
-_REPORTS = ("tools.report:main", "tools.reporting.sweeps:draw")
+_REPORTS = ("tools.report:main", "tools.reporting.groups:draw")
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
 # Prefixes of keys with which a stage may go on; "": its own check compares the config.
 _MAY_CHANGE = {

@@ -42,7 +42,7 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import check_writable, read_json, write_json
 from tools import make_data
 from tools.benchmarks.machine import about
-from tools.reporting.seeds import mean_and_interval
+from tools.reporting.groups import mean_and_interval
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
 

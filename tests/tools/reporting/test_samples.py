@@ -39,9 +39,9 @@ def test_a_row_per_initialization_and_a_column_per_share(runs: Path) -> None:
     part = text.partition(TABLE)[2]
     assert "mean and 95% interval (Student's t) over folds" in part
     assert cells(part, "initialization") == ["initialization", "1%", "10%"]
-    assert cells(part, "random") == ["random", "6.5 ± 19.1 [2]", "21.0 ± 12.7 [2]"]  # t 12.706, standard error 1
+    assert cells(part, "random") == ["random", "6.5 ± 19.1 [n 2]", "21.0 ± 12.7 [n 2]"]  # t 12.706, standard error 1
     (jcl,) = [line for line in part.splitlines() if line.startswith("| jcl, imagenet, 200 ")]
-    assert "9.5 ± 6.4 [2]" in jcl and jcl.rstrip(" |").endswith("-")
+    assert "9.5 ± 6.4 [n 2]" in jcl and jcl.rstrip(" |").endswith("-")
 
 
 def test_the_figure_has_a_line_per_initialization(runs: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_figure_has_a_line_per_initialization(runs: Path) -> None:
     assert table.figure
     (axes,) = table.figure().axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [row[0] for row in table.rows]
-    assert axes.get_xscale() == "log" and [tick.get_text() for tick in axes.get_xticklabels()] == ["1%", "10%"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1%", "10%"]
 
 
 def test_other_configs_and_schedules_are_not_averaged(runs: Path) -> None:
@@ -59,7 +59,7 @@ def test_other_configs_and_schedules_are_not_averaged(runs: Path) -> None:
     trained(runs / "longer", "1", 0, 90.0, "SOLVER.MAX_ITER", "90000")
     part = render([runs]).partition(TABLE)[2]
     assert "jcl, imagenet, 200 (config 2)" in part
-    assert "30.0 [1]" in part and "9.5 ± 6.4 [2]" in part and "90.0" not in part.partition("\n## ")[0]
+    assert " 30.0 |" in part and "9.5 ± 6.4 [n 2]" in part and "90.0" not in part.partition("\n## ")[0]
     assert "another schedule: 1." in part
 
 

@@ -1,0 +1,271 @@
+"""Groups of runs: the mean of each and its 95% interval (Student's t), as tables and figures.
+
+A group is a branch of a pipeline or a setting of a sweep over its seeds; `samples` has the groups that no file names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import atomic_write, read_json
+
+from . import papers
+from .document import Table, grid
+from .tables import TASK_NAMES
+
+_PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
+_SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
+_SCORES = {"top1": "top-1 of the linear probe", "knn_top1": "kNN top-1 after pretraining"}  # of a sweep
+_COLUMNS = 4  # panels beside one another
+Samples = dict[str, list[float]]  # seed, fold or checkpoint -> the scores of its runs, which count by their mean
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and half the width of its 95% interval (Student's t); None for a single value."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    from scipy.stats import sem, t  # slow to import
+
+    return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
+
+
+def with_interval(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
+    """``44.1 ± 2.0``, or ``44.1`` of a single value; ``sign`` is + to show one, or empty."""
+    mean, half = mean_and_interval(values)
+    return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+
+
+def counted(samples: Samples, digits: int = 1) -> str:
+    """``44.1 ± 2.0 [n 3]``; ``-`` for none."""
+    values = [fmean(of_sample) for of_sample in samples.values()]
+    return f"{with_interval(values, digits)}{f' [n {len(values)}]' if len(values) > 1 else ''}" if values else "-"
+
+
+# A pipeline over seeds
+
+
+@dataclass(frozen=True)
+class Study:
+    """Scores of a pipeline with SEEDS.
+
+    Attributes:
+        baseline: the branch that others are compared with; empty: none.
+        seeds: all that the file names, done or not.
+        scores: score's name -> branch -> seed -> value.
+        folders: the run folders that gave a score.
+    """
+
+    name: str
+    baseline: str
+    seeds: list[str]
+    scores: dict[str, dict[str, dict[str, float]]]
+    folders: list[Path] = field(default_factory=list)
+
+
+def read_study(folder: Path) -> Study | None:
+    """The scores of the pipeline in ``folder`` that are there; None if it is no pipeline with SEEDS.
+
+    Raises:
+        UserError: launch/pipeline.json or a results.json is damaged.
+    """
+    file = folder / "launch" / "pipeline.json"
+    data = read_json(file) if file.is_file() else {}
+    if "branches" not in data:
+        return None
+    try:
+        owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
+        keys = [stage["key"] for stage in data["stages"]]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{file} does not name its branches; start its pipeline again to rewrite it") from error
+    study = Study(folder.name, str(data.get("baseline", "")), list(dict.fromkeys(s for _, s in owners.values())), {})
+    for key in keys:
+        name, _, stage = key.partition("/")
+        results = folder / key / "results.json"
+        if name not in owners or not results.is_file():
+            continue
+        branch, seed = owners[name]
+        try:
+            scores = dict(_scores(stage, read_json(results)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{results} is not what a {stage} stage writes ({error!r}); run it again") from error
+        study.folders.extend([results.parent] if scores else [])
+        for column, value in scores.items():
+            study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
+    kinds = [*_PROBES.values(), *_SIMILARITY.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
+    for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
+        study.scores[column] = study.scores.pop(column)
+    return study
+
+
+def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    """The scores in a results.json, by the names that they have in a table."""
+    stage, metrics = results.get("stage"), results.get("metrics", {})
+    if stage in _PROBES:
+        yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
+    elif stage == "distributions":
+        (similarity,) = results["runs"].values()
+        yield from ((name, float(similarity[key])) for key, name in _SIMILARITY.items())
+    elif stage == "transfer":
+        for task, name in TASK_NAMES.items():
+            if isinstance(value := metrics.get(task, {}).get("AP"), (int, float)):
+                yield f"{folder} {name} AP", float(value)
+
+
+def paired_differences(ours: Mapping[str, float], base: Mapping[str, float]) -> list[float]:
+    """Ours minus the baseline's, for each seed that both have."""
+    return [ours[seed] - base[seed] for seed in ours if seed in base]
+
+
+def table(study: Study, columns: Iterable[str] = ()) -> Table:
+    """A row per branch and a column per score (``columns``, or all of them)."""
+    shown = list(columns) or list(study.scores)
+    names = dict.fromkeys(name for column in shown for name in study.scores[column])
+    rows = [[name, *(_cell(study, column, name) for column in shown)] for name in names]
+    if len(study.seeds) == 1:
+        text = f"Seed {study.seeds[0]} alone, so without an interval"
+    else:
+        text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
+    if study.baseline:
+        text += f"; in parentheses, the difference from {study.baseline} with the same seed, and its interval"
+    counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
+    text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
+    return Table(study.name, [text], ["", *shown], rows, lambda: figure(study))
+
+
+def _cell(study: Study, column: str, name: str) -> str:
+    branches, baseline = study.scores[column], study.baseline
+    if name not in branches:
+        return "-"
+    digits = digits_of(branches)
+    text = with_interval(list(branches[name].values()), digits)
+    if len(branches[name]) < len(study.seeds):
+        text += f" [n {len(branches[name])}]"
+    differences = paired_differences(branches[name], branches.get(baseline, {}))
+    if name != baseline and differences:
+        text += f" ({with_interval(differences, digits, '+')})"
+    return text
+
+
+def digits_of(branches: Mapping[str, Mapping[str, float]]) -> int:
+    """Decimals that show a score: one for percents and AP, four significant digits of what is smaller than 1."""
+    largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
+    return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
+
+
+def figure(study: Study) -> Any:
+    """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
+    columns = min(_COLUMNS, len(study.scores))
+    rows = -(-len(study.scores) // columns)
+    drawn = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
+    panels = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
+        for place, name in enumerate(names):
+            values = list(branches.get(name, {}).values())
+            if values:
+                mean, half = mean_and_interval(values)
+                panel.plot(values, [place] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
+                panel.errorbar(mean, place, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
+        if study.baseline in branches:
+            panel.axvline(fmean(branches[study.baseline].values()), color="tab:gray", lw=0.8, ls=":")
+        panel.set_title(score, fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    for panel in panels[len(study.scores) :]:
+        panel.set_visible(False)
+    return drawn
+
+
+# A sweep
+
+
+def draw(folder: str) -> Path:
+    """Writes sweep.md and sweep.png of the points of a sweep that are done; the others are named."""
+    (shown, absent), target = sweep_table(Path(folder)), Path(folder) / "sweep.md"
+    text = "\n".join([grid(shown), "", *absent]).rstrip()
+    atomic_write(target, text + "\n")
+    print(text)
+    if shown.figure:
+        shown.figure().savefig(target.with_suffix(".png"), dpi=150)
+    return target
+
+
+def sweep_table(folder: Path) -> tuple[Table, list[str]]:
+    """A row per setting: mean and 95% interval over seeds, beside the paper's number; and a line per absent point.
+
+    Raises:
+        UserError: launch/sweep.json is damaged.
+    """
+    record = folder / "launch" / "sweep.json"
+    data = read_json(record)
+    try:
+        score, points = str(data["score"]), list(data["points"])
+        keys = list(dict.fromkeys(key for point in points for key in point["setting"]))
+        places = [(point["name"], point["setting"], str(point["seed"]), Path(point["folder"]).name) for point in points]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{record} is no record of a sweep; run the sweep's command again") from error
+    groups: dict[tuple[str, ...], Samples] = {}
+    published: dict[tuple[str, ...], float | None] = {}
+    absent: list[str] = []
+    for name, setting, seed, stage in places:
+        run = folder / name / stage  # beside the record, wherever the sweep is now
+        try:
+            metrics = read_json(run / "results.json").get("metrics", {}) if (run / "results.json").is_file() else {}
+            value = float(metrics[score])
+        except (KeyError, TypeError, ValueError, UserError) as error:  # a damaged file must not cost the other points
+            absent.append(f"not done: {name}" + (f" ({error})" if isinstance(error, UserError) else ""))
+            continue
+        cells = tuple(str(setting.get(key, "-")) for key in keys)
+        groups.setdefault(cells, {}).setdefault(seed, []).append(value)
+        if cells not in published:
+            published[cells] = _published(run / "config.yaml") if score == "top1" else None
+    is_compared = any(published.values())
+    rows = []
+    for cells, samples in groups.items():
+        rows.append([*cells, counted(samples, 2)])
+        if is_compared:
+            paper, ours = published[cells], fmean(fmean(values) for values in samples.values())
+            rows[-1] += ["-", "-"] if paper is None else [f"{paper:.2f}", f"{ours - paper:+.2f}"]
+    by_first: dict[str, dict[str, Samples]] = {}
+    for (first, *others), samples in groups.items():
+        by_first.setdefault(", ".join(others), {})[first] = samples
+    head = [*keys, score, *(["paper", "difference"] if is_compared else [])]
+    drawn = (lambda: lines(keys[0], f"{score} (%)", by_first)) if groups else None
+    note = f"Score: {_SCORES.get(score, score)}, in percent; mean ± 95% interval (Student's t) over seeds."
+    return Table(f"Sweep {folder.name}", [note], head, rows, drawn), absent
+
+
+def _published(config_file: Path) -> float | None:
+    """The paper's number for the recipe and probe in a linear probe's ``config_file``; None if it cannot be read."""
+    from pretrain.config import from_yaml_text
+
+    try:
+        return papers.published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
+    except (OSError, UnicodeDecodeError, UserError):  # the scores are shown all the same
+        return None
+
+
+def lines(x: str, y: str, scores: Mapping[str, Mapping[str, Samples]]) -> Any:
+    """A line per name: the mean of each value of ``x``, and its 95% interval."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6, 4), layout="constrained")
+    axes = drawn.add_subplot(xlabel=x, ylabel=y)
+    for name, line in scores.items():
+        groups = [mean_and_interval([fmean(values) for values in samples.values()]) for samples in line.values()]
+        means, halves = zip(*groups, strict=True)
+        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=name)
+    if len(scores) > 1:
+        axes.legend()
+    return drawn

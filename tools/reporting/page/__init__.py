@@ -25,12 +25,11 @@ _FOLDED = 12  # lines of an appendix; more are folded
 
 @dataclass(frozen=True)
 class _Shown:
-    """A table as the template needs it: which columns hold numbers, and the picture below it or why there is none."""
+    """A table as the template needs it: which columns hold numbers, and the picture below it, as SVG."""
 
     table: Table
     numeric: list[bool]
     picture: str
-    problem: str
 
 
 def page(report: Report) -> str:
@@ -49,8 +48,7 @@ def page(report: Report) -> str:
         tables=[_shown(table) for table in report.tables],
         groups=curves.groups(report),
         pictures=[(picture, _uri("image/png", picture.file.read_bytes())) for picture in report.pictures],
-        provenance=[_shown(table) for table in provenance.tables(report)],
-        chains=provenance.chains(report),
+        provenance=_shown(provenance.table(report)),
         lists=report.lists,
         long=_LONG,
         folded=_FOLDED,
@@ -84,13 +82,7 @@ def _described(plan: Plan) -> str:
 def _shown(table: Table) -> _Shown:
     columns: Sequence[Sequence[str]] = list(zip(*table.rows, strict=True)) or [[] for _ in table.head]
     numeric = [all(cell == "-" or _NUMBER.match(cell) for cell in column) for column in columns]
-    picture, problem = "", ""
-    if table.figure:
-        try:
-            picture = charts.svg(table.figure)
-        except (KeyError, OSError, TypeError, ValueError) as error:  # its points lie in a file of their own
-            problem = f"The picture cannot be drawn: {error}"
-    return _Shown(table, numeric, picture, problem)
+    return _Shown(table, numeric, charts.svg(table.figure) if table.figure else "")
 
 
 def _uri(kind: str, content: bytes) -> str:

@@ -85,7 +85,7 @@ def test_unequal_protocols_never_share_a_column(tmp_path: Path):
         "kNN top-1 (k 200, image size 64, resize 73)",
     ]
     assert [cells(text, name)[2:] for name in "abc"] == [["51.0", "-", "-"], ["-", "70.2", "-"], ["-", "-", "55.0"]]
-    assert "- kNN: temperature 0.07, amp none, train digits, " in text
+    assert "- kNN: temperature 0.07, max images 100000, amp none, on corrupt error, train digits, " in text
 
 
 def test_the_heading_names_what_was_scored(tmp_path: Path):

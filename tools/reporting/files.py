@@ -32,7 +32,7 @@ class Plan:
     """A pipeline or sweep.
 
     Attributes:
-        file: that it was started from; empty if an earlier version did not record it.
+        file: that it was started from.
         stages: run folder -> key, ``jcl/mask``.
         not_done: a line per stage.
     """

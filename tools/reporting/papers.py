@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config_io import flatten, merge_file
+from pretrain.probe.protocol import protocol
 
-from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, as_recorded, probe_protocol
+from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, probe_protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
@@ -159,7 +160,7 @@ def _probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict
 
 
 def _linear_protocol(cfg: CfgNode) -> tuple[str, dict[str, Any]]:
-    return probe_protocol("linear", as_recorded("linear", cfg), cfg.LINEAR.ENCODER)
+    return probe_protocol("linear", protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
     for branch, run in branches.items():
         try:
             if run.predictions is None:
-                raise UserError(f"{run.folder / 'results.json'} does not name their file; an earlier version wrote it")
+                raise UserError(f"{run.folder / 'results.json'} does not name their file")
             columns[branch] = visualize.read_predictions(run.predictions, images)
         except UserError as error:
             made.unread.append(f"the predictions of {branch} are not in the picture of {title}: {error}")

@@ -10,10 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from pretrain.common.config_io import flatten, parse_yaml
-from pretrain.probe.protocol import protocol
 from transfer.config import FREE_ANYWHERE, OWN, keys
 
 from .files import Run
@@ -87,7 +84,7 @@ class Detection:
         headline: the main points of the protocol: detector, engine, schedule, heads, data.
         protocol: the whole of it.
         evaluated_only: by --eval-only; the detector was trained elsewhere.
-        predictions: their file; None if an earlier version wrote the results, which did not record it.
+        predictions: their file; None if none was recorded.
     """
 
     folder: Path
@@ -117,8 +114,7 @@ def parse(run: Run) -> list[Item]:
     if stage in _KINDS:
         source, metrics = dict(run.results["source"]), run.results["metrics"]
         scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
-        recorded = _recorded(_KINDS[stage], run, "protocol")
-        protocol = probe_protocol(_KINDS[stage], recorded, source.get("encoder") or "query")
+        protocol = probe_protocol(_KINDS[stage], run.results["protocol"], source.get("encoder") or "query")
         return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), source.get("step"), *protocol)]
     if stage == "transfer":
         return list(_detections(run))
@@ -182,13 +178,6 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
     return str(recorded["val"]), {**kept, "encoder": encoder}
 
 
-def as_recorded(kind: str, cfg: CfgNode) -> dict[str, Any]:
-    """What a probe under ``cfg`` records of its protocol in results.json."""
-    recorded = protocol(cfg, next(stage for stage, name in _KINDS.items() if name == kind))
-    # Earlier versions did not record these two.
-    return {key: value for key, value in recorded.items() if key not in ("max_images", "on_corrupt")}
-
-
 def differing(protocols: Sequence[Protocol]) -> list[str]:
     """The names whose values are not the same in all of ``protocols``."""
     names = dict.fromkeys(name for protocol in protocols for name in protocol)
@@ -206,24 +195,9 @@ def _pretraining(run: Run) -> Pretraining:
     origin = replace(_origin(done, dict(flatten(run.config))), sha256=_text(results.get("checkpoint_sha256")))
     if "knn_top1" in results["metrics"]:
         scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
-        protocol = probe_protocol("kNN", _recorded("kNN", run, "knn_protocol"))
+        protocol = probe_protocol("kNN", results["knn_protocol"])
         probe = Probe(run.folder, "kNN", scores, origin, steps, *protocol)
     return Pretraining(run.folder, origin, steps, probe)
-
-
-def _recorded(kind: str, run: Run, key: str) -> Mapping[str, Any]:
-    """The protocol in results.json, or from config.yaml: results of an earlier version lack it.
-
-    Raises:
-        ValueError: neither has it, so that the score cannot be compared.
-    """
-    recorded = run.results.get(key, {})
-    if "val" in recorded:
-        return recorded
-    try:
-        return as_recorded(kind, CfgNode(run.config))
-    except AttributeError as error:
-        raise ValueError("neither it nor config.yaml records the protocol of its score") from error
 
 
 def _detections(run: Run) -> Iterable[Detection]:

@@ -95,7 +95,7 @@ def test_results_that_do_not_name_their_predictions_cost_their_column_only(folde
     path.write_text(json.dumps({key: v for key, v in json.loads(path.read_text()).items() if key != "predictions"}))
     text, (picture,) = rendered([folder], folder / "report.md")
     (line,) = not_read(text)
-    assert line.endswith(f"{path} does not name their file; an earlier version wrote it")
+    assert line.endswith(f"{path} does not name their file")
     assert len(columns_of(picture)) == 3
 
 

@@ -108,10 +108,11 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("trainer", "detection", 20, "an iteration of the Detectron2 engine and of Detectron2's trainer")
     sub.add_argument("--config-file", required=True, help="its DATASETS.TRAIN must exist")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
-    sub = command("peers", "peers", 5, "MoCo v2 here and in other libraries: images/s, CPU seconds, memory, kNN")
+    sub = command(
+        "peers", "peers", 5, "MoCo v2 here and in other libraries: images per CPU second, memory, kNN, on one core"
+    )
     sub.add_argument("--images", type=int, default=2048, help="JPEGs to load (2048)")
     sub.add_argument("--epochs", type=int, default=10, help="of training (10)")
-    sub.add_argument("--threads", type=int, default=1, help="per process (1)")
     sub.add_argument("--json", default="", metavar="FILE", help="also write all numbers to this file")
     return parser
 

@@ -1,6 +1,6 @@
 """This project's pretraining beside other libraries': MoCo v2 of the same JPEGs, in turn.
 
-Two settings, each measured run in a process of its own:
+Two settings, each measured run in a process of its own, which is pinned to one core with its workers:
 
 - ``loading``, which the loader bounds: one epoch of two MoCo v2 views of 224 pixels from 500 x 375 JPEGs, read by one
   worker process, up to normalized float32 batches. The first batch, for which the worker starts, is not in the rate.
@@ -55,8 +55,8 @@ _SETTINGS = {
 }
 # What is measured: heading, digits, and whether our distance to a peer is a ratio or a difference.
 _COLUMNS = {
+    "images_per_cpu_second": ("images per CPU s", 1, "ratio"),
     "images_per_second": ("images/s", 1, "ratio"),
-    "cpu_seconds": ("CPU s", 1, "ratio"),
     "peak_mib": ("peak MiB", 0, "ratio"),
     "knn_top1": ("kNN top-1", 2, "difference"),
 }
@@ -77,7 +77,7 @@ def peers(args: argparse.Namespace) -> None:
         raise UserError(f"--images is {args.images}; it must be at least 128: the first batch of 64 is not timed")
     if args.json:
         check_writable(args.json)
-    result: dict[str, Any] = {"environment": about(found, args.threads)}
+    result: dict[str, Any] = {"environment": about(found, 1)}
     with tempfile.TemporaryDirectory() as folder:
         for setting, title in _SETTINGS.items():
             data = Path(folder, setting)
@@ -89,7 +89,7 @@ def peers(args: argparse.Namespace) -> None:
             title = f"{setting}: {title.format(images=args.images, epochs=args.epochs)}"
             ratios = {name: ours_to_peer(runs[OURS], runs[name]) for name in found}
             result[setting] = {"setting": title, "runs": runs, "ours_to_peer": ratios}
-            print(f"{title}; rounds: {args.rounds}, threads per process: {args.threads}\n\n{table(runs, ratios)}\n")
+            print(f"{title}; rounds: {args.rounds}, on one core\n\n{table(runs, ratios)}\n")
             if args.json:
                 write_json(args.json, result)
 
@@ -100,15 +100,15 @@ def _rounds(setting: str, sides: list[str], data: Path, args: argparse.Namespace
     for number in range(1, args.rounds + 1):
         for name in sides if number % 2 else sides[::-1]:
             request = {"setting": setting, "side": name, "data": str(data), "seed": number, "epochs": args.epochs}
-            runs[name].append(_measured(request, args.threads))
+            runs[name].append(_measured(request))
             print(f"{setting}, round {number}, {name}: {json.dumps(runs[name][-1])}", file=sys.stderr)
     return runs
 
 
-def _measured(request: dict[str, Any], threads: int) -> dict[str, float]:
+def _measured(request: dict[str, Any]) -> dict[str, float]:
     """What one run measured, in a new process with a working folder of its own."""
     path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-W", "ignore", "-m", "tools.benchmarks.peers.run"]
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder, "request.json"), request)

@@ -32,14 +32,12 @@ class Plan:
     """A pipeline or sweep.
 
     Attributes:
-        file: that it was started from.
         stages: run folder -> key, ``jcl/mask``.
         not_done: a line per stage.
     """
 
     folder: Path
     is_sweep: bool
-    file: str
     stages: dict[Path, str]
     not_done: list[str]
 
@@ -79,13 +77,13 @@ def find(folders: Sequence[Path]) -> Found:
         results |= dict.fromkeys(path for path in found_here if "launch" not in path.relative_to(folder).parts)
     for path in graphs:
         try:
-            file, stages = _stages(path)
+            stages = _stages(path)
         except UserError as error:
             found.unread.append(str(error))
             continue
         order += stages
         keys = {folder: stage["key"] for folder, stage in stages.items()}
-        plan = Plan(path.parents[1], path.name == "sweep.json", file, keys, list(_not_done(stages)))
+        plan = Plan(path.parents[1], path.name == "sweep.json", keys, list(_not_done(stages)))
         found.plans.append(plan)
     position = {folder: place for place, folder in enumerate(order)}
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
@@ -118,8 +116,8 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _stages(path: Path) -> tuple[str, dict[Path, dict[str, Any]]]:
-    """The plan's file, and run folder -> stage, as launch/pipeline.json or launch/sweep.json has them.
+def _stages(path: Path) -> dict[Path, dict[str, Any]]:
+    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json has them.
 
     They are found wherever the plan's folder is now.
 
@@ -128,15 +126,14 @@ def _stages(path: Path) -> tuple[str, dict[Path, dict[str, Any]]]:
     """
     stages: dict[Path, dict[str, Any]] = {}
     try:
-        content = read_json(path)
-        for stage in content["stages"]:
+        for stage in read_json(path)["stages"]:
             if not all(isinstance(stage[word], str) for word in ("key", "folder", "produces", "fingerprint")):
                 raise TypeError
             beside = path.parents[1] / stage["key"]
             stages[beside if beside.is_dir() else Path(stage["folder"])] = stage | {"parents": list(stage["parents"])}
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} lists no stages; start its pipeline or sweep again to rewrite it") from error
-    return str(content.get("file") or ""), stages
+    return stages
 
 
 def _not_done(stages: dict[Path, dict[str, Any]]) -> Iterable[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,10 @@ from pretrain.common.errors import printable
 
 from .. import charts, curves, provenance
 from ..document import Report, Table
-from ..files import Plan, short_names
 
 _FOLDER = Path(__file__).parent
 _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 _LONG = 40  # characters of a cell that may break into lines
-_FOLDED = 12  # lines of an appendix; more are folded
 
 
 @dataclass(frozen=True)
@@ -44,39 +42,14 @@ def page(report: Report) -> str:
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        compared=list(_compared(report)),
         tables=[_shown(table) for table in report.tables],
         groups=curves.groups(report),
         pictures=[(picture, _uri("image/png", picture.file.read_bytes())) for picture in report.pictures],
         provenance=_shown(provenance.table(report)),
         lists=report.lists,
         long=_LONG,
-        folded=_FOLDED,
     )
     return printable(text)
-
-
-def _compared(report: Report) -> Iterable[tuple[str, str]]:
-    """Name and description of each pipeline and sweep, and of the runs that belong to none."""
-    planned: set[Path] = set()
-    for plan in report.found.plans:
-        planned |= set(plan.stages)
-        yield plan.folder.name, _described(plan)
-    others = [run.folder for run in report.found.runs if run.folder not in planned]
-    if others:
-        yield f"{len(others)} single run{'s' if len(others) > 1 else ''}", ", ".join(short_names(others).values())
-
-
-def _described(plan: Plan) -> str:
-    branches = dict.fromkeys(key.partition("/")[0].partition("_seed=")[0] for key in plan.stages.values() if "/" in key)
-    seeds = dict.fromkeys(
-        seed for key in plan.stages.values() if (seed := key.partition("_seed=")[2].partition("/")[0])
-    )
-    named = [name for name in branches if name != "data"]
-    words = [f"{'sweep' if plan.is_sweep else 'pipeline'} {Path(plan.file).name}".strip(), ", ".join(named)]
-    words += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"] if seeds else []
-    done = len(plan.stages) - len(plan.not_done)
-    return "; ".join([*(word for word in words if word), f"{done} of {len(plan.stages)} stages done"])
 
 
 def _shown(table: Table) -> _Shown:

@@ -10,6 +10,7 @@ import pytest
 
 from pretrain.config import load_config
 from pretrain.train import main as pretrain
+from tests import tiny
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine import engine
@@ -50,8 +51,9 @@ def knn(images: Path, output: Path, *more: str) -> float:
     ]))["metrics"]["knn_top1"]  # fmt: skip
 
 
-def test_pretraining_learns(tiny_resnet18: None, tints: Path, tmp_path: Path) -> None:
+def test_pretraining_learns(tints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """160 steps each. kNN of seeds 0, 1, 2: random 23.1, 16.9, 26.6; MoCo v2 76.3, 71.6, 78.1; JCL 87.5, 75.0, 82.5."""
+    tiny.use(monkeypatch)
     random = knn(tints, tmp_path / "random", "SOLVER.MAX_STEPS", "1", "SOLVER.BASE_LR", "0.0")
     jcl = ("METHOD.NAME", "jcl", "METHOD.NUM_KEYS", "3", "METHOD.JCL_LAMBDA", "1.0")
     scores = {"mocov2": knn(tints, tmp_path / "mocov2"), "jcl": knn(tints, tmp_path / "jcl", *jcl)}

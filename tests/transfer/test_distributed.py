@@ -20,11 +20,3 @@ def test_batch_norm_is_pooled_over_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     distributed.pool_batch_norm([norm])
     assert torch.allclose(norm.running_mean, torch.full((3,), 2.0))
     assert torch.allclose(norm.running_var, torch.full((3,), 3.0 + 1.0))  # mean of variances, variance of means
-
-
-def test_progress_of_batches_is_logged_every_10_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, lines = iter([0.0, 1.0, 12.0, 13.0, 24.0, 0.0, 60.0]), []
-    monkeypatch.setattr("transfer.distributed.time.perf_counter", lambda: next(clock))
-    assert list(distributed.reported("abcd", 4, "precise BN", lines.append)) == list("abcd")
-    assert lines == ["precise BN: 1 / 4 batches, 36 s left", "precise BN: 3 / 4 batches, 8 s left"]
-    assert list(distributed.reported("a", 1, "slow start", lines.append)) == ["a"] and len(lines) == 2

@@ -85,14 +85,6 @@ def test_a_file_is_downloaded_once_and_recorded(server: Server, backbone: Path) 
     assert server.asked == ["/zoo/a.pth"]
 
 
-def test_the_same_path_on_another_host_is_another_file(server: Server, tmp_path: Path) -> None:
-    first = weights_file(offer(server, "/a.pth", Path(__file__)))
-    (tmp_path / "other").write_text("other")
-    offer(server, "/a.pth", tmp_path / "other")
-    assert Path(weights_file(server.address("/a.pth", host="localhost"))).read_text() == "other"
-    assert Path(first).read_bytes() == Path(__file__).read_bytes()
-
-
 @pytest.mark.detectron2
 def test_detectron2s_addresses(server: Server, backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from detectron2.utils import file_io

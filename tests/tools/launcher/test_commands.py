@@ -14,7 +14,7 @@ from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, TINY
 from tests.tools.launcher.test_jobs import LOCAL
 from tools import launch
-from tools.launcher import resolve, stages
+from tools.launcher import stages
 from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
@@ -106,29 +106,6 @@ def test_a_damaged_record_is_one_line(name: str, record: Any):
     with pytest.raises(UserError) as raised:
         launch.main(["resume", "x"])
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
-
-
-def test_options_of_another_kind_are_one_line():
-    for options in ({**asdict(Options()), "partition": 3}, {**asdict(Options()), "gpus": "8"}, {"cluster": "cloud"}):
-        with pytest.raises(UserError):
-            resolve.from_record({"options": options}, Path("x"))
-
-
-@pytest.mark.parametrize("command", ["pipeline", "linear", "convert", "transfer", "status", "resume", "report"])
-def test_a_symlink_loop_is_one_line(command: str):
-    Path("loop").symlink_to("loop")
-    words = {"convert": ["loop", "out.pth"], "transfer": ["--config-file", "loop"]}.get(command, ["loop"])
-    with pytest.raises(UserError) as raised:
-        launch.main([command, *words])
-    assert "\n" not in str(raised.value)
-
-
-def test_a_symlink_loop_as_output_is_one_line():
-    Path("loop").symlink_to("loop")
-    Path("p.yaml").write_text("BRANCHES: {random: {WEIGHTS: random}}\n")
-    for folder in ("loop", "loop/below"):
-        with pytest.raises(UserError):
-            launch.main(["pipeline", "p.yaml", "--output", folder, "--cluster", "local", "--gpus", "0"])
 
 
 SIDE_BY_SIDE = "--cluster local --parallel 2 --cpus-per-task 1"

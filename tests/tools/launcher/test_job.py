@@ -134,12 +134,6 @@ def test_a_full_disk_does_not_keep_a_job_from_being_requeued(tmp_path: Path, cap
     assert env.requeued == ["without submitit's file"] and "No space left on device" in capsys.readouterr().err
 
 
-def test_the_signal_is_submitits(tmp_path: Path):
-    env = Environment(signal.SIGUSR1)
-    assert stop(env, tmp_path, signal.SIGUSR1) == 0
-    assert env.requeued == ["by submitit"]
-
-
 def test_each_attempt_has_a_port_of_its_own():
     ports = [int(job.rank_environment(0, 1, 0, 1, "a", f"7.{attempt}")["MASTER_PORT"]) for attempt in (0, 1, 2, 0)]
     assert len(set(ports)) == 3 and ports[0] == ports[3] and all(20000 <= port < 32000 for port in ports)

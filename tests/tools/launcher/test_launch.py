@@ -13,19 +13,6 @@ from tools import launch
 from tools.launcher import stages
 
 
-@pytest.mark.parametrize("command", ["pretrain", "linear", "knn", "embedding", "distributions", "transfer"])
-def test_help_shows_that_overrides_follow(command: str, capsys: pytest.CaptureFixture):
-    with pytest.raises(SystemExit):
-        launch.main([command, "--help"])
-    shown = capsys.readouterr().out
-    assert shown.split("\n\n")[0].endswith("[KEY VALUE ...]")
-    places = [shown.index(title) for title in ("\noptions:", "\nconfig keys:\n  KEY VALUE", "\nresources:", "\nSLURM:")]
-    assert places == sorted(places) and places[-1] < shown.index("\n  --partition")
-    with pytest.raises(SystemExit):
-        launch.main(["convert", "--help"])
-    assert "KEY VALUE ..." not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -59,15 +46,6 @@ def test_a_users_mistake_is_one_line(words: list[str], message: str):
     with pytest.raises(UserError, match=message) as raised:
         launch.main(words)
     assert "\n" not in str(raised.value)
-
-
-def test_a_run_folder_that_cannot_be_made_is_one_line(tmp_path: Path, images: Path):
-    (tmp_path / "file").write_text("a file")
-    data = [f"DATA.TRAIN=folder:{images}", "SOLVER.IMS_PER_BATCH=8"]
-    words = ["pretrain", "--method", "jcl", "--cluster", "local", "--gpus", "0", *data, "OUTPUT_DIR"]
-    for place in ("file", "file/run"):
-        with pytest.raises(UserError, match=r"cannot write .*: (File exists|Not a directory); choose another folder$"):
-            launch.main([*words, str(tmp_path / place)])
 
 
 @pytest.mark.parametrize(

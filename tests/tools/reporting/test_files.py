@@ -61,12 +61,6 @@ def test_a_report_of_nothing_that_can_be_read_fails(tmp_path: Path, capsys: pyte
     assert report.main([str(tmp_path)]) == 0
 
 
-def test_runs_may_lie_below_a_folder_named_as_the_launchers(tmp_path: Path):
-    write(tmp_path / "launch/a", detector())
-    write(tmp_path / "launch/a/launch/20260101-000000-abcdef/code/b", detector())
-    assert render([tmp_path / "launch"]).count("| a ") == 1
-
-
 def test_nothing_to_report_is_said(tmp_path: Path):
     with pytest.raises(UserError, match=r"no results.json in"):
         render([tmp_path])

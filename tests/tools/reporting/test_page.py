@@ -24,7 +24,6 @@ from tests.tools.reporting.runs import (
 from tests.tools.reporting.runs import pretrain as pretrained
 from tests.transfer import tiny_coco
 from tools import report
-from tools.reporting.charts import Line, line_chart, looks
 
 ATTACK = "<img src=x onerror=window.hacked=1>"
 NUMBERS = {"random": 9.0, "mocov2": 44.1, "jcl": 10.0}  # as text, "9.0" would be the largest
@@ -126,13 +125,6 @@ def test_it_is_one_file(source: str, written: tuple[Path, Path]):
     assert "url(" not in source and "@import" not in source and "http://" not in source
 
 
-def test_the_same_points_give_the_same_bytes():
-    lines = [Line("jcl", [1, 2], [0.5, 0.25]), Line("$x_$", [1, 2], [0.5, 0.75])]
-    one, two = (line_chart("loss", lines, looks(["jcl", "$x_$"])) for _ in range(2))
-    assert one == two != line_chart("loss", lines[:1], looks(["jcl", "$x_$"]))
-    assert ">loss</text>" in one and "currentColor" in one and "<clipPath" in one
-
-
 def test_each_run_has_its_origin_machine_and_hours(runs: Path, source: str):
     rows = [[*texts(row, "th"), *texts(row, "td")] for row in re.findall(r"<tr>(.*?)</tr>", source, re.DOTALL)]
     shown = {row[0]: row[1:] for row in rows if len(row) == 9}
@@ -194,37 +186,3 @@ def test_in_a_browser_nothing_is_broken_or_too_wide(shown: Any):
     ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
     links = shown.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
     assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)
-
-
-def test_a_heading_sorts_by_keyboard(shown: Any):
-    table = shown.locator("section", has=shown.get_by_role("heading", name=re.compile("^Mask R-CNN"))).first
-    column = table.locator("thead th", has_text=re.compile("^box AP75")).first
-    head = [text.strip("↕ ") for text in table.locator("thead th").all_inner_texts()]
-    place = head.index("box AP")
-
-    def values() -> list[str]:
-        return table.locator(f"tbody tr > :nth-child({place + 1})").all_inner_texts()
-
-    assert values() == ["9.0", "44.1", "10.0"] and column.get_attribute("aria-sort") is None
-    heading = table.locator("thead th").nth(place)
-    before = table.locator("thead th").nth(place - 1).get_by_role("button")
-    before.focus()
-    shown.keyboard.press("Tab")  # to the next heading
-    shown.keyboard.press("Enter")
-    assert values() == ["9.0", "10.0", "44.1"] and heading.get_attribute("aria-sort") == "ascending"
-    shown.keyboard.press("Enter")
-    assert values() == ["44.1", "10.0", "9.0"] and heading.get_attribute("aria-sort") == "descending"
-    shown.keyboard.press("Shift+Tab")
-    shown.keyboard.press("Space")
-    assert heading.get_attribute("aria-sort") is None
-
-
-def test_what_there_is_not_is_last_in_both_orders(shown: Any):
-    table = shown.locator("section", has=shown.get_by_role("heading", name="Provenance")).locator("table").first
-    heading = table.locator("thead th", has_text="hours")
-    for order in ("ascending", "descending"):
-        heading.get_by_role("button").press("Enter")
-        hours = table.locator("tbody td:nth-child(4)").all_inner_texts()
-        numbers = [float(one) for one in hours if one != "-"]
-        assert numbers == sorted(numbers, reverse=order == "descending") and len(set(numbers)) > 1
-        assert hours == [*hours[: len(numbers)], *["-"] * (len(hours) - len(numbers))] and hours[-1] == "-"

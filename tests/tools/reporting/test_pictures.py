@@ -90,15 +90,6 @@ def test_a_damaged_file_costs_its_column_only(folder: Path, content: str | None)
     assert cells(text, "jcl/mask")[2] == "38.0" and len(columns_of(picture)) == 3
 
 
-def test_results_that_do_not_name_their_predictions_cost_their_column_only(folder: Path):
-    path = folder / "random/mask/results.json"
-    path.write_text(json.dumps({key: v for key, v in json.loads(path.read_text()).items() if key != "predictions"}))
-    text, (picture,) = rendered([folder], folder / "report.md")
-    (line,) = not_read(text)
-    assert line.endswith(f"{path} does not name their file")
-    assert len(columns_of(picture)) == 3
-
-
 @pytest.mark.parametrize("lost", ["annotations.json", "1.png", "", "report_mask.png"])
 def test_a_picture_that_cannot_be_made_is_one_line(folder: Path, lost: str):
     data = folder.parent / "data"
@@ -113,15 +104,6 @@ def test_a_picture_that_cannot_be_made_is_one_line(folder: Path, lost: str):
     assert line.startswith("- the predictions of mask are not drawn: ") and lost in line
     assert not pictures and "![" not in text
     assert [cells(text, f"{branch}/mask")[2] for branch in BRANCHES] == ["38.0"] * 3
-
-
-def test_one_branch_is_no_comparison(folder: Path):
-    for branch in BRANCHES[1:]:
-        (folder / branch / "mask/results.json").unlink()
-    text, pictures = rendered([folder], folder / "report.md")
-    assert not pictures and "picture" not in text
-    predictions_of(folder, "random").unlink()
-    assert "## Not read" not in rendered([folder], folder / "report.md")[0]
 
 
 def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):

@@ -257,7 +257,8 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
         raise UserError(f"{where} must hold 'KEY: value' lines; known keys: {', '.join(defaults)}")
     for key, value in loaded.items():
         if key not in defaults:
-            raise UserError(f"unknown key {key} in {where}{nearest(str(key), defaults)}")
+            known = nearest(str(key), defaults) or f"; the keys are {', '.join(defaults)}"
+            raise UserError(f"unknown key {key} in {where}{known}")
         if not isinstance(value, type(defaults[key])) and not (
             isinstance(defaults[key], list) and isinstance(value, str)
         ):

@@ -61,9 +61,9 @@ def test_pretraining_learns(tints: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_detector_learns(tmp_path: Path) -> None:
-    """Six images, 150 iterations, a fixed seed."""
+    """Six images, a fixed seed: AP50 88.8. After 150 iterations: 80.3, SEED 2 27.9, with the lowest torch below 50."""
     name = tiny_coco.write(tmp_path / "data")
-    keys = {"SOLVER__MAX_ITER": 150, "SOLVER__STEPS": (120,), "SOLVER__BASE_LR": 0.02, "SEED": 1}
+    keys = {"SOLVER__MAX_ITER": 250, "SOLVER__STEPS": (200,), "SOLVER__BASE_LR": 0.02, "SEED": 1}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     (metrics,) = train.run(engine, cfg, weights=read_weights(cfg.MODEL.WEIGHTS)).values()
-    assert metrics["bbox"]["AP50"] > 50, metrics  # 80 measured
+    assert metrics["bbox"]["AP50"] > 50, metrics

@@ -50,7 +50,7 @@ def tiny_resnet18() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _loggers_are_as_imported() -> None:
     """A run in an earlier test of this process leaves its log file in them, and keeps their messages from pytest."""
-    for name in ("pretrain", "transfer"):
+    for name in ("pretrain", "transfer", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)
         logger.propagate = True
         for handler in list(logger.handlers):

@@ -24,6 +24,7 @@ from .errors import UserError
 from .run_folder import cannot_write, make_folder
 
 _TOUCH_PERIOD_S, _DEAD_AFTER_S = 10.0, 90.0  # a file server may show a touch 60 s late
+_NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
 
 
 @contextlib.contextmanager
@@ -67,6 +68,9 @@ def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
     while True:
         dead = _owners(folder, of)
         for path, owner in dead.items():
+            while not owner and not _is_dead(path, owner):  # about to write its name, or killed before that
+                time.sleep(0.1)
+                dead[path] = owner = _read(path)
             if not _is_dead(path, owner):
                 job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
                 raise UserError(
@@ -136,6 +140,6 @@ def _is_dead(path: Path, owner: dict[str, Any]) -> bool:
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as file:
         now = os.fstat(file.fileno()).st_mtime  # by the file server's clock, as it dates the touches
     try:
-        return now - path.stat().st_mtime > _DEAD_AFTER_S
+        return now - path.stat().st_mtime > (_DEAD_AFTER_S if owner else _NAMELESS_AFTER_S)
     except OSError as error:
         return isinstance(error, FileNotFoundError)

@@ -57,7 +57,7 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
     theirs.merge_from_other_cfg(ours)
-    register(name)
+    register(name, keypoints=kind == "keypoint")
     return ours, theirs
 
 
@@ -134,7 +134,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     other.eval()
     records, info = data.load_coco(ours.DATASETS.TEST[0])
     mapper = build_mapper(ours, False, info.flip)
-    for record in [mapper(r, None) for r in records[:3]]:
+    for record in [mapper(records[i], None) for i in range(3)]:
         with torch.no_grad():
             mine = to_coco(own([record])[0], record, list(range(len(info.category_ids))))
             yours = instances_to_coco_json(other([record])[0]["instances"], record["image_id"])

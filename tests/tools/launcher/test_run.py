@@ -87,8 +87,9 @@ class Attached:
             "sys.exit(run_alone(spec, Options(cluster='local', gpus=0)))"
         )
         self._process = subprocess.Popen(
-            [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True
-        )
+            [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
+        )  # fmt: skip
         assert self._process.stderr is not None
         self._stderr = self._process.stderr
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 # What a stage is usually followed by.
 _NEXT = {
-    "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth\n"
-    "or:   python tools/launch.py knn {folder}",
+    "pretrain": "next: python tools/convert_to_d2.py {folder} weights/{name}.pth",
     "transfer": "next: python tools/launch.py report {folder}",
 }
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pretrain.common.config_io import get
+from pretrain.common.errors import UserError
 from pretrain.config import default_config
 from pretrain.methods import METHODS, Objective, common
+from pretrain.methods.method import TEMPERATURE, Method
 from tests.pretrain.methods.draws import LABELS, SEEDS, TWO_VIEWS, batch_case, drawn, queue_case, unit
 
 ALL = sorted(METHODS)
@@ -188,3 +190,8 @@ def test_batch_shapes_that_disagree_raise(name: str):
     for inputs in wrong:
         with pytest.raises(ValueError, match=r"candidates \("):
             call(name, inputs, ORDINARY)
+
+
+def test_a_hyperparameter_that_the_objective_does_not_take_is_refused_when_it_is_registered():
+    with pytest.raises(UserError, match="moco takes no margin; give Method the keywords of q_ND, keys_MND, queue_DK"):
+        Method(METHODS["mocov2"].objective, "queue", {"margin": TEMPERATURE})

@@ -67,15 +67,9 @@ def queue_step(
             result = method(q_pD, keys_MnD[:, part.images], model.negatives.queue, step=step)
             if q_locations and key_locations and model.dense_negatives:  # METHOD.DENSE_WEIGHT
                 of_part = Locations(*(tensor[:, part.images] for tensor in key_locations))
-                dense_method = functools.partial(method, step=step)
-                result = with_dense(
-                    result,
-                    dense_method,
-                    q_locations,
-                    of_part,
-                    model.dense_negatives.queue,
-                    objective.dense_weight(step),
-                )
+                dense_method, queue_DK = functools.partial(method, step=step), model.dense_negatives.queue
+                weight = objective.dense_weight(step)
+                result = with_dense(result, dense_method, q_locations, of_part, queue_DK, weight)
             share = len(q_pD) / n
             scaler.scale(result.loss * share * _rank_weight(n, objective.batch_size)).backward()
         queries.append(q_pD.detach())

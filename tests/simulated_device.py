@@ -159,7 +159,7 @@ def _caller() -> str:
     frame = sys._getframe(2)
     while frame:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(_ROOT) and ".venv" not in path.parts and path != Path(__file__):
+        if path.is_relative_to(_ROOT) and "site-packages" not in path.parts and path != Path(__file__):
             return f"{path.relative_to(_ROOT)}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

@@ -1,17 +1,10 @@
-"""Training iterations, paired.
-
-`detection`: model and optimizer of the torchvision engine against Detectron2's, with equal weights, on noise.
-`trainer`: this project's Detectron2 engine against Detectron2's default trainer, with data and hooks.
-"""
+"""Model and optimizer of the torchvision engine against Detectron2's, with equal weights, on noise."""
 
 from __future__ import annotations
 
 import argparse
 import copy
 import gc
-import itertools
-import logging
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +13,14 @@ import torch
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError
+from tools.benchmarks.machine import about
 from tools.benchmarks.measure import peak_mib, timed_rounds
 from transfer.config import check_supported, load_config
 from transfer.torchvision_engine.model import build_model
 from transfer.torchvision_engine.solver import build_optimizer
 
 
-def detection(args: argparse.Namespace) -> None:
+def detection(args: argparse.Namespace) -> dict[str, Any]:
     """Prints both engines' median wall and processor seconds, the median of the rounds' ratios, and peak memory.
 
     Raises:
@@ -54,85 +48,18 @@ def detection(args: argparse.Namespace) -> None:
     for step in steps.values():  # fills caches and the momentum of the optimizers
         step()
     print(f"{args.config_file}: {args.images} images of {args.side} px, {device}, {args.rounds} rounds")
-    compare(steps, args.rounds, device)
-
-
-def trainer(args: argparse.Namespace) -> None:
-    """The same figures for whole iterations of a run: reading images, hooks, step.
-
-    Raises:
-        UserError: Detectron2 is not installed, or the data does not exist.
-    """
-    try:
-        from detectron2.engine import DefaultTrainer
-        from detectron2.utils.events import EventStorage
-
-        from transfer.detectron2_engine import engine
-    except ImportError as error:
-        raise UserError("Detectron2 is not installed; `make detectron2` installs it") from error
-    cfg = engine.detectron2_config(load_config(args.config_file, args.opts), print)
-    cfg.defrost()
-    cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-    cfg.TEST.EVAL_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD = 0, 10**6
-    cfg.SOLVER.MAX_ITER += args.rounds + 4  # the last iteration, which evaluates, is never reached
-    for name in cfg.DATASETS.TRAIN:
-        engine.register(name)
-    with tempfile.TemporaryDirectory() as folder:
-        cfg.OUTPUT_DIR = folder
-        steps = {
-            "this project": _own_iteration(engine, cfg),
-            "detectron2": _iteration(DefaultTrainer(cfg), EventStorage(0)),
-        }
-        for step in steps.values():
-            step()
-        size = f"{cfg.SOLVER.IMS_PER_BATCH} images per step"
-        print(f"{args.config_file}: {size}, {cfg.MODEL.DEVICE}, {args.rounds} rounds")
-        compare(steps, args.rounds, torch.device(cfg.MODEL.DEVICE))
-
-
-def _own_iteration(engine: Any, cfg: Any) -> Callable[[], None]:
-    from transfer.state import State
-    from transfer.train import run_step
-
-    device = torch.device(cfg.MODEL.DEVICE)
-    state = State(engine, cfg, engine.build_model(cfg, device), device, 0, 1, logging.getLogger("transfer"))
-    batches = state.batches(seed=1, start=0, workers=cfg.DATALOADER.NUM_WORKERS)
-    state.model.train()
-    counter = itertools.count()
-
-    def step() -> None:
-        with engine.storage(0) as state.storage:
-            run_step(state, state.model, batches, next(counter))
-
-    return step
-
-
-def _iteration(trainer: Any, storage: Any) -> Callable[[], None]:
-    """One iteration of a trainer, as its `train` runs it."""
-    trainer.iter, trainer.storage = 0, storage
-    storage.__enter__()
-    trainer.before_train()
-    storage.__exit__(None, None, None)
-
-    def step() -> None:
-        with storage:
-            trainer.before_step()
-            trainer.run_step()
-            trainer.after_step()
-            trainer.iter += 1
-
-    return step
-
-
-def compare(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> None:
-    """Prints the medians of each form, and the median of the rounds' ratios of the first to the second."""
-    seconds, rows = timed_rounds(steps, rounds), []
+    seconds, rows = timed_rounds(steps, args.rounds), []
     for name, step in steps.items():
         gc.collect()
         rows.append([name, *np.median(seconds[name], axis=0), peak_mib(step, device)])
     first, second = (np.array(seconds[name]) for name in steps)
     rows.append(["ratio", *np.median(first / second, axis=0), rows[0][3] / rows[1][3]])
     print(tabulate(rows, ["", "wall s", "CPU s", "peak MiB"], floatfmt=".3f"))
+    names = ("wall_seconds", "cpu_seconds", "peak_mib")
+    return {
+        **about(["detectron2"], torch.get_num_threads()),
+        **{r[0]: dict(zip(names, r[1:], strict=True)) for r in rows},
+    }
 
 
 def random_batch(images: int, side: int, cfg: Any) -> list[dict[str, Any]]:

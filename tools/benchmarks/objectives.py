@@ -6,28 +6,22 @@ The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretr
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from tabulate import tabulate
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from pretrain.common.run_folder import write_json
 from pretrain.methods import METHODS
 from tools.benchmarks.machine import about
 from tools.benchmarks.measure import median_milliseconds, peak_mib
 
 _VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
 # Of the ratio of times, on one core.
-_GOALS = {
-    "mocov2": 2.2,
-    "multikey": 2.2,
-    "jcl": 2.5,
-    "sce": 1.5,
-    "ressl": 1.5,
-}
+_GOALS = {"mocov2": 2.2, "multikey": 2.2, "jcl": 2.5, "sce": 1.5, "ressl": 1.5}
 
 
 def _logits(q_ND: Tensor, key_ND: Tensor, queue_DK: Tensor) -> Tensor:
@@ -77,51 +71,43 @@ def naive_tcl(z_AD: Tensor, labels_A: Tensor, k1: float, k2: float) -> Tensor:
     return (positive_AA * (d_A.log() - similarity_AA / tau)).sum(dim=1).div(positive_AA.sum(dim=1)).mean()
 
 
-NAIVE = {
-    "mocov2": naive_moco,
-    "multikey": naive_multikey,
-    "jcl": naive_jcl,
-    "sce": naive_sce,
-    "ressl": naive_ressl,
-}
+NAIVE = {"mocov2": naive_moco, "multikey": naive_multikey, "jcl": naive_jcl, "sce": naive_sce, "ressl": naive_ressl}
 
 
-def objectives(args: argparse.Namespace) -> None:
-    """Prints, for each objective, median time and peak memory of both forms and their ratios, and the goal.
+def objectives(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints, for each objective, median time and peak memory of both forms and their ratios, and the goal; one thread.
+
+    JCL's supplement, Sec. 2, compares the memory of these forms: that of many keys (Fig. 1(b), ``multikey``) holds M'
+    rows of logits per query in its naive form, JCL one.
 
     Raises:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
-    device = _device(args)
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     q_ND, keys_MND, queue_DK = _vectors(args.queries, args.keys, args.dims, args.negatives, device)
-    sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}, A {args.anchors}"
-    print(f"{sizes}, {device}, {torch.get_num_threads()} CPU thread(s)")
-    rows: dict[str, dict[str, float | None]] = {}
-    for name, naive in NAIVE.items():
-        method = METHODS[name]
-        keys = keys_MND if method.many_keys else keys_MND[:1]
-        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
-        rows[name] = _compared(
-            name, q_ND,
-            lambda method=method, keys=keys, hyper=hyper: method.objective(q_ND, keys, queue_DK, **hyper).loss,
-            lambda naive=naive, keys=keys: naive(q_ND, keys, queue_DK), args.rounds, device,
-        )  # fmt: skip
     z_AD = _vectors(args.anchors, 1, args.dims, 1, device)[0]
     index_A = torch.arange(args.anchors, device=device)
     labels_A = index_A % (args.anchors // 2)
     batch = (z_AD, z_AD, labels_A, labels_A, index_A)
-    for name in ("simclr", "tcl"):
-        objective, hyper = METHODS[name].objective, {keyword: _VALUES[keyword] for keyword in METHODS[name].hyper}
-        rows[name] = _compared(
-            name, z_AD, lambda objective=objective, hyper=hyper: objective(*batch, **hyper).loss,
-            lambda hyper=hyper: naive_tcl(z_AD, labels_A, hyper.get("k1", 0.0), hyper.get("k2", 1.0)),
-            args.rounds, device,
-        )  # fmt: skip
+    sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}, A {args.anchors}"
+    print(f"{sizes}, {device}")
+    rows: dict[str, dict[str, float | None]] = {}
+    for name in (*NAIVE, "simclr", "tcl"):
+        method = METHODS[name]
+        hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
+        if name in NAIVE:
+            tensors = (q_ND, keys_MND if method.many_keys else keys_MND[:1], queue_DK)
+            naive = functools.partial(NAIVE[name], *tensors)
+        else:
+            tensors = batch
+            naive = functools.partial(naive_tcl, z_AD, labels_A, hyper.get("k1", 0.0), hyper.get("k2", 1.0))
+        fast = functools.partial(method.objective, *tensors, **hyper)
+        rows[name] = _compared(name, tensors[0], lambda fast=fast: fast().loss, naive, args.rounds, device)
     head = ["objective", "ms", "naive ms", "times faster", "goal", "MiB", "naive MiB", "times smaller"]
     shown = [[name, *row.values()] for name, row in rows.items()]
     print(tabulate(shown, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f", ".1f"), missingval="-"))
-    if args.json:
-        write_json(args.json, {**about([], torch.get_num_threads()), "sizes": sizes, "objectives": rows})
+    return {**about([], 1), "sizes": sizes, "objectives": rows}
 
 
 def _compared(
@@ -144,35 +130,6 @@ def _compared(
         "goal": _GOALS.get(name), "mib": memory["fast"], "naive_mib": memory["naive"],
         "times_smaller": memory["naive"] / memory["fast"] if memory["fast"] else None,
     }  # fmt: skip
-
-
-def memory(args: argparse.Namespace) -> None:
-    """Prints the peak memory of a loss and its gradient over M' and N, without the encoders.
-
-    JCL's supplement, Sec. 2: the vanilla form of many keys (Fig. 1(b)) holds M' rows of logits per query, JCL one.
-    ``vanilla`` is that form, ``multikey`` this project's, which compares each query with the queue once; ``JCL, rows``
-    is Eq. (8) with its row of logits and its covariance, ``JCL`` this project's.
-    """
-    device = _device(args)
-    print(f"D {args.dims}, K {args.negatives}, {device}; peak memory in MiB")
-    forms = {
-        "vanilla": naive_multikey,
-        "multikey": lambda *tensors: METHODS["multikey"].objective(*tensors, temperature=_VALUES["temperature"]).loss,
-        "JCL, rows": naive_jcl,
-        "JCL": lambda *tensors: (
-            METHODS["jcl"].objective(*tensors, temperature=_VALUES["temperature"], lambda_=_VALUES["lambda_"]).loss
-        ),
-    }
-    rows = []
-    for keys, queries in itertools.product(args.keys, args.queries):
-        tensors = _vectors(queries, keys, args.dims, args.negatives, device)
-        runs = [lambda form=form, t=tensors: torch.autograd.grad(form(*t), t[0])[0] for form in forms.values()]
-        rows.append([keys, queries, *(peak_mib(run, device) for run in runs)])
-    print(tabulate(rows, ["M'", "N", *forms], floatfmt=".1f"))
-
-
-def _device(args: argparse.Namespace) -> torch.device:
-    return torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _vectors(queries: int, keys: int, dims: int, negatives: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

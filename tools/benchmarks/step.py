@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from pretrain.common.run_folder import write_json
 from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.loader import build_loader
@@ -35,30 +34,20 @@ _GOAL = 0.7  # of the plain loop's time
 _DEVICE = torch.device("cpu")
 
 
-def step(args: argparse.Namespace) -> None:
+def step(args: argparse.Namespace) -> dict[str, Any]:
     """Prints median milliseconds of both forms' steps, of their views alone, and the ratios, on one thread.
 
     Raises:
         UserError: the demo's images are missing.
     """
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     cfg = load_config(
         ROOT / "configs/examples/demo_jcl_R18_digits.yaml", ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     )
     datasets.refuse_missing(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
     forms = {"ours": _ours(cfg), "plain loop": _plain(cfg)}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
-    try:
-        for _ in range(1 + args.rounds):  # in turn, so that a slow moment of the machine affects both
-            for name, steps in forms.items():
-                times[name].append(next(steps))
-    finally:
-        torch.set_num_threads(threads)
-    medians = {
-        name: [1e3 * statistics.median(one[part] for one in measured[1:]) for part in (0, 1)]
-        for name, measured in times.items()
-    }
+    rounds = [{name: next(steps) for name, steps in forms.items()} for _ in range(1 + args.rounds)][1:]
+    medians = {name: [1e3 * statistics.median(one[name][part] for one in rounds) for part in (0, 1)] for name in forms}
     (ours, our_views), (plain, plain_views) = medians.values()
     rows = [
         ["whole step", ours, plain, ours / plain, _GOAL],
@@ -66,8 +55,7 @@ def step(args: argparse.Namespace) -> None:
     ]
     print(f"the demo's JCL, {cfg.SOLVER.IMS_PER_BATCH} images of {cfg.VIEWS.IMAGE_SIZE} pixels per step, one thread")
     print(tabulate(rows, ["", "ms", "plain loop, ms", "ratio", "goal"], floatfmt=("", ".1f", ".1f", ".2f", ".1f")))
-    if args.json:
-        write_json(args.json, {**about([], 1), "milliseconds": medians, "ratio": ours / plain, "goal": _GOAL})
+    return {**about([], 1), "milliseconds": medians, "ratio": ours / plain, "goal": _GOAL}
 
 
 def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:

@@ -7,6 +7,7 @@ import io
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,7 +18,6 @@ from tabulate import tabulate
 from torchvision import transforms
 
 from pretrain.common.image_io import decode
-from pretrain.common.run_folder import write_json
 from pretrain.data.loader import stream
 from pretrain.data.recipes import RECIPES
 from pretrain.data.views import make_views
@@ -28,10 +28,9 @@ _PIL = "PIL (torchvision's transforms, Pillow's blur)"
 _GOALS = {_PIL: 6.0}  # ratio to ours
 
 
-def views(args: argparse.Namespace) -> None:
+def views(args: argparse.Namespace) -> dict[str, Any]:
     """Prints the median milliseconds per image of each way to its views, decoding included, and the ratios to ours."""
     cv2.setNumThreads(0)
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
@@ -53,16 +52,11 @@ def views(args: argparse.Namespace) -> None:
         "ours, decoding alone": lambda: decode(jpeg, "photo"),
         _PIL: pil,
     }
-    try:
-        milliseconds = median_milliseconds(forms, args.rounds)
-    finally:
-        torch.set_num_threads(threads)
+    milliseconds = median_milliseconds(forms, args.rounds)
     print(f"{args.views} views of {args.size} x {args.size} pixels per image, one core")
     rows = [(name, value, value / milliseconds["ours"], _GOALS.get(name)) for name, value in milliseconds.items()]
     print(tabulate(rows, ["views", "ms per image", "ratio to ours", "goal"], floatfmt=".2f", missingval="-"))
-    if args.json:
-        about_it = {"views": args.views, "size": args.size, "milliseconds": milliseconds, "goals": _GOALS}
-        write_json(args.json, {**about([], 1), **about_it})
+    return {**about([], 1), "views": args.views, "size": args.size, "milliseconds": milliseconds, "goals": _GOALS}
 
 
 def _pil_moco_v2(image: Image.Image, size: int) -> Image.Image:

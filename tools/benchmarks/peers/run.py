@@ -24,7 +24,6 @@ from pretrain.config import load_config
 from pretrain.probe import knn
 from pretrain.probe.data import probe_data
 from pretrain.probe.features import load_frozen
-from tools.benchmarks.peers import OURS
 
 _RECIPE = Path(__file__).resolve().parents[3] / "configs/examples/demo_mocov2_R18_digits.yaml"
 _RSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
@@ -34,8 +33,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):  # workers and threads inherit it: no side gains by using more cores
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     request = read_json("request.json")
-    name = "ours" if request["side"] == OURS else request["side"]
-    side = importlib.import_module(f"tools.benchmarks.peers.{name}")
+    side = importlib.import_module(f"tools.benchmarks.peers.{request['side']}")
     random.seed(request["seed"])
     np.random.seed(request["seed"])
     torch.manual_seed(request["seed"])

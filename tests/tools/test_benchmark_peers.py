@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,18 +24,6 @@ from tools.benchmarks.peers import ours, run
 from tools.data.digits import write_digits
 
 needs_lightly = pytest.mark.skipif(importlib.util.find_spec("lightly") is None, reason="lightly is not installed")
-Installed = Callable[..., None]
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    """Sets which peers appear to be installed, in version 1.6.0."""
-
-    def install(*names: str) -> None:
-        monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name in names or None)
-        monkeypatch.setattr(peers.metadata, "version", lambda name: "1.6.0")
-
-    return install
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +45,20 @@ def config(folder: Path, *overrides: str) -> Any:
     return load_config(None, [*common, *overrides])
 
 
-def test_a_missing_peer_is_one_line_with_the_remedy(installed: Installed):
-    installed()
+def test_lightly_missing_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"lightly is not installed; `pip install '\.\[peers\]'` installs it"):
         benchmark.main(["peers"])
+
+
+def test_the_table_pairs_the_rounds():
+    runs = {
+        "ours": [{"images_per_second": 20.0, "knn_top1": 61.0}, {"images_per_second": 30.0, "knn_top1": 60.0}],
+        "lightly": [{"images_per_second": 10.0, "knn_top1": 60.0}, {"images_per_second": 10.0, "knn_top1": 60.0}],
+    }
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in peers.table(runs).splitlines()]
+    assert lines[2] == ["ours", "25.0 (20.0 to 30.0)", "60.50 (60.00 to 61.00)"]
+    assert lines[4] == ["ours to lightly", "2.50 ± 6.35", "+0.50 ± 6.35"]  # t 12.706, standard error 0.5
 
 
 def test_our_loading_is_measured(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -70,7 +67,7 @@ def test_our_loading_is_measured(photos: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     pinned: list[set[int]] = []
     monkeypatch.setattr(run.os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
-    write_json("request.json", {"setting": "loading", "side": peers.OURS, "data": str(photos), "seed": 1})
+    write_json("request.json", {"setting": "loading", "side": "ours", "data": str(photos), "seed": 1})
     run.main()
     measured = read_json("result.json")
     assert list(measured) == ["images_per_cpu_second", "images_per_second", "peak_mib"]

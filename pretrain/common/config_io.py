@@ -102,8 +102,8 @@ def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
         words.extend([name, value] if is_pair else [str(word)])
     if len(words) % 2:
         raise UserError(f"override {words[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
-    _check_keys(cfg, words[::2])
     for key, value in zip(words[::2], words[1::2], strict=True):
+        _check_keys(cfg, [key])
         try:
             is_float = isinstance(get(cfg, key), float) and value.lstrip("+-").isdigit()
             before = get(cfg, key)
@@ -143,7 +143,8 @@ def _check_keys(cfg: CfgNode, keys: Iterable[str], where: str = "") -> None:
         if isinstance(get(cfg, key), dict):
             raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
         if key not in known:
-            raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
+            method = str(known.get("METHOD.NAME", ""))  # LAMDA is JCL_LAMBDA with jcl, SCE_LAMBDA with sce
+            raise UserError(f"unknown config key {key}{where}{nearest(key, known, prefer=method)}")
 
 
 def _refuse_none(key: str, value: Any, before: Any, where: str = "") -> None:

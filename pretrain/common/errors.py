@@ -19,13 +19,18 @@ class ProcessLost(UserError):
     """Another process of the run has ended or no longer answers: the consequence of what happened there."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; 'x' or 'y' if both are; or ''."""
+def nearest(word: str, known: Iterable[str], prefer: str = "") -> str:
+    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; 'x' or 'y' if both are; or ''.
+
+    Of words that are equally near, those that contain ``prefer`` are named, if any does.
+    """
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), list(folded), n=3, cutoff=0.5)
     ratios = {name: difflib.SequenceMatcher(None, name, word.casefold()).ratio() for name in close}
-    closest = sorted(f"'{folded[name]}'" for name in close if ratios[name] == ratios[close[0]])
-    return f"; did you mean {' or '.join(closest)}?" if closest else ""
+    closest = [name for name in close if ratios[name] == ratios[close[0]]]
+    closest = [name for name in closest if prefer.casefold() in name] or closest
+    names = sorted(f"'{folded[name]}'" for name in closest)
+    return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def escape_unprintable() -> None:

@@ -203,8 +203,9 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     data_set = find(name)
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     if data_set is None:
-        has_coco_metrics = name in cfg.DATASETS.TEST and catalog.has_coco_metrics(name)
-        names = catalog.prepare(name, checked_copy(name, cfg.OUTPUT_DIR) if has_coco_metrics else None)
+        by_coco = catalog.metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
+        copied = name in cfg.DATASETS.TEST and by_coco
+        names = catalog.prepare(name, checked_copy(name, cfg.OUTPUT_DIR) if copied else None)
         _check_count(len(names), classes, name)
         return name, names
     if data_set.is_release:
@@ -214,8 +215,6 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[s
     names = category_names(content)
     if problems:
         target = checked_copy(name, cfg.OUTPUT_DIR)
-        if ":" in str(target):
-            raise UserError(f"OUTPUT_DIR {cfg.OUTPUT_DIR} has a colon, which :skip_bad cannot use; name another folder")
         atomic_write(target, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
         counts = Counter(problem.section for problem in problems)
         numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
@@ -250,8 +249,9 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
         raise UserError(f"{where}: {text}")
     _check_count(len(content["categories"]), model.ROI_HEADS.NUM_CLASSES, where)
     if in_catalog(name):
-        if (thing_classes := catalog.unmapped_classes(name)) is not None:
-            check_same_categories({f"the thing_classes of {name}": thing_classes, where: category_names(content)})
+        known = catalog.metadata(name)
+        if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
+            check_same_categories({f"the thing_classes of {name}": known.thing_classes, where: category_names(content)})
     elif model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN:
         check_flips(content, where)
     return content, problems

@@ -29,11 +29,9 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     names = keypoint_names(content)
     given = next((c["flip"] for c in content["categories"] if c.get("keypoints") and "flip" in c), None)
     if given is not None:
-        is_pairs = isinstance(given, list) and all(isinstance(p, list) and len(p) == 2 for p in given)
-        flat = [name for pair in given for name in pair] if is_pairs else [None]
-        valid = all(isinstance(name, str) and name in names for name in flat) and len(set(flat)) == len(flat)
-        return [(left, right) for left, right in given] if valid else None
-    by_words = {_words(name): name for name in names}
+        is_valid = all(len(pair) == 2 and {*pair} <= {*names} for pair in given)
+        return [(left, right) for left, right in given] if is_valid else None
+    by_words = {tuple(word.lower() for word in _WORDS.findall(name)): name for name in names}
     pairs = []
     for words, name in by_words.items():
         mirrored = tuple(_OTHER_SIDE.get(word, word) for word in words)
@@ -59,7 +57,3 @@ def mirror(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int]:
     """The index of every keypoint's mirror image."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
     return [names.index(other.get(name, name)) for name in names]
-
-
-def _words(name: str) -> tuple[str, ...]:
-    return tuple(word.lower() for word in _WORDS.findall(name))

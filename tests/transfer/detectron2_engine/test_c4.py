@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, from_c4
+from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.test_configs import C4, CONFIGS, MSRAS, TORCHVISIONS
@@ -172,17 +173,12 @@ def test_mask_rcnn_c4_trains_on_coco(tmp_path: Path) -> None:
 def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
-    with pytest.raises(
-        UserError, match=r"no list of images at datasets/VOC2007/ImageSets/Main/trainval.txt of voc_2007"
-    ):
-        preflight.refuse_inputs(cfg, eval_only=False, weights=False)
+    refused(lambda: preflight.refuse_inputs(cfg, eval_only=False, weights=False), "datasets/VOC2007 of voc_2007")
     write_voc(tmp_path / "datasets")
     preflight.refuse_inputs(cfg, eval_only=False, weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
-    with pytest.raises(UserError, match=r"data set voc_2012_trainval cannot be read \(.*\); restore its files"):
-        catalog.prepare("voc_2012_trainval", None)
-    with pytest.raises(UserError, match=r"'voc_2007_test' is not coco:.* need --engine detectron2"):
-        preflight.data.refuse_catalog(["voc_2007_test"])
+    refused(lambda: catalog.prepare("voc_2012_trainval", None), "voc_2012_trainval")
+    refused(lambda: preflight.data.refuse_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
 
 
 @pytest.mark.detectron2

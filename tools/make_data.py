@@ -19,14 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.files import existing_file, sha256
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import cannot_write
-from tools.data.digits import write_digits
-from tools.data.people import write_people
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
 _VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 1}
+_LEAST_SIZE = {"digits": 16, "people": 64}  # pixels
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,68 +35,56 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         UserError: a count below 1, or a folder that holds something else.
     """
-    args = vars(_parser().parse_args(argv))
-    if args["kind"] == "subset":
-        _subset(**args)
-        return
-    if args["kind"] == "trees":
-        _trees(**args)
-        return
-    output, kind = Path(os.path.abspath(args.pop("output"))), args["kind"]
-    for name, value in args.items():
-        if isinstance(value, int) and value < (0 if name == "seed" else 1):
-            raise UserError(f"--{name.replace('_', '-')} is {value}; give at least {0 if name == 'seed' else 1}")
-    images = {"train": args["images"], "val": args["val_images"]}
-    least = {"digits": 16, "people": 64}[kind]
-    if args["size"] < least:
-        raise UserError(f"--size is {args['size']}; {kind} need at least {least} pixels")
-    args["version"] = _VERSIONS[kind]
-    if kind == "digits":
-        scenes = {"train": args["scenes"], "val": args["val_scenes"]}
-        numbers = (images, args["size"], scenes, args["seed"], "clutter" in args)
-        make(output, args, lambda folder: write_digits(folder, *numbers))
-    else:
-        make(output, args, lambda folder: write_people(folder, images, args["size"], args["seed"]))
+    args = _parser().parse_args(argv)
+    for name, value in vars(args).items():
+        least = 0 if name in ("seed", "test_region") else _LEAST_SIZE[args.kind] if name == "size" else 1
+        if isinstance(value, int) and value < least:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; {args.kind} need at least {least}")
+    output = Path(os.path.abspath(args.output))
+    arguments = {name: value for name, value in vars(args).items() if name != "output"}
+    make(output, *_WRITERS[args.kind](args, arguments | {"version": _VERSIONS[args.kind]}))
 
 
-def _subset(
-    kind: str, annotations: str, output: str, percent: list[float], folds: int, seed: int | None, published: str
-) -> None:
-    from pretrain.common.files import existing_file, sha256
+_Writer = tuple[dict[str, Any], Callable[[Path], None]]  # what the data depend on, and what fills a folder with them
+
+
+def _digits(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    from tools.data.digits import write_digits
+
+    images, scenes = {"train": args.images, "val": args.val_images}, {"train": args.scenes, "val": args.val_scenes}
+    clutter = "clutter" in args
+    return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, clutter)
+
+
+def _people(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    from tools.data.people import write_people
+
+    images = {"train": args.images, "val": args.val_images}
+    return arguments, lambda folder: write_people(folder, images, args.size, args.seed)
+
+
+def _trees(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    from tools.data.trees import write_trees
+
+    wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
+    return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
+
+
+def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     from tools.data.subset import write_subsets
     from transfer.coco.data import read
 
-    if published and seed is not None:
-        raise UserError("--seed has no effect with --list, whose images are drawn already; leave one of them out")
-    seed = seed or 0
-    if not all(0 < one < 100 for one in percent) or folds < 1 or seed < 0:
-        raise UserError(
-            f"--percent is {' '.join(f'{one:g}' for one in percent)}, --folds is {folds} and --seed is {seed}; give "
-            "--percent between 0 and 100, --folds at least 1 and --seed at least 0"
-        )
-    file = existing_file(annotations, "annotation file", "*.json")
-    arguments = {"kind": kind, "annotations": sha256(file), "percent": percent, "folds": folds, "seed": seed,
-                 "version": _VERSIONS[kind]}  # fmt: skip
-    positions = existing_file(published, "list of positions", "*.txt") if published else None
+    if not all(0 < percent < 100 for percent in args.percent):
+        raise UserError(f"--percent is {' '.join(f'{one:g}' for one in args.percent)}; give values between 0 and 100")
+    file = existing_file(args.annotations, "annotation file", "*.json")
+    arguments |= {"annotations": sha256(file)}
+    positions = existing_file(args.list, "list of positions", "*.txt") if arguments.pop("list") else None
     if positions:
-        arguments["list"] = sha256(positions)
-    place = Path(os.path.abspath(output))
-    make(place, arguments, lambda folder: write_subsets(folder, read(file), percent, folds, seed, positions))
+        arguments |= {"list": sha256(positions)}
+    return arguments, lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions)
 
 
-def _trees(kind: str, output: str, test_region: int, window: int, patch: int, wheel: str) -> None:
-    from pretrain.common.files import existing_file
-    from tools.data.trees import REGIONS, write_trees
-
-    if not (0 <= test_region < REGIONS and 64 <= window <= 400 and 32 <= patch <= 400):
-        raise UserError(
-            f"--test-region is {test_region}, --window is {window} and --patch is {patch}; give --test-region from 0 "
-            f"to {REGIONS - 1}, --window from 64 to 400 and --patch from 32 to 400"
-        )
-    file = existing_file(wheel, "wheel", "*.whl") if wheel else None
-    arguments = {"kind": kind, "test_region": test_region, "window": window, "patch": patch, "version": _VERSIONS[kind]}
-    place = Path(os.path.abspath(output))
-    make(place, arguments, lambda folder: write_trees(folder, test_region, window, patch, file))
+_WRITERS = {"digits": _digits, "people": _people, "trees": _trees, "subset": _subset}
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
@@ -106,22 +94,21 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
     manifest = json.dumps(arguments, sort_keys=True) + "\n"
-    if _is_made(output, manifest):
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        found = (output / _MANIFEST).read_text(errors="replace") if (output / _MANIFEST).is_file() else ""
+        if found != manifest:
+            held = f"data made with {found.strip()}" if found else "something else"
+            raise UserError(f"{output} holds {held}; name another folder, or remove it")
         print(f"{output} already exists")
         return
     with claim(output.parent, "making data", of=output.name):
-        if _is_made(output, manifest):  # by another process in the meantime
-            print(f"{output} already exists")
-            return
         folder = output.parent / f".{output.name}.making"
         try:
             shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
             folder.mkdir()
             (folder / _MANIFEST).write_text(manifest)
             write(folder)
-            _sync(folder)
             folder.rename(output)
-            _sync_one(output.parent)
         except OSError as error:
             raise cannot_write(output, error) from error
         finally:
@@ -129,87 +116,47 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     print(f"made {output}")
 
 
-def _sync(folder: Path) -> None:
-    """Waits until a folder and all in it are on the disk."""
-    for above, _, names in os.walk(folder):
-        for path in (*(os.path.join(above, name) for name in names), above):
-            _sync_one(path)
-
-
-def _sync_one(path: str | Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_made(output: Path, manifest: str) -> bool:
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return False
-    found = _manifest_in(output)
-    if found == manifest:
-        return True
-    held = f"data made with {found.strip()}" if found else "something else"
-    raise UserError(f"{output} holds {held}; name another folder, or remove it")
-
-
-def _manifest_in(folder: Path) -> str:
-    return (folder / _MANIFEST).read_text(errors="replace") if (folder / _MANIFEST).is_file() else ""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="kind", required=True)
-    digits = kinds.add_parser(
-        "digits", allow_abbrev=False, help="scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco"
-    )
-    digits.add_argument("output", help="folder to make")
+
+    def kind(name: str, text: str) -> argparse.ArgumentParser:
+        sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+        if name == "subset":
+            sub.add_argument("annotations", help="file in COCO's format")
+        sub.add_argument("output", help="folder to make")
+        if name != "trees":
+            sub.add_argument("--seed", type=int, default=0)
+        return sub
+
+    digits = kind("digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
     digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
     digits.add_argument("--val-images", type=int, default=400)
     digits.add_argument("--size", type=int, default=32, help="pixels per side of an image of the image folder")
     digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set")
     digits.add_argument("--val-scenes", type=int, default=100)
     digits.add_argument(
-        "--clutter",
-        action="store_true",
-        default=argparse.SUPPRESS,  # absent from the manifest of plain digits
+        "--clutter", action="store_true", default=argparse.SUPPRESS,  # absent from the manifest of plain digits
         help="parts of other digits, a bar and more noise in the image folder",
-    )
-    people = kinds.add_parser(
-        "people", allow_abbrev=False, help="drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco"
-    )
-    people.add_argument("output", help="folder to make")
+    )  # fmt: skip
+    people = kind("people", "drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
     people.add_argument("--images", type=int, default=400, help="training scenes")
     people.add_argument("--val-images", type=int, default=100)
     people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
-    trees = kinds.add_parser(
-        "trees", allow_abbrev=False, help="aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco"
+    trees = kind("trees", "aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco")
+    trees.add_argument(
+        "--test-region", type=int, default=0, choices=range(5), help="no pixel of it is in the training set (0)"
     )
-    trees.add_argument("output", help="folder to make")
-    trees.add_argument("--test-region", type=int, default=0, help="0 to 4: no pixel of it is in the training set (0)")
-    trees.add_argument("--window", type=int, default=256, help="pixels per side of a labeled image (256)")
-    trees.add_argument("--patch", type=int, default=96, help="pixels per side of an unlabeled image (96)")
     trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")
-    for command in (digits, people):
-        command.add_argument("--seed", type=int, default=0)
-    subset = kinds.add_parser(
-        "subset", allow_abbrev=False, help="shares of the images of a COCO annotation file, several draws of each"
-    )
-    subset.add_argument("annotations", help="file in COCO's format")
-    subset.add_argument("output", help="folder to make")
+    subset = kind("subset", "shares of the images of a COCO annotation file, several draws of each")
     subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")
     subset.add_argument("--folds", type=int, default=5, help="draws of each share (5)")
-    subset.add_argument("--seed", type=int, default=None, help="of the draws (0)")
     subset.add_argument(
-        "--list",
-        dest="published",
-        default="",
-        metavar="FILE",
-        help="a published list instead, as Unbiased Teacher's COCO_supervision.txt",
-    )
+        "--list", default="", metavar="FILE",
+        help="a published list instead of the draws, such as Unbiased Teacher's COCO_supervision.txt",
+    )  # fmt: skip
     return parser
 
 

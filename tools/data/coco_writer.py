@@ -52,7 +52,8 @@ class CocoWriter:
         """
         outlines = polygons(mask)
         encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, *mask.shape))  # pyright: ignore
-        self._add(image_id, category_id, outlines, encoded, 0, more)
+        box, area = run_lengths.toBbox(encoded).tolist(), float(run_lengths.area(encoded))
+        self._add(image_id, category_id, box, area, iscrowd=0, segmentation=outlines, **more)
 
     def add_crowd(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
         """Adds a crowd (``iscrowd`` 1) by its pixels, as uncompressed run lengths."""
@@ -61,30 +62,20 @@ class CocoWriter:
         counts = np.diff(np.concatenate([[0], changes, [pixels.size]])).tolist()
         if pixels[0, 0]:  # the first run is of zeros
             counts.insert(0, 0)
+        encoded: Any = run_lengths.encode(pixels)
+        box, area = run_lengths.toBbox(encoded).tolist(), float(run_lengths.area(encoded))
         segmentation = {"size": list(mask.shape), "counts": counts}
-        self._add(image_id, category_id, segmentation, run_lengths.encode(pixels), 1, more)
+        self._add(image_id, category_id, box, area, iscrowd=1, segmentation=segmentation, **more)
 
     def add_box(self, image_id: int, category_id: int, box: np.ndarray, *, crowd: bool = False) -> None:
         """Adds an object that has a box (x0, y0, x1, y1) in pixels and no outline."""
         x0, y0, x1, y1 = box.tolist()
-        self._content["annotations"].append({
-            "id": len(self._content["annotations"]) + 1, "image_id": image_id, "category_id": category_id,
-            "bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": int(crowd),
-        })  # fmt: skip
+        self._add(image_id, category_id, [x0, y0, x1 - x0, y1 - y0], (x1 - x0) * (y1 - y0), iscrowd=int(crowd))
 
-    def _add(
-        self, image_id: int, category_id: int, segmentation: Any, encoded: Any, crowd: int, more: dict[str, Any]
-    ) -> None:
-        record = {
-            "id": len(self._content["annotations"]) + 1,
-            "image_id": image_id,
-            "category_id": category_id,
-            "segmentation": segmentation,
-            "bbox": run_lengths.toBbox(encoded).tolist(),
-            "area": float(run_lengths.area(encoded)),
-            "iscrowd": crowd,
-        }
-        self._content["annotations"].append({**record, **more})
+    def _add(self, image_id: int, category_id: int, box: list[float], area: float, **more: Any) -> None:
+        records = self._content["annotations"]
+        record = {"id": len(records) + 1, "image_id": image_id, "category_id": category_id, "bbox": box, "area": area}
+        records.append({**record, **more})
 
     def write(self, kind: str) -> None:
         """Writes ``annotations/<kind>_<split>.json``."""

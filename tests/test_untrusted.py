@@ -19,8 +19,7 @@ from pretrain.config import load_config
 from tests.pretrain.runs import overrides
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
-from tools.launcher import pipeline, resolve, stages
-from tools.launcher.options import Options
+from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
@@ -53,7 +52,7 @@ def test_the_payload_works(marker: Path):
         lambda file: load_config(file, []),
         lambda file: load_detector_config(file, []),
         pipeline.load,
-        lambda file: resolve.resolve({"cluster": "local"}, str(file)),
+        lambda file: options.resolve({"cluster": "local"}, str(file)),
     ],
     ids=["pretraining", "detector", "pipeline", "site"],
 )
@@ -73,7 +72,7 @@ def run_folder(folder: Path, text: str, jobs_id: str = "1") -> Path:
     logs.mkdir()
     spec = stages.probe("knn", "random", "", ["OUTPUT_DIR", str(folder)]).to_json()
     job = {"id": jobs_id, "cluster": "slurm", "name": text, "logs": str(logs), "host": text, "tasks": 1}
-    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(Options()), "jobs": [job]}
+    record = {"spec": {**spec, "stage": text, "entry": text}, "options": vars(options.Options()), "jobs": [job]}
     (folder / "launch/launch.json").write_text(json.dumps(record, default=list))
     rank = {"state": "failed", "started": 0, "host": text, "reason": text, "rank": 0, "attempt": 0, "error": text,
             "failure": {"rank": 0, "host": text, "error": text}}  # fmt: skip

@@ -12,8 +12,9 @@ from pathlib import Path
 _HERE = Path(__file__).resolve().parent
 _ACTIONS = {"none": 0, "fail": 1, "fail from": 2, "signal": 3, "wait": 4, "count": 5, "hide": 6}
 PRELOADED = (
-    "torch", "torchvision", "cv2", "torch.utils.tensorboard.writer", "torch._dynamo", "pretrain.train", "tools.launch",
-    "transfer.train_net", "matplotlib.figure", "sklearn.datasets", "scipy.stats", "pycocotools.cocoeval",
+    "torch", "torchvision", "cv2", "torch.utils.tensorboard.writer", "torch._dynamo", "pretrain.train",
+    "tests.in_process", "transfer.train_net", "matplotlib.figure", "sklearn.datasets", "scipy.stats",
+    "pycocotools.cocoeval",
 )  # fmt: skip
 
 

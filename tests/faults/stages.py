@@ -27,6 +27,7 @@ _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|host|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
+_HERE = ("--cluster", "local", "--gpus", "0")
 _NOT_COMPARED = re.compile(
     r"^(log\.txt(\.rank\d+)?|detectron2\.txt|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$"
 )
@@ -42,12 +43,12 @@ class Stage:
 
 def _pretrain(work: Path, data: Path) -> list[str]:
     config = overrides(data / "images", work / "run", "PROBE.KNN_PERIOD", "1")
-    return ["pretrain", "--config-file", str(data / "jcl.yaml"), "--cluster", "debug", *config]
+    return ["pretrain", "--config-file", str(data / "jcl.yaml"), *_HERE, *config]
 
 
 def _probe(name: str, *more: str) -> Callable[[Path, Path], list[str]]:
     def arguments(work: Path, data: Path) -> list[str]:
-        return [name, str(data / "run"), "--cluster", "debug", "OUTPUT_DIR", str(work / "run"), *more]
+        return [name, str(data / "run"), *_HERE, "OUTPUT_DIR", str(work / "run"), *more]
 
     return arguments
 
@@ -64,12 +65,11 @@ def _detector(engine: str) -> Callable[[Path, Path], list[str]]:
 
 
 STAGES = {
-    "pretrain": Stage("tools.launch", _pretrain),
-    "knn": Stage("tools.launch", _probe("knn")),
-    "linear": Stage("tools.launch", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
-    "embedding": Stage("tools.launch", _probe("embedding")),
-    "distributions": Stage("tools.launch", lambda work, data: ["distributions", str(data / "run"), "--cluster", "debug",
-                                                               "OUTPUT_DIR", str(work / "run")]),
+    "pretrain": Stage("tests.in_process", _pretrain),
+    "knn": Stage("tests.in_process", _probe("knn")),
+    "linear": Stage("tests.in_process", _probe("linear", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16")),
+    "embedding": Stage("tests.in_process", _probe("embedding")),
+    "distributions": Stage("tests.in_process", _probe("distributions")),
     "convert": Stage("tools.convert_to_d2", lambda work, data: [str(data / "run"), str(work / "weights.pth")]),
     "data": Stage("tools.make_data", lambda work, data: ["digits", str(work / "digits"), "--images", "20",
                   "--val-images", "10", "--scenes", "4", "--val-scenes", "2"]),

@@ -18,7 +18,7 @@ from pretrain.common import image_io
 from pretrain.common.errors import UserError
 from pretrain.config import from_yaml_text, load_config
 from tests.fuzz import mutate
-from tools.launcher import pipeline, resolve
+from tools.launcher import options, pipeline
 from transfer.config import load_config as load_detector_config
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
@@ -36,7 +36,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "detector": ("*_R50_FPN_1*.yaml", lambda file: load_detector_config(file, [])),
     "pipeline": ("evidence/*.yaml", lambda file: pipeline.load(str(file))),
     "sweep": ("pretrain/sweeps/*.yaml", lambda file: pipeline.load(str(file))),
-    "site": ("", lambda file: resolve.resolve({"cluster": "local"}, str(file))),
+    "site": ("", lambda file: options.resolve({"cluster": "local"}, str(file))),
 }
 
 

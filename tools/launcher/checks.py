@@ -19,7 +19,6 @@ from .launch_file import read_launch
 from .options import Options
 from .spec import StageSpec, read_record
 from .stages import config_file, pretrain_config
-from .submit import check_for_sbatch
 
 if TYPE_CHECKING:
     from .graph import Graph, Node
@@ -76,8 +75,10 @@ def _collecting(refused: dict[str, str], key: str) -> Iterator[None]:
 def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     """Refuses what the stage would refuse once it has its devices."""
     spec = node.spec
-    if options.cluster == "slurm":
-        check_for_sbatch(spec)
+    if options.cluster == "slurm" and (character := next((c for c in "%\\" if c in spec.folder), "")):
+        raise UserError(
+            f"{spec.folder} holds a '{character}', which SLURM interprets as a pattern; choose another OUTPUT_DIR"
+        )
     spec.check_weights()
     check_may_continue(spec, options)
     if not spec.config:
@@ -147,7 +148,7 @@ def check_batch(spec: StageSpec, options: Options) -> None:
 
 def _world_size(spec: StageSpec, options: Options) -> int:
     options = options.fitting(spec)
-    return 1 if options.cluster == "debug" else options.nodes * options.tasks_per_node
+    return options.nodes * options.tasks_per_node
 
 
 def check_may_continue(spec: StageSpec, options: Options) -> None:

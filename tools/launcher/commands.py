@@ -17,10 +17,9 @@ from . import jobs, stages
 from .graph import Graph, run, show, single
 from .launch_file import launch_files
 from .logs import print_logs
-from .options import Options
+from .options import Options, from_arguments, from_record
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
-from .resolve import from_arguments, from_record
 from .spec import StageSpec
 from .status import follow, print_status
 

@@ -26,7 +26,7 @@ from .launch_file import new_log_folder
 from .options import Options
 from .run import Interrupted, LocalRun, short
 from .spec import StageSpec, content_of
-from .submit import Refused, preview, snapshot, submit
+from .submit import preview, snapshot, submit
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ def _submit_all(graph: Graph, options: Options) -> int:
             dependency = _dependency("afterany", [*jobs.values(), *earlier_report])
             (job,) = submit([graph.report], options, dependency=dependency, code=code)
             print(f"report: job {job.job_id} {dependency}")
-    except BaseException as error:
+    except BaseException:
         for job in submitted:
             job.cancel(check=False)
         if submitted:
             print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
-        elif code and isinstance(error, Refused):
+        elif code:
             shutil.rmtree(code.parent)
         raise
     print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")

@@ -1,7 +1,7 @@
 """The resources of a job. `Options` is the only list of them.
 
-The command line's options, the keys of the site file, their checks (`resolve`) and sbatch's parameters are made from
-its fields.
+The command line's options, the keys of the site file and sbatch's parameters are made from its fields. The command line
+takes precedence over the site file, and the site file over the defaults.
 """
 
 from __future__ import annotations
@@ -13,33 +13,36 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+import yaml
+
+from pretrain.common.errors import UserError, nearest
 from pretrain.common.run_folder import usable_cores
 
+from . import slurm
 from .spec import StageSpec
 
-CLUSTERS = ("auto", "local", "slurm", "debug")
+CLUSTERS = ("auto", "local", "slurm")
 _SLURM_ONLY = (
-    *("nodes", "partition", "account", "qos", "constraint", "exclude", "mem", "comment", "time", "signal_delay"),
-    *("max_timeouts", "setup", "sbatch"),
+    *("nodes", "partition", "cpu_partition", "account", "time", "signal_delay", "max_timeouts", "setup", "sbatch"),
 )
-STAGES = (*("data", "pretrain", "linear", "knn", "embedding", "distributions", "convert", "transfer", "report"),)
+# Options that the launcher itself gives to sbatch; for some of them it has options of its own.
+_SET_BY_LAUNCHER = (
+    *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
+    *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
+    *("no-requeue", "parsable", "quiet", "wrap"),
+)
 
 
-def _option(default: Any, text: str | None = None, *, sbatch: bool = False, **argument: Any) -> Any:
-    """A field of `Options`.
-
-    Args:
-        sbatch: sbatch has a parameter of this name, which gets the value where there is one.
-        argument: what argparse gets beside the help ``text``.
-    """
-    return field(default=default, metadata={"sbatch": sbatch, "argument": {"help": text, **argument}})
+def _option(default: Any, text: str, **argument: Any) -> Any:
+    """A field of `Options`; argparse gets ``argument`` beside the help ``text``."""
+    return field(default=default, metadata={"argument": {"help": text, **argument}})
 
 
-def _number(default: int | None, least: int, text: str | None = None, *, sbatch: bool = False) -> Any:
-    return field(default=default, metadata={"sbatch": sbatch, "least": least, "argument": {"help": text, "type": int}})
+def _number(default: int | None, least: int, text: str) -> Any:
+    return field(default=default, metadata={"least": least, "argument": {"help": text, "type": int}})
 
 
 def _key_and_value(word: str) -> tuple[str, str]:
@@ -49,30 +52,25 @@ def _key_and_value(word: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Options:
-    """Resources of a job, by sbatch's names.
+    """Resources of a job.
 
     Attributes:
         setup: shell lines that run before the stage; a local job has the variables of the launcher's shell instead.
         sbatch: further options of sbatch without their dashes; an empty value is a flag.
-        stages: for stages by name (`STAGES`), options that differ from those of other stages; from the site file only.
     """
 
     cluster: str = _option(
         "auto", "auto: SLURM where sbatch answers, but this machine inside an allocation", choices=CLUSTERS
     )
-    nodes: int = _number(1, 1, sbatch=True)
+    nodes: int = _number(1, 1, "nodes per job (1)")
     gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(
-        None, 1, "CPU cores, and threads, per process (SLURM: DATALOADER.NUM_WORKERS + 1)", sbatch=True
+        None, 1, "CPU cores, and threads, per process (SLURM: DATALOADER.NUM_WORKERS + 1)"
     )
-    partition: str = _option("", sbatch=True)
-    account: str = _option("", sbatch=True)
-    qos: str = _option("", sbatch=True)
-    constraint: str = _option("", sbatch=True)
-    exclude: str = _option("", sbatch=True)
-    mem: str = _option("", sbatch=True)
-    comment: str = _option("", sbatch=True)
+    partition: str = _option("", "partition of all jobs (the cluster's default)")
+    cpu_partition: str = _option("", "partition of stages that use no GPU: data, conversion, report (--partition)")
+    account: str = _option("", "account that is charged")
     time: str = _option(
         "", "limit per job, in minutes or as H:MM:SS or D-HH:MM:SS (240 minutes); a longer run is requeued"
     )
@@ -86,14 +84,13 @@ class Options:
         metadata={
             "argument": {
                 "action": "append", "type": _key_and_value, "metavar": "KEY=VALUE",
-                "help": "any other option of sbatch, as reservation=day1; KEY alone is a flag; may be repeated",
+                "help": "any other option of sbatch, as qos=long or mem=64G; KEY alone is a flag; may be repeated",
             }
         },
     )  # fmt: skip
     parallel: int | None = _number(
         None, 1, "stages of a pipeline that run at the same time (1 on this machine; 8 of an array on SLURM)"
     )
-    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def gpus_per_node(self) -> int:
@@ -125,45 +122,140 @@ class Options:
     @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
-        given = {option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get("sbatch")}
-        given["gpus_per_node"] = self.gpus_per_node
+        given = {name: getattr(self, name) for name in ("nodes", "cpus_per_task", "partition", "account")}
         return {
-            **{name: value for name, value in given.items() if value},
+            **{name: value for name, value in {**given, "gpus_per_node": self.gpus_per_node}.items() if value},
             "time": self.minutes, "ntasks_per_node": self.tasks_per_node, "signal_delay_s": self.signal_delay,
             "array_parallelism": self.array_parallelism,
         }  # fmt: skip
 
     def fitting(self, spec: StageSpec) -> Options:
-        """With the stage's own options; a single process gets one task, and a GPU if it uses one or was given one."""
-        options = self.of_stage(spec.stage)
+        """What a stage gets: a single process one task, and a GPU if it uses one."""
+        options = self
         if options.cluster == "slurm" and options.cpus_per_task is None:
             options = replace(options, cpus_per_task=spec.workers + 1)
+        if not spec.gpu:
+            options = replace(options, gpus=0, partition=options.cpu_partition or options.partition)
         if not spec.one_process:
             return options
-        if "gpus" in self.stages.get(spec.stage, {}):
-            return replace(options, nodes=1, tasks=1)
-        return replace(options, nodes=1, gpus=min(1, options.gpus_per_node) if spec.gpu else 0, tasks=1)
-
-    def of_stage(self, stage: str) -> Options:
-        of_stage = self.stages.get(stage, {})
-        return replace(self, **{**of_stage, "sbatch": {**self.sbatch, **of_stage.get("sbatch", {})}})
+        return replace(options, nodes=1, gpus=min(1, options.gpus_per_node), tasks=1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each field of `Options`, and --cluster-file."""
-    everywhere = parser.add_argument_group("resources")
-    slurm = parser.add_argument_group("SLURM", "those without a description are sbatch's options of the same name")
+    everywhere, of_slurm = parser.add_argument_group("resources"), parser.add_argument_group("SLURM")
     for option in fields(Options):
-        if "argument" in option.metadata:
-            group = slurm if option.name in _SLURM_ONLY else everywhere
-            group.add_argument(flag(option.name), **option.metadata["argument"])
-    everywhere.add_argument(
-        "--cluster-file",
-        default="",
-        metavar="FILE",
-        help="the site's defaults for SLURM jobs, and options per stage ('stages: {convert: {partition: cpu}}'); "
-        "~/.config/pretrain-to-transfer/cluster.yaml",
-    )
+        group = of_slurm if option.name in _SLURM_ONLY else everywhere
+        group.add_argument(flag(option.name), **option.metadata["argument"])
+    of_slurm.add_argument(
+        "--cluster-file", default="", metavar="FILE",
+        help="the site's defaults for SLURM jobs (~/.config/pretrain-to-transfer/cluster.yaml)",
+    )  # fmt: skip
+
+
+def from_arguments(args: argparse.Namespace) -> Options:
+    """The options of a command line and of the site file."""
+    return resolve({option.name: getattr(args, option.name, None) for option in fields(Options)}, args.cluster_file)
+
+
+def from_record(record: dict[str, Any], path: Path) -> Options:
+    """The options of an earlier start, as launch.json and pipeline.json hold them, checked like new ones.
+
+    Raises:
+        UserError: the record at ``path`` holds none, or they do not fit this machine.
+    """
+    try:
+        return resolve(dict(record["options"]))
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path} holds no options of a job ({error}); start the run by its own command") from error
+
+
+def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
+    """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only.
+
+    Raises:
+        UserError: unknown key in the file, a value that cannot work.
+    """
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pretrain-to-transfer/cluster.yaml"
+    path = Path(cluster_file) if cluster_file else default
+    if cluster_file and not path.is_file():
+        raise UserError(f"no cluster file at {path}")
+    site = _read_site(path) if path.is_file() else {}
+    cluster = given.get("cluster") or site.get("cluster", "auto")
+    if cluster == "auto":  # inside an allocation, its GPUs are at hand
+        cluster = "slurm" if "SLURM_JOB_ID" not in os.environ and slurm.is_here() else "local"
+    if cluster != "slurm":
+        site = {}
+        if name := next((name for name in ("setup", "sbatch", "time") if given.get(name)), ""):
+            raise UserError(
+                f"--{name} is for SLURM jobs; on this machine set the shell up first, and limit the time by "
+                "timeout(1), whose SIGTERM stops the stage after a checkpoint"
+            )
+    values = {**site, **{key: value for key, value in given.items() if value is not None}, "cluster": cluster}
+    values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
+    options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
+    _check(options)
+    return options
+
+
+def _read_site(path: Path) -> dict[str, Any]:
+    try:
+        # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    known = {option.name: option.metadata for option in fields(Options)}
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold 'key: value' lines; known keys: {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for word, value in loaded.items():
+        key, kind = str(word).replace("-", "_"), "one value"
+        texts: list[Any] = [value]
+        if key not in known:
+            raise UserError(f"unknown key {word} in {path}{nearest(key, known)}")
+        if key == "setup":
+            kind, value = "shell lines, each in quotes", value.splitlines() if isinstance(value, str) else value
+            texts = value if isinstance(value, list) else [None]
+        elif key == "sbatch":
+            kind, texts = "'option: value' lines", [*value.values()] if isinstance(value, dict) else [None]
+        elif "least" in known[key]:
+            kind, texts = "a whole number", [value if re.fullmatch(r"-?\d+", str(value)) else None]
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"{word} in {path} is {value!r}; it must be {kind}")
+        values[key] = int(texts[0]) if "least" in known[key] else value
+    return values
+
+
+def _check(options: Options) -> None:
+    if options.cluster not in CLUSTERS:
+        raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
+    texts: list[tuple[str, Any]] = [("setup", line) for line in options.setup]
+    texts += [("sbatch", text) for text in options.sbatch.values()]
+    for option in fields(options):
+        value, least = getattr(options, option.name), option.metadata.get("least")
+        if least is not None and value is not None and (not isinstance(value, int) or value < least):
+            raise UserError(f"{flag(option.name)} is {value!r}; it must be a whole number, at least {least}")
+        if isinstance(option.default, str):
+            texts.append((option.name, value))
+    for name, text in texts:
+        if not text.isprintable():
+            raise UserError(f"--{name} holds a line break or a control character ({text!r}), and sbatch reads one line")
+    for key in options.sbatch:
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
+            raise UserError(f"--sbatch {key!r} is not an option of sbatch; write reservation=NAME, or exclusive")
+        if key in _SET_BY_LAUNCHER:
+            raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
+    if options.cluster != "slurm" and options.nodes > 1:
+        raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
+    if options.signal_delay >= options.minutes * 60:
+        raise UserError(
+            f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
+            "the job would be asked to stop as soon as it starts"
+        )
+    if options.cluster == "local" and options.gpus and options.gpus > len(visible_gpus()):
+        raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible; ask for at most as many")
 
 
 def visible_gpus() -> list[str]:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 
-from .job import LOCAL_STOP, hang_up, run_stage
+from .job import LOCAL_STOP, hang_up
 from .jobs import silent_end
 from .local import LocalJob, ended_by, log_paths, note_end
 from .logs import Tail
@@ -63,7 +62,7 @@ class LocalRun:
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, _Running] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
-        self._free_gpus = visible_gpus() if options.cluster == "local" else []
+        self._free_gpus = visible_gpus()
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._interruptions: list[str] = []
         self._line = _StatusLine()
@@ -75,8 +74,6 @@ class LocalRun:
         Raises:
             Interrupted: by a signal or `cancel`; every running stage has ended, and no other one was started.
         """
-        if self._options.cluster == "debug":
-            return self._run_in_this_process()
         with self._handling_signals():
             while True:
                 for node in [] if self._signals or self._interruptions else self._ready():
@@ -91,23 +88,6 @@ class LocalRun:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
         if self._interruptions:
             raise Interrupted("\n".join(self._interruptions))
-        return self._status
-
-    def _run_in_this_process(self) -> int:
-        with interrupt.handled():
-            while ready := self._ready():
-                node, started = ready[0], time.monotonic()
-                if reason := interrupt.stop_requested():
-                    raise Interrupted(f"{self._head(node.key)} was not started: {reason}")
-                self._announce(node)
-                try:
-                    run_stage(node.spec)
-                except UserError as error:
-                    if self._is_alone:
-                        raise
-                    self._fail(node, f"error: {error}", 2)
-                else:
-                    self._end_well(node, started)
         return self._status
 
     @contextlib.contextmanager

@@ -18,19 +18,6 @@ def is_here() -> bool:
     return shutil.which("sbatch") is not None and _run(["sinfo", "-h"], 20) is not None
 
 
-def partitions() -> tuple[dict[str, tuple[str, int]], str]:
-    """Time limit and number of nodes per partition, and the default partition; nothing where sinfo does not answer."""
-    found: dict[str, tuple[str, int]] = {}
-    default = ""
-    for line in (_run(["sinfo", "-h", "-o", "%P|%l|%D"], 20) or "").splitlines():
-        listed = re.fullmatch(r"([^|*]+)(\*?)\|([^|]+)\|(\d+)", line.strip())
-        if listed:
-            name, is_default, limit, nodes = listed.groups()
-            default = name if is_default else default
-            found[name] = (limit, int(nodes) + found.get(name, ("", 0))[1])
-    return found, default
-
-
 def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """By id and name: PENDING (and in parentheses why), RUNNING, or SLURM's name for how the job ended.
 

@@ -86,8 +86,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         elif record is None and stage_folder in without_launcher:
             entry = _without_launcher(stage_folder)
         elif record is None:
-            is_done = os.path.isfile(stage_folder / "launch" / "complete.json")  # without a job: --cluster debug
-            entry = _blank(stage_folder, plan["stage"], "done" if is_done else "not started")
+            entry = _blank(stage_folder, plan["stage"], "not started")
         else:
             entry = summary(stage_folder, record, states[stage_folder])
         entries[stage_folder] = entry | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}

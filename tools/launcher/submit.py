@@ -24,14 +24,6 @@ from .spec import ROOT, StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
 _CODE = ("pretrain", "transfer", "tools", "configs")
-_PREEMPT_SIGNAL = "SUBMITIT_PREEMPT_SIGNAL"
-# Variables of sbatch that, without SBATCH_, are not named like their option.
-_OTHER_NAMES = {"timelimit": "time", "mem-per-node": "mem", "no-requeue": "requeue", "array-inx": "array"}
-_SET_BY_SUBMITIT = ("array", "error", "open-mode", "output", "signal")
-
-
-class Refused(UserError):
-    """sbatch did not accept a job: nothing was queued."""
 
 
 def submit(
@@ -60,22 +52,18 @@ def submit(
     jobs = [SlurmJob(spec, patience) for spec in specs]
     make_folder(log_folder)
     try:
-        parameters = slurm_parameters(specs, options, code or snapshot(log_folder), dependency)
         executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
-        executor.update_parameters(**parameters)
-        with _sbatch_environment(parameters), contextlib.redirect_stderr(io.StringIO()):
+        executor.update_parameters(**slurm_parameters(specs, options, code or snapshot(log_folder), dependency))
+        with _sbatch_environment(), contextlib.redirect_stderr(io.StringIO()):
             # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (FailedJobError, subprocess.CalledProcessError) as error:
-        _remove_empty(log_folder)
-        raise Refused(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
-    except FailedSubmissionError as error:
-        raise UserError(
-            f"sbatch did not name the job of {job_name(specs)}: {one_line(error)}; see squeue --me"
-        ) from error
-    except OSError as error:
-        _remove_empty(log_folder)
-        raise cannot_write(log_folder, error) from error
+    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
+        shutil.rmtree(log_folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.removedirs(log_folder.parent)  # as far as nothing else is there
+        if isinstance(error, OSError):
+            raise cannot_write(log_folder, error) from error
+        raise UserError(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
     for spec, job in zip(specs, submitted, strict=True):
         record(spec, options, job.job_id, log_folder, name=job_name(specs), dependency=dependency)
     return submitted
@@ -140,47 +128,17 @@ def snapshot(log_folder: Path) -> Path:
     return target
 
 
-def _remove_empty(log_folder: Path) -> None:
-    """Removes the folder of a job that was not submitted, and the folders above it that hold nothing else."""
-    shutil.rmtree(log_folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.removedirs(log_folder.parent)
-
-
-def check_for_sbatch(spec: StageSpec) -> None:
-    """Refuses what sbatch or submitit would interpret.
-
-    Raises:
-        UserError: the name of the run folder, or a signal in the environment.
-    """
-    if found := next((c for c in "%\\" if c in spec.folder), ""):
-        raise UserError(
-            f"{spec.folder} holds a '{found}', which SLURM interprets as a pattern; choose another OUTPUT_DIR"
-        )
-    if os.environ.get(_PREEMPT_SIGNAL, "USR2") not in ("USR1", "USR2"):
-        raise UserError(
-            f"{_PREEMPT_SIGNAL} is {os.environ[_PREEMPT_SIGNAL]!r}; it must be USR1 or USR2: other signals end a job"
-        )
-
-
 @contextlib.contextmanager
-def _sbatch_environment(parameters: dict[str, Any]) -> Iterator[None]:
-    """The user's settings for sbatch (SBATCH_ACCOUNT, ...), but those that ``parameters`` set: sbatch prefers them.
-
-    No trace of a job that this process may be part of, and no Ctrl-C, which would lose the id of a job.
-    """
+def _sbatch_environment() -> Iterator[None]:
+    """Hides the job that this process may be part of, but no SBATCH_ variable; Ctrl-C would lose the id of a job."""
     from submitit.helpers import clean_env
 
-    ours = {name.replace("_", "-") for name in (*_SET_BY_SUBMITIT, *parameters, *parameters["additional_parameters"])}
-    saved, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
-    theirs = [name.removeprefix("SBATCH_") for name in saved if name.startswith("SBATCH_")]
-    options = {f"SBATCH_{name}": name.lower().replace("_", "-") for name in theirs}
-    kept = [name for name, option in options.items() if _OTHER_NAMES.get(option, option) not in ours]
+    others = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")
+    users = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in others}
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():
-            os.environ.update({name: saved[name] for name in (*kept, "SLURM_CONF", _PREEMPT_SIGNAL) if name in saved})
+            os.environ.update(users)
             yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        os.environ.clear()
-        os.environ.update(saved)

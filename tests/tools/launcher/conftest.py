@@ -8,8 +8,7 @@ import pytest
 
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import ROOT
-from tools.launcher.options import Options
-from tools.launcher.resolve import resolve
+from tools.launcher.options import Options, resolve
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from tools.launcher.status import collect
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 TINY = ["MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "2"]
-DEBUG = Options(cluster="debug", gpus=0)
+HERE = Options(cluster="local", gpus=0)
 
 
 def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpec:
@@ -31,7 +31,7 @@ def job_of(folder: Path | str) -> dict[str, Any]:
     return read_json(Path(folder) / "launch" / "launch.json")["jobs"][-1]
 
 
-def run_alone(spec: StageSpec, options: Options = DEBUG) -> int:
+def run_alone(spec: StageSpec, options: Options = HERE) -> int:
     return run(single(spec), options)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,14 +15,12 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
-from tests.tools.launcher.helpers import DEBUG, ROOT, fake, wait_for
+from tests.tools.launcher.helpers import HERE, ROOT, fake, wait_for
 from tools.launcher import checks, jobs
 from tools.launcher import graph as module
-from tools.launcher import run as runner
 from tools.launcher.graph import Graph, Node, run, show, single
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec, read_json
-from tools.launcher.submit import Refused
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
@@ -61,7 +57,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     def submit(specs: Sequence[StageSpec], options: Options, *, dependency: str = "", code: Path) -> list[Any]:
         names = [Path(spec.folder).parent.name + "/" + Path(spec.folder).name for spec in specs]
         if any(name.endswith("/refused") for name in names):
-            raise Refused("sbatch refused fake-refused: invalid partition")
+            raise UserError("sbatch refused fake-refused: invalid partition")
         found.append((names, dependency))
         assert (code / "tools/launcher/job.py").is_file()
         FakeJob.codes.add(code)
@@ -111,11 +107,11 @@ def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_pa
 def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitted: list, capsys):
     spec = replace(fake(tmp_path / "a"), inputs={str(tmp_path / "none.pth"): ""})
     graph = graph_of(tmp_path, Node("a", spec))
-    for options in (SLURM, DEBUG):
+    for options in (SLURM, HERE):
         with pytest.raises(UserError, match=r"no weights at .*none\.pth"):
             run(graph, options)
     assert submitted == [] and not (tmp_path / "a").exists()
-    show(graph, DEBUG)
+    show(graph, HERE)
     assert "refused  a" in (shown := capsys.readouterr().out) and "no weights at" in shown
 
 
@@ -186,16 +182,16 @@ def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, submitted: li
 
 def test_a_stage_by_itself_has_the_mark_that_its_pipeline_accepts(tmp_path: Path):
     graph = chain(tmp_path)
-    assert run(graph, DEBUG) == 0
+    assert run(graph, HERE) == 0
     (tmp_path / "b/launch/complete.json").unlink()
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
-    assert run(single(alone), DEBUG) == 0
+    assert run(single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
 
 
 def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, submitted: list):
     with claim(tmp_path, "pipeline"):
-        for options in (DEBUG, SLURM):
+        for options in (HERE, SLURM):
             with pytest.raises(UserError, match="is in use: pipeline"):
                 run(chain(tmp_path), options)
     assert submitted == [] and not (tmp_path / "a").exists()
@@ -228,24 +224,13 @@ def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
     assert not (tmp_path / "b").exists() and not (tmp_path / "c").exists()
 
 
-def test_a_signal_between_two_stages_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    def run_stage(spec: StageSpec) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(runner, "run_stage", run_stage)
-    assert run(chain(tmp_path), DEBUG) == 130
-    assert "[2/3] b was not started: SIGTERM" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 def test_a_graph_redoes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
     graph = graph_of(tmp_path, Node("a", fake(tmp_path / "a")), Node("b", fake(tmp_path / "b"), ("a",)))
-    assert run(graph, DEBUG) == 0
+    assert run(graph, HERE) == 0
     assert (tmp_path / "a/steps.0").read_text().split() == ["0"]
     (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
     capsys.readouterr()
-    assert run(graph, DEBUG) == 0
+    assert run(graph, HERE) == 0
     shown = capsys.readouterr().out
     assert "[1/2] a: already complete" in shown and "[2/2] b: already complete" not in shown
     assert (tmp_path / "b/results.json").exists()

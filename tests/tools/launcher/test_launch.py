@@ -116,7 +116,6 @@ def test_a_run_folder_may_be_the_start_of_another_pretraining(
 
 
 def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tools.launcher.resolve._check_partition", lambda options: None)
     monkeypatch.setattr("tools.launcher.graph.submit", lambda specs, options, **given: [SimpleNamespace(job_id="7")])
     assert launch.main(["pretrain", "--method", "jcl", "--cluster", "slurm"]) == 0
 
@@ -137,8 +136,8 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
         "4:00:00",
         "DATALOADER.NUM_WORKERS",
         "5",
-        "--comment",
-        "a $(b) 'c'",
+        "--sbatch",
+        "comment=a $(b) 'c'",
         "--setup",
         "module load cuda",
     ]

@@ -41,7 +41,7 @@ def test_one_ranks_exception_ends_all(slurm_options: Options, slurm_cluster: Slu
 def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):
     folder = tmp_path / "a folder; touch hacked $(touch hacked)"
     comment = 'it\'s "50 %" of $HOME; `id`'
-    (job,) = submit([fake(folder)], replace(slurm_options, comment=comment))
+    (job,) = submit([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
     slurm_cluster.wait_state(job.job_id, "COMPLETED")
     assert f"Comment={comment}" in shown_by_scontrol(job.job_id)
     assert read_json(folder / "results.json")["metrics"] == {"count": 1}

@@ -20,7 +20,7 @@ from pretrain.common import checkpoint
 from tests.slurm_cluster import NODES, SlurmCluster
 from tests.tools.launcher.helpers import (
     CONFIGS,
-    DEBUG,
+    HERE,
     fake,
     job_of,
     last_attempt,
@@ -62,7 +62,7 @@ def test_pretraining_on_two_nodes_equals_one_process(
     groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
     spec = stages.pretrain("", tiny(images, tmp_path / "slurm", *groups))
     (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
-    run_alone(stages.pretrain("", tiny(images, tmp_path / "here", *groups)), DEBUG)
+    run_alone(stages.pretrain("", tiny(images, tmp_path / "here", *groups)))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
     assert losses(tmp_path / "slurm") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
@@ -169,7 +169,7 @@ def test_a_preempted_pretraining_ends_bit_equal(
 ):
     more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
     whole = stages.pretrain("", tiny(images, tmp_path / "whole", *more))
-    run_alone(whole, DEBUG)
+    run_alone(whole)
     spec = stages.pretrain("", tiny(images, tmp_path / "cut", *more))
     (job,) = submit([spec], slurm_options)
     metrics = tmp_path / "cut" / "metrics.json"
@@ -200,7 +200,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "smoke.yaml"
     file.write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
-    assert run(pipeline.load(str(file), "whole"), DEBUG) == 0
+    assert run(pipeline.load(str(file), "whole"), HERE) == 0
     graph = pipeline.load(str(file), "cut")
     assert run(graph, slurm_options) == 0
     specs = {node.key: node.spec for node in graph.nodes}
@@ -293,7 +293,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     words = [*tiny(images, tmp_path), *more, "OUTPUT_DIR"]
     one, two = (stages.probe("linear", "random", "", [*words, str(tmp_path / name)]) for name in ("slurm", "here"))
     (job,) = submit([one], replace(slurm_options, nodes=2, tasks=2))
-    run_alone(two, DEBUG)
+    run_alone(two)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
     assert shown(tmp_path / "slurm")["failure"] == {}
     first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))

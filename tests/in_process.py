@@ -1,0 +1,32 @@
+"""launch.py with its stages in this process, for tests that inject faults or run many commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest import mock
+
+from pretrain.common import interrupt
+from tools import launch
+from tools.launcher import checks
+from tools.launcher.graph import Graph
+from tools.launcher.job import run_stage
+from tools.launcher.options import Options
+
+HERE = Options(cluster="local", gpus=0)
+
+
+def run(graph: Graph, options: Options = HERE) -> int:
+    """As `tools.launcher.graph.run` on this machine, without a process per stage and its record."""
+    missing, _ = checks.check(graph, options)
+    graph.remember(options)
+    with interrupt.handled():
+        for node in missing.values():
+            run_stage(node.spec)
+    if graph.report:
+        graph.report.run()
+    return 0
+
+
+def main(argv: Sequence[str]) -> int:
+    with mock.patch("tools.launcher.commands.run", run):
+        return launch.main(argv)

@@ -18,8 +18,6 @@ EXTRAS ?= dev,docs
 LOCKED ?=
 # Of the demo: detectron2 or torchvision, each in a run folder of its own; empty: the file's, in runs/demo.
 ENGINE ?=
-# 1: with Detectron2's compiled part, which this project does not call.
-COMPILED ?=
 # The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 # One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
@@ -35,8 +33,7 @@ IN_PARALLEL := -n 3 --dist loadfile
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
-	@echo "make detectron2  builds Detectron2 once per machine and installs it; DETECTRON2=/a/checkout without internet,"
-	@echo "                 COMPILED=1 with its compiled part, which this project does not call"
+	@echo "make detectron2  builds Detectron2 once per machine and installs it; DETECTRON2=/a/checkout without internet"
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
@@ -70,7 +67,7 @@ $(READY): pyproject.toml requirements.lock
 	@rm -f $(VENV)/.set-up-* && touch $@
 
 detectron2: setup
-	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2" $(if $(filter 1,$(COMPILED)),--compiled)
+	@$(BIN)/python tools/install_detectron2.py --source "$$DETECTRON2"
 
 test: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)

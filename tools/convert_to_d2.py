@@ -37,13 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transfer.convert import convert  # imports torch; a mistake should not wait for that
 
     done = convert(
-        args.source,
-        args.output,
-        encoder=args.encoder,
-        unsafe_pickle=args.unsafe_pickle,
-        overwrite=args.overwrite,
+        args.source, args.output, encoder=args.encoder, unsafe_pickle=args.unsafe_pickle, overwrite=args.overwrite,
         back=args.to_torchvision,
-    )
+    )  # fmt: skip
     print(done.summary())
 
 

@@ -34,9 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--out", default="views.png")
     args = parser.parse_args(argv)
-    for name in ("size", "images", "views"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if min(args.size, args.images, args.views) < 1:
+        raise UserError("--size, --images and --views must be at least 1")
     if args.recipe not in RECIPES:
         raise UserError(f"no recipe {args.recipe!r}; choose {', '.join(RECIPES)}{nearest(args.recipe, RECIPES)}")
     from pretrain.data import datasets, view_grid  # imports torch

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +21,11 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.resnet_names import DEPTHS, names
 from pretrain.config import load_config
-from pretrain.methods import METHODS
 from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state
 from tools import export
 from tools.exporting import backbone, card
 
-ROOT = Path(__file__).parents[2]
 MEAN, STD = [0.6, 0.5, 0.3], [0.2, 0.25, 0.3]  # no library's defaults
 SIZE, RESIZE = 40, 53  # of which timm's arithmetic makes 52 unless its crop_pct is rounded down
 
@@ -98,32 +94,20 @@ def rewrite(path: Path, key: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def swap_channels(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    path = folder / "model.safetensors"
-    state = load_file(path)
-    name = next(name for name in state if state[name].ndim == 4 and state[name].shape[1] == 3)
-    state[name] = state[name].flip(1).contiguous()
-    save_file(state, path, metadata={"format": "pt"})
-
-
 SPOILED = {
     "timm": [
         lambda folder: rewrite(folder / "config.json", "mean", [0.485, 0.456, 0.406]),
         lambda folder: rewrite(folder / "config.json", "crop_pct", 0.875),
-        swap_channels,
     ],
     "transformers": [
         lambda folder: rewrite(folder / "preprocessor_config.json", "image_std", [0.229, 0.224, 0.225]),
         lambda folder: rewrite(folder / "preprocessor_config.json", "size", {"shortest_edge": SIZE}),
-        swap_channels,
     ],
 }
 
 
 @pytest.mark.parametrize("target", FOLDERS)
-@pytest.mark.parametrize("mistake", [0, 1, 2], ids=["statistics", "crop", "channels"])
+@pytest.mark.parametrize("mistake", [0, 1], ids=["statistics", "crop"])
 def test_a_wrong_export_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mistake: int
 ) -> None:
@@ -203,37 +187,16 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs onnxscript, onnxruntime; install it: pip install -e '\.\[export\]'"):
         export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
-    absent = "import sys; sys.modules |= dict.fromkeys(('onnxscript', 'onnxruntime', 'transformers'))"
-    code = f"{absent}; from tools import export; export.main(sys.argv[1:])"
-    words = [str(run), str(tmp_path / "out"), "--format", "timm"]  # needs none of them
-    subprocess.run([sys.executable, "-c", code, *words], check=True, timeout=120, cwd=ROOT)
-
-
-def write_probe(folder: Path, stage: str, sha: str, top1: float) -> None:
-    folder.mkdir(exist_ok=True)
-    source = {"source": "checkpoint_final.pth", "source_sha256": sha, "encoder": "query", "arch": "resnet18"}
-    results = {"stage": stage, "source": source, "metrics": {"top1": top1}, "protocol": {"val": "cifar10", "k": 5}}
-    (folder / "results.json").write_text(json.dumps(results))
 
 
 def test_a_card_says_what_is_recorded_and_no_more(run: Path, tmp_path: Path) -> None:
     sha = sha256(run / "checkpoint_final.pth")
-    write_probe(tmp_path / "knn", "knn", sha, 71.25)
-    write_probe(tmp_path / "linear", "linear", "0" * 64, 88.0)  # of another checkpoint
     text = card.text(backbone.read(run), "timm", tmp_path / "out", 2e-7)
     for line in ("| method | jcl |", "| pretrained on | cifar10 |", "| epochs | 200 |", "| steps | 700 |",
                  "| seed | 3 |", f"| checkpoint | checkpoint_final.pth, SHA-256 {sha} |", "| versions | torch 2.99 |",
-                 "| commit of pretrain-to-transfer | 0123abc |", card.PAPERS["jcl"]):  # fmt: skip
+                 "| commit of pretrain-to-transfer | 0123abc |"):  # fmt: skip
         assert line in text.splitlines()
-    assert "- kNN on cifar10: top1 71.2 (" in text and "88.0" not in text
     torch.save(resnet_state("resnet18"), tmp_path / "plain.pth")
     text = card.text(backbone.read(tmp_path / "plain.pth"), "timm", tmp_path / "out", 0.0)
     assert "pretrained by an unknown method" in text and "(usual, not recorded)" in text
-    assert not re.search(r"method \||epochs|seed|Results|Citation", text)
-
-
-def test_every_method_has_a_paper() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    known = [reference["title"] for reference in citation["references"]]
-    assert card.PAPERS.keys() == METHODS.keys()
-    assert all(any(title in paper for paper in card.PAPERS.values()) for title in known)
+    assert not re.search(r"method \||epochs|seed", text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json_records
 
 from .document import Picture
 from .files import Plan, short_names
@@ -71,7 +72,7 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
         try:
             if run.predictions is None:
                 raise UserError(f"{run.folder / 'results.json'} does not name their file")
-            columns[branch] = visualize.read_predictions(run.predictions, images)
+            columns[branch] = read_json_records(run.predictions)
         except UserError as error:
             made.unread.append(f"the predictions of {branch} are not in the picture of {title}: {error}")
     if len(columns) < 2:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
-from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
@@ -77,11 +76,14 @@ def evaluate(
         keypoints); None where the ground truth has no such object.
     """
     content = annotations if isinstance(annotations, Mapping) else read(annotations)
-    coco = _index(content, content["annotations"])
+    truth = _ground_truth(content)
     results: Metrics = {}
     for task in tasks:
+        # Without its box, pycocotools takes a prediction's area from its mask: it is small, medium or large by that.
+        records = [{k: v for k, v in r.items() if task != "segm" or k != "bbox"} for r in predictions]
         iou_type: Any = task  # pycocotools' stubs name the three
-        coco_eval: Any = COCOeval(coco, _index(content, predictions, task), iou_type)
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco_eval: Any = COCOeval(truth, truth.loadRes(records) if records else _index(content, []), iou_type)
         if task == "keypoints":
             coco_eval.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, coco_eval.params.kpt_oks_sigmas)
         with contextlib.redirect_stdout(io.StringIO()):
@@ -93,7 +95,7 @@ def evaluate(
         for k, category_id in enumerate(coco_eval.params.catIds):
             values = precision[:, :, k, 0, -1]
             values = values[values > -1]
-            name = coco.cats[category_id]["name"]
+            name = truth.cats[category_id]["name"]
             results[task][f"AP-{name}"] = _percent(values.mean() if values.size else -1)
     return results
 
@@ -133,18 +135,16 @@ def write_results(
     """Writes the results.json of a transfer run to ``path`` and returns its content.
 
     Args:
-        engine: detectron2 | torchvision.
         metrics: data set name -> what `evaluate` returned.
         predictions: data set name -> their file, relative to the run folder, which may be moved.
         weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
         iteration: optimizer steps done; None where nothing was trained.
     """
     depth = cfg.MODEL.RESNETS.DEPTH
-    first = next(iter(metrics.values()), {})
     content = {
         "stage": "transfer",
         "engine": {"name": engine, "version": engine_version},
-        "metrics": first,
+        "metrics": next(iter(metrics.values()), {}),
         "datasets": dict(metrics),
         "predictions": dict(predictions),
         "iteration": iteration,
@@ -185,31 +185,23 @@ def _schedule_name(cfg: CfgNode) -> str:
     return f"{times:g}x" if times * 100 == round(times * 100) else f"{cfg.SOLVER.MAX_ITER} iterations"
 
 
-def _index(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]], task: str = "") -> COCO:
-    """Ground truth (no task) or predictions for COCOeval, with ids from 1, as COCOeval takes id 0 for no match."""
-    coco: Any = COCO()
-    numbered: list[dict[str, Any]] = []
-    for number, record in enumerate(records, start=1):
-        new = {**record, "id": number, "iscrowd": record.get("iscrowd", 0)}
-        if task:
-            _complete(new, task)
-        else:
-            new.setdefault("area", new["bbox"][2] * new["bbox"][3])
-            if new.get("keypoints") is not None:  # null means none
-                new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
-        numbered.append(new)
-    coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": numbered}
+def _ground_truth(content: Mapping[str, Any]) -> Any:
+    """pycocotools' COCO, with ids from 1, as COCOeval takes id 0 for no match, and with the fields that it needs."""
+    records: list[dict[str, Any]] = []
+    for number, record in enumerate(content["annotations"], start=1):
+        new = {"iscrowd": 0, "area": record["bbox"][2] * record["bbox"][3], **record, "id": number}
+        if new.get("keypoints") is not None:  # null means none
+            new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
+        records.append(new)
+    return _index(content, records)
+
+
+def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
+    coco = COCO()
+    coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": records}
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
-
-
-def _complete(prediction: dict[str, Any], task: str) -> None:
-    """Sets the area by which a prediction is small, medium or large: its mask's for masks, its box's otherwise."""
-    if task == "segm":
-        prediction["area"] = float(coco_mask.area(prediction["segmentation"]))
-    else:
-        prediction["area"] = prediction["bbox"][2] * prediction["bbox"][3]
 
 
 def _sigmas(content: Mapping[str, Any], given: Sequence[float], default: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +17,10 @@ from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
 
 from pretrain.common.image_io import open_upright
-from pretrain.common.run_folder import atomic_write, read_json_records
+from pretrain.common.run_folder import atomic_write
 
 from .data import read
 
-SKELETON = (  # COCO's person, keypoints counted from 1
-    (16, 14), (14, 12), (17, 15), (15, 13), (12, 13), (6, 12), (7, 13), (6, 7), (6, 8), (7, 9), (8, 10), (9, 11),
-    (2, 3), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7),
-)  # fmt: skip
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _CELL = 360  # sides of a panel of `compare`
 _TITLE = 28  # height of the strip above a panel
@@ -55,17 +50,17 @@ def draw(
     content = read(annotations_json)
     categories = {c["id"]: c for c in content["categories"]}
     images = _sorted(content["images"])
-    truth_of, found_by = _by_image(content["annotations"]), _by_image(predictions)
+    truth_of, predictions_on = _by_image(content["annotations"]), _by_image(predictions)
     count = min(count, len(images))
     written = []
     for image in (images[i * len(images) // count] for i in range(count)):
         photo = _photo(image_dir, image)
-        scale = max(1.0, _MIN_HEIGHT / photo.height)
-        found = _strong(found_by[image["id"]], score_threshold)
-        left = _panel(photo, scale, found, categories, "predictions")
-        right = _panel(photo, scale, truth_of[image["id"]], categories, "ground truth")
-        written.append(Path(output_dir) / f"{re.sub(r'[^0-9A-Za-z]', '_', str(image['id']))}.jpg")
-        atomic_write(written[-1], _encoded(torch.cat([left, right], dim=2), "JPEG"))
+        columns = {
+            "predictions": _strong(predictions_on[image["id"]], score_threshold), "ground truth": truth_of[image["id"]]
+        }  # fmt: skip
+        row = _row(photo, max(1.0, _MIN_HEIGHT / photo.height), columns, categories)
+        written.append(Path(output_dir) / f"{str(image['id']).replace('/', '_')}.jpg")
+        atomic_write(written[-1], _encoded(row, "JPEG"))
     return written
 
 
@@ -73,16 +68,6 @@ def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, An
     """The first ``count`` images, by id, that have an object."""
     annotated = {record["image_id"] for record in content["annotations"]}
     return [image for image in _sorted(content["images"]) if image["id"] in annotated][:count]
-
-
-def read_predictions(path: str | Path, images: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The predictions on ``images`` in a file in COCO's result format.
-
-    Raises:
-        UserError: missing, or not a list of JSON objects.
-    """
-    ids = [image["id"] for image in images]
-    return [record for record in read_json_records(path) if record.get("image_id") in ids]
 
 
 def compare(
@@ -105,15 +90,13 @@ def compare(
     """
     categories = {c["id"]: c for c in content["categories"]}
     truth_of = _by_image(content["annotations"])
-    found_by = {title: _by_image(records) for title, records in predictions.items()}
+    predictions_of = {title: _by_image(records) for title, records in predictions.items()}
     rows = []
     for image in images:
         photo = _photo(image_dir, image)
         columns = {"ground truth": truth_of[image["id"]]}
-        columns |= {title: _strong(found[image["id"]], score_threshold) for title, found in found_by.items()}
-        scale = _CELL / max(photo.size)
-        panels = [_panel(photo, scale, items, categories, title, _CELL) for title, items in columns.items()]
-        rows.append(torch.cat(panels, dim=2))
+        columns |= {title: _strong(of[image["id"]], score_threshold) for title, of in predictions_of.items()}
+        rows.append(_row(photo, _CELL / max(photo.size), columns, categories, _CELL))
     atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
 
 
@@ -144,18 +127,29 @@ def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Map
     return groups
 
 
+def _row(
+    photo: Image.Image,
+    scale: float,
+    columns: Mapping[str, Sequence[Mapping[str, Any]]],
+    categories: Mapping[Any, Mapping[str, Any]],
+    cell: int = 0,
+) -> torch.Tensor:
+    """A panel per column, which is a title -> records: uint8 (3, H, W).
+
+    ``cell`` is the least height and width of a panel below its title; a smaller image gets white margins.
+    """
+    return torch.cat([_panel(photo, scale, records, categories, title, cell) for title, records in columns.items()], 2)
+
+
 def _panel(
     photo: Image.Image,
     scale: float,
     items: Sequence[Mapping[str, Any]],
     categories: Mapping[Any, Mapping[str, Any]],
     title: str,
-    cell: int = 0,
+    cell: int,
 ) -> torch.Tensor:
-    """The image with the boxes, masks, keypoints and labels of ``items`` under a title: uint8 (3, H, W).
-
-    ``cell`` is the least height and width below the title; a smaller image gets white margins.
-    """
+    """The image with the boxes, masks, keypoints and labels of ``items`` under a title."""
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
@@ -165,8 +159,8 @@ def _panel(
             panel = draw_segmentation_masks(panel, torch.from_numpy(np.array(mask)), alpha=0.45, colors=color)
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
-            bones = categories.get(item["category_id"], {}).get("skeleton") or SKELETON
-            pairs = [(a - 1, b - 1) for a, b in bones if max(a, b) <= points.shape[1]]
+            bones = categories.get(item["category_id"], {}).get("skeleton") or ()
+            pairs = [(a - 1, b - 1) for a, b in bones]
             centers, visible = (points[..., :2] + 0.5) * scale, points[..., 2] > 0
             panel = draw_keypoints(panel, centers, pairs, color, radius=3, width=2, visibility=visible)
     if items:

@@ -9,7 +9,6 @@ python tools/convert_to_d2.py runs/coco_R50_FPN_1x_jcl/model_final.pth resnet50_
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import run_command_line
-from pretrain.common.files import check_name, existing_file
+from pretrain.common.files import check_name
+from transfer.convert import convert
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,10 +32,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
     args = parser.parse_args(argv)
     check_name(args.output, "OUTPUT")
-    if not os.path.isdir(args.source):
-        existing_file(args.source, "run folder or checkpoint")
-    from transfer.convert import convert  # imports torch; a mistake should not wait for that
-
     done = convert(
         args.source, args.output, encoder=args.encoder, unsafe_pickle=args.unsafe_pickle, overwrite=args.overwrite,
         back=args.to_torchvision,

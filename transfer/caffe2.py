@@ -18,9 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import names
 from pretrain.common.weights_file import COUNTER, WeightsFile
 
@@ -46,21 +44,12 @@ def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
 
     The classifier, the optimizer's momentum and the convolutions' biases are dropped, as Detectron2 drops them. Other
     unknown names stay, for the reader to refuse.
-
-    Raises:
-        UserError: two names for one tensor.
     """
     table, dropped = _names()
     if not any(name in table for name in file.tensors):
         return file, {}
-    state: dict[str, Tensor] = {}
-    for name, tensor in file.tensors.items():
-        if name in dropped or name.endswith("_momentum"):
-            continue
-        renamed = table.get(name, name)
-        if renamed in state:
-            raise UserError(f"{file.path}: {name} appears twice, under both of its names")
-        state[renamed] = tensor
+    dropped = dropped | {name for name in file.tensors if name.endswith("_momentum")}
+    state = {table.get(name, name): tensor for name, tensor in file.tensors.items() if name not in dropped}
     needs = dict(_TRAINED_WITH)
     if not any(".norm.running_" in name for name in state):
         needs["MODEL.RESNETS.NORM"] = "FrozenBN"

@@ -23,6 +23,7 @@ from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
 from pretrain.common.lock import claim
+from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import cannot_write, remove, replacing, stage_of, write_json
 
 if TYPE_CHECKING:  # torch is imported only after the paths are checked
@@ -78,37 +79,28 @@ def convert(
     output = Path(output)
     if output.suffix not in FORMATS or (back and output.suffix == ".pkl"):
         raise UserError(f"OUTPUT {output} must end in .pth, .safetensors{'' if back else ' or .pkl'}")
-    if os.path.isdir(output):
-        raise UserError(f"{output} is a folder; name a file in it")
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
-    return _convert(source, output, encoder, unsafe_pickle, overwrite, back)
 
-
-def _convert(
-    source: str | Path, output: Path, encoder: str, unsafe_pickle: bool, overwrite: bool, back: bool
-) -> Conversion:
-    from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
     from pretrain.common.weights_file import read_weights_file
 
     from .verify import verify
 
     path = find_source(source, unsafe_pickle)
-    if (os.path.exists(output) and os.path.samefile(output, path)) or _is_checkpoint_of_run(output):
+    of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
+    if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone, provenance = read_source(path, encoder, unsafe_pickle)
     if backbone.stem == "cifar" and not back:
-        raise UserError(
-            f"{path} has the CIFAR stem (3x3, no pooling); Detectron2's stem is 7x7: pretrain with MODEL.STEM imagenet"
-        )
+        raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
     if stride_in_1x1 and back:
         raise UserError(
             f"{path} was trained with STRIDE_IN_1X1 True, but torchvision's ResNet strides in the 3x3, so these "
             "weights would compute wrong features in it; convert it to Detectron2's names, without --to-torchvision"
         )
-    names = backbone.state_dict
-    tensors = names if back else {PREFIX + k: v for k, v in to_detectron2(names, backbone.arch).items()}
+    state = backbone.state_dict
+    tensors = state if back else {PREFIX + name: t for name, t in to_detectron2(state, backbone.arch).items()}
     data = _encode(tensors, provenance, output.suffix, back)
     record = output.with_name(output.name + ".json")
     with claim(output.parent, "conversion", of=output.name):
@@ -144,10 +136,6 @@ def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False)
     return backbone, _provenance(backbone, needs or detector_provenance(path))
 
 
-def _is_checkpoint_of_run(path: Path) -> bool:
-    return path.name.startswith(("checkpoint_", "model_")) and stage_of(path.parent) in ("pretrain", "transfer")
-
-
 def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> Path:
     """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
 
@@ -176,30 +164,22 @@ def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, A
     Args:
         known: what a run folder of fine-tuning records about the source, or what files of its kind need.
     """
-    from pretrain.common.resnet_names import is_bottleneck
-
-    fits = {
+    fits: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if is_bottleneck(backbone.arch) else 64,
         "INPUT.FORMAT": "RGB",
         "MODEL.PIXEL_MEAN": PIXEL_MEAN,
         "MODEL.PIXEL_STD": PIXEL_STD,
-        **_statistics(backbone.provenance.get("config")),
     }
+    with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
+        views = parse_yaml(backbone.provenance["config"])["VIEWS"]
+        fits |= {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
     own = backbone.provenance
     if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
         own = {key: own[key] for key in ("source", "source_sha256", "arch", "stem")}
         own["earlier_source"] = known.get("source")
     return {**fits, **known, **own}
-
-
-def _statistics(config: Any) -> dict[str, Any]:
-    """The statistics in the config (YAML text) of a pretraining of this project, 0 to 255; empty if it has none."""
-    with contextlib.suppress(LookupError, TypeError, ValueError):
-        views = parse_yaml(config)["VIEWS"]
-        return {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-    return {}
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:
@@ -208,8 +188,6 @@ def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix
 
         return save(dict(tensors), metadata={"provenance": json.dumps(provenance)})
     if suffix == ".pkl":
-        from pretrain.common.resnet_names import PREFIX
-
         arrays = {name.removeprefix(PREFIX): tensor.numpy() for name, tensor in tensors.items()}
         content = {"model": arrays, "__author__": AUTHOR, "matching_heuristics": True, "provenance": dict(provenance)}
         return pickle.dumps(content, protocol=2)

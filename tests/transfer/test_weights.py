@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import PREFIX, to_detectron2
 from pretrain.common.run_folder import begin
+from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import preflight
@@ -51,24 +51,19 @@ def test_matching_config_passes(tmp_path: Path, r50: Weights) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("key", "value"),
     [
-        ({"MODEL__RESNETS__STRIDE_IN_1X1": True}, "MODEL.RESNETS.STRIDE_IN_1X1 is True, but .* set .* to False"),
-        ({"INPUT__FORMAT": "BGR"}, "INPUT.FORMAT is BGR"),
-        ({"MODEL__PIXEL_STD": [1.0, 1.0, 1.0]}, "MODEL.PIXEL_STD"),
-        ({"MODEL__PIXEL_STD": [58.395, 57.12, 57.42]}, "MODEL.PIXEL_STD"),  # a digit off
-        ({"MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675]}, "MODEL.PIXEL_MEAN"),
-        ({"MODEL__RESNETS__DEPTH": 26}, "DEPTH is 26; choose one of 18, 34, 50, 101"),
-        ({"MODEL__RESNETS__DEPTH": 101}, "holds a resnet50, but MODEL.RESNETS.DEPTH is 101"),
-        (
-            {"MODEL__RESNETS__RES2_OUT_CHANNELS": 64},
-            "RES2_OUT_CHANNELS is 64; a ResNet-50 needs 256|ResNet-50 needs 256",
-        ),
+        ("MODEL.RESNETS.STRIDE_IN_1X1", True),
+        ("INPUT.FORMAT", "BGR"),
+        ("MODEL.PIXEL_STD", [1.0, 1.0, 1.0]),
+        ("MODEL.PIXEL_STD", [58.395, 57.12, 57.42]),  # a digit off
+        ("MODEL.PIXEL_MEAN", [103.53, 116.28, 123.675]),
+        ("MODEL.RESNETS.DEPTH", 101),
     ],
 )
-def test_wrong_key_is_named(tmp_path: Path, r50: Weights, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_config(r50, tiny_coco.config(tmp_path, "x", **(R50 | keys)))
+def test_wrong_key_is_named(tmp_path: Path, r50: Weights, key: str, value: Any) -> None:
+    cfg = tiny_coco.config(tmp_path, "x", **(R50 | {key.replace(".", "__"): value}))
+    refused(lambda: check_config(r50, cfg), key, value, "w.pth")
 
 
 def test_basic_blocks_have_no_1x1_to_stride_in(tmp_path: Path, r18: Weights) -> None:
@@ -86,30 +81,25 @@ def test_load_names_what_does_not_fit(r50: Weights) -> None:
     assert load_weights(lambda: own, r50, log=messages.append) == ["roi_heads.box_predictor.cls_score.weight"]
     assert torch.equal(own[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
     assert messages == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
-    with pytest.raises(UserError, match=r"holds a backbone only, no detector"):
-        load_weights(lambda: own, r50, require_heads=True)
+    refused(lambda: load_weights(lambda: own, r50, require_heads=True), "w.pth", "no detector")
     head = {"roi_heads.box_predictor.bbox_pred.weight": torch.ones(1)}
-    with pytest.raises(UserError, match=r"lacks roi_heads.box_predictor.cls_score.weight"):
-        load_weights(lambda: own, dataclasses.replace(r50, state=r50.state | head), require_heads=True)
+    other = dataclasses.replace(r50, state=r50.state | head)
+    refused(lambda: load_weights(lambda: own, other, require_heads=True), "box_predictor.cls_score.weight")
     own[f"{PREFIX}res6.0.conv1.weight"] = torch.zeros(1)
-    with pytest.raises(UserError, match=r"lacks backbone.bottom_up.res6.0.conv1.weight"):
-        load_weights(lambda: own, r50)
+    refused(lambda: load_weights(lambda: own, r50), f"lacks {PREFIX}res6.0.conv1.weight")
     del own[f"{PREFIX}res6.0.conv1.weight"], own[f"{PREFIX}stem.conv1.norm.running_mean"]  # GN has none
-    with pytest.raises(UserError, match=r"holds backbone.bottom_up.stem.conv1.norm.running_mean, for which"):
-        load_weights(lambda: own, r50)
+    refused(lambda: load_weights(lambda: own, r50), f"holds {PREFIX}stem.conv1.norm.running_mean")
     own[f"{PREFIX}stem.conv1.norm.running_mean"] = torch.zeros(64)
     own[f"{PREFIX}res4.0.shortcut.weight"] = torch.zeros(512, 1024, 1, 1)
-    with pytest.raises(UserError, match=r"res4.0.shortcut.weight has shape \(1024, 512, 1, 1\).*transposed"):
-        load_weights(lambda: own, r50)
+    refused(lambda: load_weights(lambda: own, r50), "res4.0.shortcut.weight", (1024, 512, 1, 1), "transposed")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(resnet_state(), tmp_path / "torchvision.pth")
-    with pytest.raises(UserError, match=r"holds no backbone.bottom_up.* convert it first"):
-        read_weights(tmp_path / "torchvision.pth")
-    (tmp_path / "bare.pkl").write_bytes(pickle.dumps({"conv1_w": np.zeros(3)}))
-    with pytest.raises(UserError, match=r"did you mean 'bare\.pkl'"):
-        read_weights(tmp_path / "bear.pkl")
+    refused(lambda: read_weights(tmp_path / "torchvision.pth"), PREFIX, "convert_to_d2.py")
+    refused(lambda: read_weights(tmp_path / "torchvison.pth"), "did you mean 'torchvision.pth'")
+    begin(tmp_path, "transfer")
+    refused(lambda: read_weights(tmp_path), tmp_path / "model_final.pth")
 
 
 def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
@@ -127,23 +117,16 @@ def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
 def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights) -> None:
     torch.save({"model": r18.state, "iteration": 5}, tmp_path / "model_final.pth")
     (tmp_path / "config.yaml").write_text(tiny_coco.config(tmp_path, "x", INPUT__FORMAT="BGR").dump())
-    with pytest.raises(UserError, match=r"INPUT.FORMAT is RGB, but .* was pretrained with BGR"):
-        check_config(read_weights(tmp_path / "model_final.pth"), tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB"))
+    cfg = tiny_coco.config(tmp_path, "x", INPUT__FORMAT="RGB")
+    refused(lambda: check_config(read_weights(tmp_path / "model_final.pth"), cfg), "INPUT.FORMAT", "BGR")
     (tmp_path / "config.yaml").write_text("METHOD: []")  # of another program
     assert detector_provenance(tmp_path / "model_final.pth") == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("res2.0.conv1.weight", lambda t: t.to(torch.int32), "res2.0.conv1.weight is torch.int32, not floating point"),
-        ("res2.0.conv1.norm.running_var", lambda t: t - 9, "running_var has a variance below 0"),
-    ],
-)
-def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights, name: str, change: Any, message: str) -> None:
-    torch.save({"model": r18.state | {PREFIX + name: change(r18.state[PREFIX + name])}}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=message):
-        read_weights(tmp_path / "w.pth")
+def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights) -> None:
+    name = f"{PREFIX}res2.0.conv1.norm.running_var"
+    torch.save({"model": r18.state | {name: r18.state[name] - 9}}, tmp_path / "w.pth")
+    refused(lambda: read_weights(tmp_path / "w.pth"), name)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +140,3 @@ def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights, name: 
 )
 def test_the_remedy_is_the_command_to_type(source: str, output: str) -> None:
     assert preflight.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"
-
-
-def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
-    begin(tmp_path, "transfer")
-    with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*/model_final\.pth$"):
-        read_weights(tmp_path)

@@ -197,7 +197,7 @@ def _ground_truth(content: Mapping[str, Any]) -> Any:
 
 
 def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
-    coco = COCO()
+    coco: Any = COCO()
     coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": records}
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pretrain.common.errors import UserError
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data
@@ -31,9 +30,9 @@ def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Pa
     annotations, images = data.resolve(name)
     annotations.write_text(json.dumps(content))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
+    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     for check in (data.prepare, lambda cfg: data.check_early(cfg, cfg.DATASETS.TRAIN)):
-        with pytest.raises(UserError, match=r"annotation 1 of image 1: box .* add :skip_bad"):
-            check(tiny_coco.config(tmp_path / "out", name, **keys))
+        refused(lambda check=check: check(cfg), "annotation 1 of image 1", ":skip_bad")
     logged: list[str] = []
     prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), logged.append)
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
@@ -42,8 +41,8 @@ def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Pa
     assert len(checked["annotations"]) == len(content["annotations"]) - 1
     assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN
     assert data.resolve(prepared.DATASETS.TEST[0])[1] == images
-    with pytest.raises(UserError, match=r"has 1 categories; set MODEL.ROI_HEADS.NUM_CLASSES 1, not 80"):
-        data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", MODEL__ROI_HEADS__NUM_CLASSES=80))
+    cfg = tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", MODEL__ROI_HEADS__NUM_CLASSES=80)
+    refused(lambda: data.prepare(cfg), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +58,8 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         refused(lambda: data.resolve("coco_2017_vall"), "'coco_2017_val'")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.resolve(bad), bad, "coco:ANNOTATIONS")
-    for text, message in (
-        ("[]", "holds a JSON list, not an object"),
-        ("{}", "has no list of images"),
-        ("{", "is not JSON"),
-    ):
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(UserError, match=message):
-            data.read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("{}")
+    refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
 @pytest.fixture
@@ -103,8 +96,8 @@ def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
         record["segmentation"] = []
     data.resolve(name)[0].write_text(json.dumps(content))
     for chosen in (name, f"{name}:skip_bad"):
-        with pytest.raises(UserError, match=f"none of its 10 objects has .*; set MODEL.{key} False"):
-            data.prepare(tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True}))
+        cfg = tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True})
+        refused(lambda cfg=cfg: data.prepare(cfg), f"MODEL.{key} False")
 
 
 def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path) -> None:
@@ -128,11 +121,9 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     path.parent.mkdir()
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
-    with pytest.raises(UserError, match=r"annotation 1 of image 1: box"):
-        data.prepare(cfg)
+    refused(lambda: data.prepare(cfg), "annotation 1 of image 1")
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
-    with pytest.raises(UserError, match="has 80 categories"):
-        data.prepare(cfg)
+    refused(lambda: data.prepare(cfg), "80 categories")
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
     assert data.prepare(cfg).DATASETS.TEST == ("coco_2017_val",)
 
@@ -149,5 +140,5 @@ def test_other_categories_than_cocos(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
     name = f"coco:{tmp_path / 'own.json'}:{tmp_path}"
     keys = {"DATASETS__TEST": ("coco_2017_val",), "MODEL__ROI_HEADS__NUM_CLASSES": 80}
-    with pytest.raises(UserError, match=r"category 80 .* is 'n79' in .*own.json.*, but 'toothbrush' in coco_2017_val"):
-        data.prepare(tiny_coco.config(tmp_path / "out", name, **keys))
+    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
+    refused(lambda: data.prepare(cfg), "'n79' in coco:", "'toothbrush' in coco_2017_val")

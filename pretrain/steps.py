@@ -22,7 +22,7 @@ from .common.copies import to_device
 from .common.distributed import averaged_after
 from .data.loader import Batch
 from .methods import Objective
-from .model.dense import Locations, with_dense
+from .model.dense import DenseResNet, Locations, with_dense
 from .model.encoder import set_bn_groups
 from .model.objectives import InBatchObjective, QueueObjective
 
@@ -68,8 +68,11 @@ def queue_step(
             if q_locations and key_locations and model.dense_negatives:  # METHOD.DENSE_WEIGHT
                 of_part = Locations(*(tensor[:, part.images] for tensor in key_locations))
                 dense_method, queue_DK = functools.partial(method, step=step), model.dense_negatives.queue
-                weight = objective.dense_weight(step)
-                result = with_dense(result, dense_method, q_locations, of_part, queue_DK, weight)
+                if weight := objective.dense_weight(step):
+                    result = with_dense(result, dense_method, q_locations, of_part, queue_DK, weight)
+                else:  # every parameter needs a gradient, but a dense loss that is not finite must not reach the others
+                    head = cast(DenseResNet, objective.encoder).dense
+                    result = result._replace(loss=result.loss + 0 * sum(p.sum() for p in head.parameters()))
             share = len(q_pD) / n
             scaler.scale(result.loss * share * _rank_weight(n, objective.batch_size)).backward()
         queries.append(q_pD.detach())

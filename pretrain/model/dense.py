@@ -58,7 +58,7 @@ def add_dense_head(encoder: ResNet, channels: int, dim: int) -> None:
     """
     encoder.__class__ = DenseResNet
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch.initial_seed() + 1)
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
         encoder.dense = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, dim, 1))
 
 

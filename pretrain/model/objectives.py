@@ -130,7 +130,15 @@ def build_objective(
         hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
         if method.schedule:
             hyper = method.schedule(step // steps_per_epoch, cfg.SOLVER.EPOCHS, hyper)
-        return method.objective(*tensors, **hyper)
+        result = method.objective(*tensors, **hyper)
+        numbers = {"loss": result.loss, **result.metrics} if isinstance(result, methods.Objective) else {"": result}
+        wrong = [f"{name} {type(value).__name__}" for name, value in numbers.items() if not isinstance(value, Tensor)]
+        if wrong:
+            raise UserError(
+                f"method {cfg.METHOD.NAME} returned {', '.join(wrong)}; it must return a pretrain.methods.Objective "
+                "whose loss and metrics are tensors"
+            )
+        return result
 
     def momentum_of(step: int) -> float:
         return schedule.ema_momentum(step / all_steps, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE)

@@ -11,12 +11,14 @@ from pretrain.common.batch_split import MicroBatch, slice_bounds
 from pretrain.common.errors import UserError
 from pretrain.config import load_config
 from pretrain.data.loader import Batch
-from pretrain.methods import METHODS
+from pretrain.methods import METHODS, Objective
+from pretrain.methods.method import Method
 from pretrain.model.objectives import build_objective
 from pretrain.model.siamese import embed
 from pretrain.optim import build_optimizer
 from pretrain.state import to_checkpoint
 from pretrain.steps import Training, training_step
+from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
 
@@ -90,7 +92,16 @@ def _assert_same_steps(
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        (2, [("mocov2",), ("jcl", *DENSE), ("simclr",), ("supcon",), ("simclr", "SOLVER.IMS_PER_BATCH", "9")]),
+        (
+            2,
+            [
+                ("mocov2",),
+                ("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "1"),
+                ("simclr",),
+                ("supcon",),
+                ("simclr", "SOLVER.IMS_PER_BATCH", "9"),
+            ],
+        ),
         (3, [("jcl", "MODEL.BN_GROUPS", "6", "SOLVER.IMS_PER_BATCH", "16")]),  # parts of unequal size
         (2, [(*case, "SOLVER.IMS_PER_BATCH", "18", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
@@ -213,6 +224,13 @@ def test_what_two_processes_cannot_do_is_refused(overrides, says, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(UserError, match=says):
         build_objective(config("simclr", *overrides), torch.device("cpu"), 4, lambda _: None)
+
+
+@pytest.mark.parametrize("returned", [1.0, Objective(1.0, None, {})])  # type: ignore[arg-type]
+def test_an_objective_that_returns_no_tensor_is_refused(monkeypatch, returned):
+    own = Method(lambda *_: returned, "batch", {})
+    monkeypatch.setitem(METHODS, "simclr", own)
+    refused(lambda: _loss("simclr", batch_of(2)), "simclr", "float")
 
 
 @pytest.mark.parametrize("method", ["mocov2", "simclr"])

@@ -13,7 +13,8 @@ from pretrain.common.errors import UserError
 from pretrain.methods.jcl import jcl
 from pretrain.methods.moco import moco
 from pretrain.methods.sce import sce
-from pretrain.model.dense import matched_keys
+from pretrain.model.dense import add_dense_head, matched_keys
+from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.pretrain.runs import assert_same_end, run, training
 from tests.pretrain.test_steps import DENSE, batch_of, config
@@ -113,3 +114,22 @@ def test_dense_keys_that_nothing_reads_are_refused():
         config("mocov2", "METHOD.DENSE_WARMUP_STEPS", "5")
     with pytest.raises(UserError, match=r"DENSE_WEIGHT is 0\.5, which METHOD\.NAME simclr does not read"):
         config("simclr", *DENSE)
+
+
+def test_a_dense_loss_that_is_not_finite_leaves_the_warm_up_alone():
+    dense, plain = training(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), training(config("jcl"))
+    with torch.no_grad():
+        dense.objective.model.dense_negatives.queue.fill_(torch.nan)
+    assert training_step(dense, batch_of(4), 0)[0] == training_step(plain, batch_of(4), 0)[0]
+    assert all(parameter.isfinite().all() for parameter in dense.objective.encoder.parameters())
+    assert torch.equal(dense.objective.encoder.conv1.weight, plain.objective.encoder.conv1.weight)
+
+
+def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("re-seeded"))
+    torch.default_generator.manual_seed(0)
+    one, two = build_backbone("resnet18"), build_backbone("resnet18")
+    before = torch.get_rng_state()
+    for encoder in (one, two):
+        add_dense_head(encoder, feature_dim(encoder), D)
+    assert torch.equal(before, torch.get_rng_state()) and torch.equal(one.dense[0].weight, two.dense[0].weight)

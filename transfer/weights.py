@@ -92,33 +92,30 @@ def read_weights(path: str | Path) -> Weights:
 def detector_provenance(path: Path) -> dict[str, Any]:
     """What a run folder records about its detector ``path``; {} for other files.
 
-    - from the config.yaml beside it: the keys of INPUT and STRIDE_IN_1X1,
+    - from the config.yaml next to it: the keys of INPUT and STRIDE_IN_1X1,
     - from initial_weights.json: where its backbone came from before its fine-tuning, with ``fine_tuned_on``.
 
     Raises:
         UserError: initial_weights.json is damaged.
     """
-    beside, kept = path.parent / "config.yaml", path.parent / "initial_weights.json"
-    found: dict[str, Any] = {}
-    config: Any = {}
+    start_file, recorded = path.parent / "initial_weights.json", {}
+    trained_on = ["data that are not recorded"]
     # Pretraining's config.yaml has no such keys, and the file may be another program's.
     with contextlib.suppress(LookupError, TypeError, ValueError, OSError):
-        config = parse_yaml(beside.read_text())
+        config = parse_yaml((path.parent / "config.yaml").read_text())
         model = config["MODEL"]
-        found = {
+        recorded = {
             "INPUT.FORMAT": config["INPUT"]["FORMAT"],
             "MODEL.PIXEL_MEAN": list(model["PIXEL_MEAN"]),
             "MODEL.PIXEL_STD": list(model["PIXEL_STD"]),
             "MODEL.RESNETS.STRIDE_IN_1X1": bool(model["RESNETS"]["STRIDE_IN_1X1"]),
         }
-    if not path.name.startswith("model_") or not kept.is_file():
-        return found
-    start = read_json(kept)
-    before = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
-    trained_on = ["data that are not recorded"]
-    with contextlib.suppress(LookupError, TypeError):
         trained_on = list(config["DATASETS"]["TRAIN"])
-    return {**before, **found, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
+    if not path.name.startswith("model_") or not start_file.is_file():
+        return recorded
+    start = read_json(start_file)
+    before = (start.get("provenance") or {}) if start.get("path") else {"method": "random"}
+    return {**before, **recorded, "fine_tuned_on": [*before.get("fine_tuned_on", []), *trained_on]}
 
 
 def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = print) -> None:

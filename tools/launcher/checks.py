@@ -15,8 +15,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.run_folder import check_stage_of
 
 from .jobs import check_not_running, job_states
-from .launch_file import read_launch
 from .options import Options
+from .records import read_launch
 from .spec import StageSpec, read_record
 from .stages import config_file, pretrain_config
 

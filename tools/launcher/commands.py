@@ -15,11 +15,10 @@ from pretrain.common.run_folder import read_json
 
 from . import jobs, stages
 from .graph import Graph, run, show, single
-from .launch_file import launch_files
-from .logs import print_logs
 from .options import Options, from_arguments, from_record
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
+from .records import launch_files
 from .spec import StageSpec
 from .status import follow, print_status
 
@@ -98,7 +97,7 @@ def status(args: argparse.Namespace) -> None:
 
 
 def logs(args: argparse.Namespace) -> None:
-    print_logs(Path(args.folder), args.rank, args.follow)
+    jobs.print_logs(Path(args.folder), args.rank, args.follow)
 
 
 def cancel(args: argparse.Namespace) -> None:

@@ -22,8 +22,8 @@ from pretrain.common.lock import claim
 from pretrain.common.run_folder import read_json, write_json
 
 from . import checks
-from .launch_file import new_log_folder
 from .options import Options
+from .records import new_log_folder
 from .run import Interrupted, LocalRun, short
 from .spec import StageSpec, content_of
 from .submit import preview, snapshot, submit

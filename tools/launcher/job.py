@@ -25,7 +25,7 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.run_folder import read_json, usable_cores
 
 from . import slurm
-from .ranks import RankRecord, warn
+from .records import RankRecord, warn
 from .spec import StageSpec
 
 LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `run` knows which it was
@@ -72,6 +72,7 @@ def _run_recorded(
         stop: called after a requested stop.
         end: called first after any other end.
     """
+    record.begin()
     try:
         run_stage(spec)
     except interrupt.Stopped as stopped:

@@ -1,23 +1,25 @@
-"""The jobs that run folders record: whether they are active, by SLURM or this system, and how they are cancelled."""
+"""The jobs that run folders record: whether they are active, their output, and how they are cancelled."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import shutil
 import signal
 import socket
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 
 from . import local, slurm
-from .launch_file import launch_files, read_launch
-from .ranks import attempts
+from .records import attempts, launch_files, read_launch
 
 
 def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -124,3 +126,53 @@ def _end_launcher(folder: Path, problems: list[str]) -> bool:
 def _elsewhere(what: str, folder: Path) -> str:
     place = shlex.quote(str(folder))
     return f"{what}, as far as this machine can tell; on that machine, run: python tools/launch.py cancel {place}"
+
+
+def print_logs(folder: Path, rank: int, follow: bool) -> None:
+    """The newest job's output of a rank; with ``follow`` until the job ends.
+
+    Raises:
+        UserError: no such rank, or nothing written yet and not following.
+    """
+    files = launch_files(folder, required=not (folder / "log.txt").is_file())
+    if files[:1] != [folder / "launch" / "launch.json"] and (folder / "log.txt").is_file():
+        raise UserError(f"{folder} was not started by this command; its output is in {folder / 'log.txt'}")
+    if len(files) > 1:
+        below = ", ".join(str(file.parents[1]) for file in files)
+        raise UserError(f"{folder} holds several stages; name one of {below}")
+    job = read_launch(files[0])["jobs"][-1]
+    if not 0 <= rank < job["tasks"]:
+        raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
+    paths = log_paths(job, rank)
+    if not follow and not any(path.exists() for path in paths):
+        raise UserError(
+            f"job {job['id']} has written nothing yet ({job_states([job])[0].lower()}); add --follow to wait for it"
+        )
+    tail, asked_at, period_s = local.Tail(paths), -math.inf, 30.0 if job["cluster"] == "slurm" else 0.0
+    while True:
+        if time.monotonic() >= asked_at + period_s:
+            state, asked_at = job_states([job])[0].split()[0], time.monotonic()
+            is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
+            is_over |= state == "UNKNOWN" and is_finished(files[0].parents[1], job)
+        tail.copy()
+        if is_over or not follow:
+            _print_mistake(files[0].parents[1], job)
+            return
+        time.sleep(0.3)
+
+
+def _print_mistake(folder: Path, job: dict[str, Any]) -> None:
+    """The one line of a user's mistake, which the launcher shows in place of the ranks; other errors are in the output.
+
+    It is the one that ended the job's newest attempt.
+    """
+    failure = next(iter(attempts(folder, job)[-1:]), {}).get("failure", {})
+    if failure.get("user_error"):
+        print(printable(f"error: {failure['error']}"), file=sys.stderr)
+
+
+def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
+    """Standard output and standard error of a rank."""
+    if job["cluster"] != "slurm":
+        return local.log_paths(Path(job["logs"]), rank)
+    return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]

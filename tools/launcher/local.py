@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, usable_cores, write_json
 
 from .job import STOPPED, rank_environment
-from .launch_file import new_log_folder, record
 from .options import Options, visible_gpus
-from .ranks import mark_failed, stem
+from .records import RankRecord, new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
 _GRACE_S = 5.0  # between one rank's failure and the end of the other ranks, which may be about to report the same
@@ -43,8 +43,8 @@ class LocalJob:
 
     def __init__(self, spec: StageSpec, options: Options, gpus: Sequence[str] | None = None) -> None:
         self.folder, self.logs = Path(spec.folder), new_log_folder(spec.folder)
-        self.is_stopping = self.is_killed = False
-        self.ranks: list[subprocess.Popen[bytes]] = []
+        self._is_stopping = False
+        self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
         environment, size = _environment(options, gpus), options.tasks_per_node
@@ -55,45 +55,45 @@ class LocalJob:
                 place = rank_environment(rank, size, rank, size, "127.0.0.1", self.logs.name)
                 out, err = log_paths(self.logs, rank)
                 with open(out, "wb") as stdout, open(err, "wb") as stderr:
-                    start = subprocess.Popen(command, env={**environment, **place}, stdout=stdout, stderr=stderr)
-                self.ranks.append(start)
+                    process = subprocess.Popen(command, env={**environment, **place}, stdout=stdout, stderr=stderr)
+                self._ranks.append(process)
         except OSError as error:
-            for process in self.ranks:
+            for process in self._ranks:
                 process.kill()
             raise UserError(f"cannot start the ranks of {spec.stage}: {error}") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-        self._processes = {str(process.pid): start_of(process.pid) for process in self.ranks}
-        record(spec, options, str(self.ranks[0].pid), self.logs, processes=self._processes)
+        self._processes = {str(process.pid): start_of(process.pid) for process in self._ranks}
+        record_job(spec, options, str(self._ranks[0].pid), self.logs, processes=self._processes)
 
     def has_ended(self) -> bool:
         """True once every rank has ended; those that would wait for one that failed are killed after some seconds."""
-        codes = [process.poll() for process in self.ranks]
+        codes = [process.poll() for process in self._ranks]
         if self._failed_at is None:
-            place = stem(self.folder, self.logs.name, 0)
-            bad = next((rank for rank, code in enumerate(codes) if code not in (None, 0, STOPPED)), None)
-            if bad is not None and not self._was_ended(codes[bad] or 0):
-                mark_failed(place, bad, f"rank {bad}: {_how_it_ended(codes[bad] or 0, log_paths(self.logs, bad)[1])}")
-            if bad is not None or os.path.exists(f"{place}.failed"):
+            rank = next((rank for rank, code in enumerate(codes) if code not in (None, 0, STOPPED)), None)
+            if rank is not None:
+                code = codes[rank] or 0
                 self._failed_at = time.monotonic()
+                record = RankRecord(self.folder, self.logs.name, 0, rank)
+                if not record.has_failed() and not self._was_ended(code):
+                    record.failed(f"rank {rank}: {_how_it_ended(code, log_paths(self.logs, rank)[1])}")
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
-            self.kill()
+            kill(self._processes)
         return None not in codes
 
     def ask_to_stop(self) -> None:
         """Asks every rank to stop after the current step and its checkpoint."""
-        self.is_stopping = True
-        for process in self.ranks:
+        self._is_stopping = True
+        for process in self._ranks:
             process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self.is_killed = True
+        self._is_stopping = True
         kill(self._processes)
 
     def _was_ended(self, code: int) -> bool:
         """True if a signal ended the rank because the user ended the job, perhaps before the rank had its handlers."""
-        is_ours = self.is_killed or (self.is_stopping and code == -signal.SIGTERM)
-        return code < 0 and (is_ours or bool(ended_by(self.folder, self.logs)))
+        return code < 0 and (self._is_stopping or bool(ended_by(self.folder, self.logs)))
 
 
 def _environment(options: Options, gpus: Sequence[str] | None) -> dict[str, str]:
@@ -115,6 +115,35 @@ def _environment(options: Options, gpus: Sequence[str] | None) -> dict[str, str]
 def log_paths(logs: Path, rank: int) -> list[Path]:
     """Standard output and standard error of a rank."""
     return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
+
+
+class Tail:
+    """Copies what is new in a job's files to this process's output, without submitit's own lines.
+
+    Args:
+        prefix: before every line.
+    """
+
+    def __init__(self, paths: list[Path], prefix: str = "") -> None:
+        self._offsets, self._prefix = dict.fromkeys(paths, 0), prefix
+
+    def copy(self) -> None:
+        """Copies the complete lines that came since the last call."""
+        for path, offset in self._offsets.items():
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read()
+                lines = data[: data.rfind(b"\n") + 1]
+                self._offsets[path] = offset + len(lines)
+                stream = sys.stderr if path.suffix == ".err" else sys.stdout
+                for line in lines.decode(errors="replace").splitlines():
+                    if not line.startswith("submitit "):
+                        print(f"{self._prefix}{_shown(line)}", file=stream, flush=True)
+
+
+def _shown(line: str) -> str:
+    """A line without what would move the cursor, retitle the window and the like; colors stay."""
+    return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
 
 
 def is_running(job: Mapping[str, Any]) -> bool:
@@ -166,8 +195,5 @@ def _how_it_ended(code: int, stderr: Path) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-    with contextlib.suppress(OSError), open(stderr, "rb") as file:
-        file.seek(max(0, os.path.getsize(stderr) - 4096))
-        if lines := file.read().decode(errors="replace").split("\n")[:-1]:
-            return f"it ended with status {code}: {lines[-1]}"
-    return f"it ended with status {code}"
+    lines = stderr.read_text(errors="replace").splitlines()
+    return f"it ended with status {code}: {''.join(lines[-1:])}"

@@ -22,11 +22,9 @@ from pretrain.common.errors import UserError
 
 from .job import LOCAL_STOP, hang_up
 from .jobs import silent_end
-from .local import LocalJob, ended_by, log_paths, note_end
-from .logs import Tail
+from .local import LocalJob, Tail, ended_by, log_paths, note_end
 from .options import Options, visible_gpus
-from .ranks import attempts
-from .status import progress
+from .records import attempts, progress
 
 if TYPE_CHECKING:
     from .graph import Graph, Node

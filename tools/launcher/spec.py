@@ -219,16 +219,7 @@ class StageSpec:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of the launcher; empty where there is no such file.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    return run_folder.read_json(path) if os.path.lexists(path) else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, or an empty one if it is missing or damaged: it must not stop a job."""
+    """The JSON object in a file of the launcher, or {} if it is missing or damaged: it must not stop a job."""
     try:
         return run_folder.read_json(path)
     except UserError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import sys
@@ -14,15 +13,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common import metrics
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from . import local
 from .jobs import is_finished, job_states, silent_end
-from .launch_file import files_below, read_launch
-from .ranks import attempts
+from .records import attempts, files_below, progress, read_launch
 
 _PLANS = ("launch/pipeline.json", "launch/sweep.json")
 _ALIVE = ("PENDING", "RUNNING")
@@ -149,27 +146,6 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
         error = (folder / FAILED).read_text().strip()
     state = "failed" if error and not owner else state
     return _blank(folder, stage_of(folder) or "?", state, error) | {"job": job, "progress": progress(folder)}
-
-
-def progress(folder: Path) -> str:
-    """The newest line of metrics.json in words, or an empty string."""
-    try:
-        with open(folder / "metrics.json", "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            lines = file.read().decode(errors="replace").splitlines()
-        values = metrics.parse(lines[-1])
-    except (OSError, IndexError):
-        return ""
-    if values is None:
-        return ""
-    words = [f"step {values['iteration'] + 1}"]
-    for name, form in (("loss", "{:.4g}"), ("total_loss", "{:.4g}"), ("images_per_second", "{:.0f} images/s")):
-        if isinstance(values.get(name), (int, float)):
-            words.append(("" if "images" in name else f"{name} ") + form.format(values[name]))
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
-    return "  ".join(words)
 
 
 def _planned(files: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -18,8 +18,8 @@ from pretrain.common import extensions, loggers
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder
 
-from .launch_file import new_log_folder, record
 from .options import Options, visible_gpus
+from .records import new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
@@ -65,7 +65,7 @@ def submit(
             raise cannot_write(log_folder, error) from error
         raise UserError(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
     for spec, job in zip(specs, submitted, strict=True):
-        record(spec, options, job.job_id, log_folder, name=job_name(specs), dependency=dependency)
+        record_job(spec, options, job.job_id, log_folder, name=job_name(specs), dependency=dependency)
     return submitted
 
 

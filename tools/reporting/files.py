@@ -158,7 +158,8 @@ def _last_error(run: Path) -> str:
     if not failed:
         return ""
     try:
-        failure = read_json(failed[-1])
+        failures = [read_json(path) for path in failed]
     except UserError as error:
         return f"failed; {error}"
+    failure = next((one for one in reversed(failures) if not one.get("followed")), failures[-1])
     return f"failed on rank {failure.get('rank')}: {failure.get('error')}"

@@ -11,8 +11,8 @@ import pytest
 
 from tools.launcher.graph import run, single
 from tools.launcher.options import Options
-from tools.launcher.ranks import attempts
-from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.records import attempts
+from tools.launcher.spec import StageSpec, read_record
 from tools.launcher.status import collect
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ def fake(folder: Path | str, function: str = "count", *args: object) -> StageSpe
 
 
 def job_of(folder: Path | str) -> dict[str, Any]:
-    return read_json(Path(folder) / "launch" / "launch.json")["jobs"][-1]
+    return read_record(Path(folder) / "launch" / "launch.json")["jobs"][-1]
 
 
 def run_alone(spec: StageSpec, options: Options = HERE) -> int:

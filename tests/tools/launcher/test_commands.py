@@ -17,7 +17,7 @@ from tools import launch
 from tools.launcher import stages
 from tools.launcher.graph import Graph, Node
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.spec import StageSpec, read_record
 
 
 def write_record(folder: str, record: Any, name: str = "launch.json") -> Path:
@@ -35,7 +35,7 @@ def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, monkeypatch: 
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     words += ["--setup", "module load x"]
     assert launch.main(["pipeline", file, "--output", "out", *words]) == 0
-    record = read_json(Path("out") / "launch" / f"{kind}.json")
+    record = read_record(Path("out") / "launch" / f"{kind}.json")
     found = []
     monkeypatch.setattr("tools.launcher.commands.run", lambda graph, options: found.append((graph, options)) or 0)
     Path("out").rename("moved")

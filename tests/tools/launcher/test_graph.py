@@ -20,7 +20,7 @@ from tools.launcher import checks, jobs
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, run, show, single
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec, read_json
+from tools.launcher.spec import StageSpec, read_record
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
@@ -204,7 +204,7 @@ def test_two_stages_in_one_folder_are_refused(tmp_path: Path):
 
 def test_the_record_has_the_options(tmp_path: Path):
     chain(tmp_path).remember(SLURM)
-    record = read_json(tmp_path / "launch/pipeline.json")
+    record = read_record(tmp_path / "launch/pipeline.json")
     assert record["file"] == "file.yaml"
     assert (record["options"]["partition"], record["options"]["parallel"]) == ("long", 2)
 

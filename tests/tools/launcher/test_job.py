@@ -14,7 +14,7 @@ import pytest
 
 from tests.tools.launcher.helpers import programs
 from tools.launcher import job
-from tools.launcher.ranks import RankRecord, attempts
+from tools.launcher.records import RankRecord, attempts
 
 
 class Environment:

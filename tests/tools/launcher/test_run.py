@@ -18,9 +18,8 @@ from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone
 from tools.launcher import jobs, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.job import LOCAL_STOP
-from tools.launcher.logs import print_logs
 from tools.launcher.options import Options
-from tools.launcher.spec import read_json
+from tools.launcher.spec import read_record
 
 
 def here(tasks: int = 1, **given: object) -> Options:
@@ -30,10 +29,10 @@ def here(tasks: int = 1, **given: object) -> Options:
 def test_two_ranks_and_their_environment(tmp_path: Path, capfd: pytest.CaptureFixture):
     assert run_alone(fake(tmp_path, "count", 2), here(2)) == 0
     assert "counting from 0" in (shown := capfd.readouterr().out) and "submitit" not in shown
-    assert read_json(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
+    assert read_record(tmp_path / "results.json")["ranks"]["WORLD_SIZE"] == "2"
     status.print_status(tmp_path)
     assert "done" in capfd.readouterr().out
-    print_logs(tmp_path, rank=1, follow=False)
+    jobs.print_logs(tmp_path, rank=1, follow=False)
     assert "counting from 0" in capfd.readouterr().out
 
 
@@ -212,7 +211,7 @@ def test_an_attached_command_says_that_its_job_was_cancelled(
 def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
-    assert read_json(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None
+    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None
 
 
 def pair(folder: Path) -> list[Node]:
@@ -234,7 +233,7 @@ def test_two_stages_run_at_the_same_time_each_with_its_own_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     last = Node("last", fake(tmp_path / "last", "count", 1), ("a", "b"))
     assert run(graph_of(tmp_path, *pair(tmp_path), last), two(gpus=1, cpus_per_task=1)) == 0
-    found = [read_json(tmp_path / name / "results.json") for name in ("a", "b")]
+    found = [read_record(tmp_path / name / "results.json") for name in ("a", "b")]
     assert {one["CUDA_VISIBLE_DEVICES"] for one in found} == {"3", "5"}
     assert {one["OMP_NUM_THREADS"] for one in found} == {"1"}
     assert "last: counting from 0" in capfd.readouterr().out  # whose line it is

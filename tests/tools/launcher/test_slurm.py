@@ -14,7 +14,7 @@ from tools.launcher import jobs as all_jobs
 from tools.launcher import status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.options import Options
-from tools.launcher.spec import read_json
+from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
 
 pytestmark = pytest.mark.slurm
@@ -25,7 +25,7 @@ def test_a_stage_runs_on_two_nodes_with_two_ranks_each(
 ):
     (job,) = submit([fake(tmp_path, "count", 2)], replace(slurm_options, nodes=2, tasks=2))
     slurm_cluster.wait_state(job.job_id, "COMPLETED")
-    results = read_json(tmp_path / "results.json")
+    results = read_record(tmp_path / "results.json")
     assert [steps(tmp_path, rank) for rank in range(4)] == [[0, 1]] * 4
     assert results["ranks"] == {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": NODES[0]}
     assert shown(tmp_path)["state"] == "done"
@@ -44,7 +44,7 @@ def test_values_reach_sbatch_unchanged(slurm_options: Options, slurm_cluster: Sl
     (job,) = submit([fake(folder)], replace(slurm_options, sbatch={"comment": comment}))
     slurm_cluster.wait_state(job.job_id, "COMPLETED")
     assert f"Comment={comment}" in shown_by_scontrol(job.job_id)
-    assert read_json(folder / "results.json")["metrics"] == {"count": 1}
+    assert read_record(folder / "results.json")["metrics"] == {"count": 1}
     assert not list(tmp_path.glob("hacked"))
 
 
@@ -72,8 +72,8 @@ def test_a_failed_stage_ends_its_own_branch_only(
     capsys.readouterr()
     assert run(graph, slurm_options) == 0  # again: only what failed or was skipped
     assert capsys.readouterr().out.count("already complete") == 2
-    assert len(read_json(tmp_path / "good/launch/launch.json")["jobs"]) == 1
-    assert len(read_json(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
+    assert len(read_record(tmp_path / "good/launch/launch.json")["jobs"]) == 1
+    assert len(read_record(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
     all_jobs.cancel(tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmClus
     assert "ArrayTaskThrottle=2" in shown_by_scontrol(jobs[0].job_id.split("_")[0])
     for job, spec in zip(jobs, specs, strict=True):
         slurm_cluster.wait_state(job.job_id, "COMPLETED")
-        assert read_json(Path(spec.folder) / "results.json")["metrics"] == {"count": 3}
+        assert read_record(Path(spec.folder) / "results.json")["metrics"] == {"count": 3}
 
 
 def test_cancel_ends_only_its_own(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):

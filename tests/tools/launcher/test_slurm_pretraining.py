@@ -13,7 +13,7 @@ from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import run_alone, tries, wait_for
 from tools.launcher import stages
 from tools.launcher.options import Options
-from tools.launcher.spec import read_json
+from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -88,4 +88,4 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "cut/log.txt").read_text()
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
     assert not list((tmp_path / "cut").glob(".*tmp*"))
-    assert read_json(tmp_path / "cut/launch/complete.json")
+    assert read_record(tmp_path / "cut/launch/complete.json")

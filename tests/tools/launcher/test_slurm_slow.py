@@ -34,7 +34,7 @@ from tools import make_data
 from tools.launcher import pipeline, stages
 from tools.launcher.graph import run
 from tools.launcher.options import Options
-from tools.launcher.spec import read_json
+from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
 from transfer import train_net
 
@@ -158,7 +158,7 @@ def test_an_operators_requeue_or_a_lost_node_costs_no_more_than_the_step(
     assert (sorted(set(counted)) if is_lost else counted) == list(range(60))
     assert len(counted) <= 61  # the second attempt went on: it repeats at most the step that was cut off
     assert len(tries(tmp_path)) == 2
-    assert read_json(tmp_path / "results.json")["metrics"] == {"count": 60}
+    assert read_record(tmp_path / "results.json")["metrics"] == {"count": 60}
 
 
 def test_a_preempted_pretraining_ends_bit_equal(
@@ -213,7 +213,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
         slurm_cluster.wait_state(jobs[key], "COMPLETED", "FAILED", seconds=300)
         assert reasons(Path(specs[key].folder)) == [("requeued", "SIGUSR2"), ("done", "")]
     slurm_cluster.wait_state(job_of(tmp_path / "cut/report")["id"], "COMPLETED", seconds=240)
-    found = [read_json(tmp_path / name / "jcl/mask/results.json")["metrics"] for name in ("whole", "cut")]
+    found = [read_record(tmp_path / name / "jcl/mask/results.json")["metrics"] for name in ("whole", "cut")]
     assert found[0] == found[1] and found[0]["bbox"]["AP50"] > 0 and found[0]["segm"]["AP50"] > 0
     one, two = ((tmp_path / name / "report.md").read_text() for name in ("whole", "cut"))
     assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
@@ -274,7 +274,7 @@ def test_transfer_on_two_nodes_equals_two_processes_here(
     train_net.main(here)
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
     assert shown(tmp_path / "slurm")["failure"] == {}
-    one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
     losses = []
     for name in ("slurm", "here"):
@@ -300,7 +300,7 @@ def test_a_linear_probe_on_two_nodes_equals_one_process(
     assert first and second
     for name, value in first[1]["state_dict"].items():
         assert torch.allclose(value, second[1]["state_dict"][name], atol=1e-4), name
-    one, two = (read_json(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
     assert one["metrics"] == two["metrics"]
 
 

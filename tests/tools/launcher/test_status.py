@@ -18,7 +18,7 @@ from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import status
 from tools.launcher.graph import Graph, Node
-from tools.launcher.ranks import RankRecord
+from tools.launcher.records import RankRecord
 
 
 def chain(folder: Path) -> Graph:

@@ -11,9 +11,9 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, programs
-from tools.launcher import launch_file, submit
+from tools.launcher import records, submit
 from tools.launcher.options import Options
-from tools.launcher.spec import read_json
+from tools.launcher.spec import read_record
 
 OPTIONS = Options(cluster="slurm", gpus=0)
 
@@ -47,7 +47,7 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: P
     received = dict(line.split("=", 1) for line in (sbatch / "env").read_text().splitlines() if "=" in line)
     assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
-    assert read_json(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
+    assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
 
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
@@ -87,7 +87,7 @@ def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted
         with pytest.raises(UserError, match=r"cannot write .*No space left on device.*; free space"):
             submit.submit([fake(tmp_path / "run")], OPTIONS)
     assert not (sbatch / "script").exists() and not (tmp_path / "run").exists()
-    monkeypatch.setattr(launch_file, "write_json", full_in_one_line)
+    monkeypatch.setattr(records, "write_json", full_in_one_line)
     (job,) = submit.submit([fake(tmp_path / "run")], OPTIONS)
     assert job.job_id == "77"
     assert re.search("No space left.*slurm job 77 is under way", capsys.readouterr().err)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.common.errors import ProcessLost, UserError
-from tools.launcher import ranks
-from tools.launcher.ranks import RankRecord, attempts, mark_failed
+from tools.launcher import records
+from tools.launcher.records import RankRecord, attempts
 
-ROOT = Path(__file__).parents[3]
 JOB = {"logs": "/runs/x/launch/s1"}
 
 
@@ -37,12 +35,10 @@ def test_a_failure_is_told_where_rank_0_was_ended_before_its_record(tmp_path: Pa
 
 def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
     """The rank that lost the other one may be faster than the parent that sees how the other one ended."""
-    lost = ProcessLost("another process has ended")
-    RankRecord(tmp_path, "s1", 0, 1).fail(lost)
+    RankRecord(tmp_path, "s1", 0, 1).fail(ProcessLost("another process has ended"))
     assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "another process has ended"
-    mark_failed(tmp_path / "launch/ranks/s1.0", 0, "rank 0: it was killed by SIGKILL")
-    RankRecord(tmp_path, "s1", 0, 1).fail(lost)
-    RankRecord(tmp_path, "s1", 0, 1).fail(RuntimeError("later"))
+    RankRecord(tmp_path, "s1", 0, 0).failed("rank 0: it was killed by SIGKILL")
+    RankRecord(tmp_path, "s1", 0, 2).fail(RuntimeError("later"))
     assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "rank 0: it was killed by SIGKILL"
 
 
@@ -61,34 +57,18 @@ def test_a_damaged_record_is_left_out(tmp_path: Path, damaged: str):
     assert [one["attempt"] for one in attempts(tmp_path, JOB)] == [0]
 
 
-_NO_ROOM = """
-import resource, sys
-from pathlib import Path
-from tools.launcher.ranks import mark_failed
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files can be made but not written, as on a full disk
-mark_failed(Path(sys.argv[1]) / "launch/ranks/s.0", 1, "no space left")
-"""
-
-
-def test_half_a_failure_does_not_keep_others_from_saying_what_they_know(tmp_path: Path):
-    done = subprocess.run([sys.executable, "-c", _NO_ROOM, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "error: no space left (of rank 1; it could not be written" in done.stderr
-    assert not list((tmp_path / "launch/ranks").iterdir())
-
-
 def test_records_that_cannot_be_written_are_said_and_block_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "launch").write_text("a file where the folder belongs")
     record = RankRecord(tmp_path, "s", 0, 0)
     record.fail(UserError("no space left"))
-    mark_failed(tmp_path / "launch" / "ranks" / "s.0", 0, "no space left")
     shown = capsys.readouterr().err
-    assert "warning: cannot write" in shown and "error: no space left (of rank 0; it could not be written" in shown
+    assert "warning: cannot write" in shown and "error: no space left (of rank 0; it could not be recorded" in shown
 
 
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        ranks.warn("x" * 10)
+        records.warn("x" * 10)
         monkeypatch.undo()
         with pytest.raises(OSError):
             full.close()

@@ -1,0 +1,189 @@
+"""What the launcher and the jobs record in a run folder.
+
+    launch/launch.json                                  the stage, its options, and every job that was started there
+    launch/ranks/<submission>.<attempt>.<rank>.json     state: running | done | stopped | requeued | failed
+    launch/ranks/<submission>.<attempt>.<rank>.failed   this rank's error
+
+Any machine that sees the file system can read them, without a scheduler. The submission is the name of the folder with
+the job's output: unlike job ids, it never comes again. Where a rank's files cannot be written (the disk is full), the
+reason is printed and the job continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import glob
+import os
+import shlex
+import socket
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pretrain.common import metrics
+from pretrain.common.errors import ProcessLost, UserError
+from pretrain.common.run_folder import git_state, read_json, write_json
+
+from .options import Options
+from .spec import StageSpec, read_record
+
+
+def launch_files(folder: Path, required: bool = True) -> list[Path]:
+    """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep.
+
+    Raises:
+        UserError: nothing was started there, and something is ``required``.
+    """
+    own = folder / "launch" / "launch.json"
+    files = [own] if own.is_file() else files_below(folder, "launch/launch.json")
+    if required and not files:
+        raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
+    return files
+
+
+def files_below(folder: Path, *names: str) -> list[Path]:
+    """The files of these names in and below ``folder``, without those in what jobs left (a copy of the code)."""
+    files = []
+    for place, folders, _ in os.walk(folder):
+        files += [Path(place, name) for name in names if os.path.isfile(os.path.join(place, name))]
+        folders[:] = sorted(name for name in folders if name != "launch")
+    return files
+
+
+def read_launch(file: Path) -> dict[str, Any]:
+    """Reads a launch.json.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    data = read_json(file)
+    if not data.get("jobs"):
+        raise UserError(f"{file} names no job; it is damaged or the wrong file")
+    return data
+
+
+def new_log_folder(folder: str | Path) -> Path:
+    """A new name per submission: where job ids repeat, submitit would find the result of an earlier job."""
+    return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
+def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, name: str = "", **more: Any) -> None:
+    """Adds a job to launch.json; ``name`` is that of `submit.job_name`, which the jobs of an array share."""
+    path = Path(spec.folder) / "launch" / "launch.json"
+    job = {
+        "id": job_id, "cluster": options.cluster, "name": name, "logs": str(logs), "host": socket.gethostname(),
+        "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node, "code": git_state(), **more,
+    }  # fmt: skip
+    jobs = [*(read_launch(path)["jobs"] if path.exists() else []), job]
+    record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
+    try:
+        write_json(path, record)
+    except UserError as error:  # too late to refuse: the job is submitted
+        warn(f"warning: {error}; {options.cluster} job {job_id} is under way, but status and cancel cannot find it")
+
+
+class RankRecord:
+    """The files of a rank.
+
+    Args:
+        attempt: the number of this start of the job, from 0; the same on every rank.
+    """
+
+    def __init__(self, folder: str | Path, submission: str, attempt: int, rank: int) -> None:
+        self._stem = f"{Path(folder) / 'launch' / 'ranks' / submission}.{attempt}.{rank}"
+        self._place = {"attempt": attempt, "rank": rank, "host": socket.gethostname(), "started": time.time()}
+
+    def begin(self) -> None:
+        self._write(state="running")
+
+    def end(self, state: str, reason: str = "") -> None:
+        """Records how this rank ended."""
+        self._write(state=state, reason=reason, ended=time.time())
+
+    def _write(self, **values: Any) -> None:
+        try:
+            write_json(f"{self._stem}.json", {**self._place, **values})
+        except UserError as error:
+            warn(f"warning: {error}")
+
+    def fail(self, error: BaseException) -> None:
+        """Records this rank's error."""
+        is_mistake = isinstance(error, UserError)
+        line = str(error) if is_mistake else f"{type(error).__name__}: {error}"
+        self.end("failed", line)
+        self.failed(
+            line, traceback="".join(traceback.format_exception(error)), user_error=is_mistake,
+            followed=isinstance(error, ProcessLost),
+        )  # fmt: skip
+
+    def failed(self, error: str, *, traceback: str = "", user_error: bool = False, followed: bool = False) -> None:
+        """Records an error, and prints it where that cannot be done.
+
+        Args:
+            followed: it followed from another rank's.
+        """
+        values = {"error": error, "traceback": traceback, "user_error": user_error, "followed": followed}
+        try:
+            write_json(f"{self._stem}.failed", {**self._place, **values, "state": "failed", "ended": time.time()})
+        except UserError as reason:
+            warn(f"error: {error} (of rank {self._place['rank']}; it could not be recorded: {reason})")
+
+    def has_failed(self) -> bool:
+        return os.path.exists(f"{self._stem}.failed")
+
+
+def attempts(folder: str | Path, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rank 0's records of a job of launch.json, oldest first, each with the first failing rank's error as ``failure``.
+
+    Where another rank failed before rank 0 could write its record, the failure stands for it. An error that followed
+    from another rank's is the first one only where no other is known.
+    """
+    starts: dict[int, dict[str, Any]] = {}
+    failures: dict[int, list[dict[str, Any]]] = {}
+    submission = glob.escape(Path(job["logs"]).name)
+    for end in ("0.json", "*.failed"):
+        for path in (Path(folder) / "launch" / "ranks").glob(f"{submission}.*.{end}"):
+            if not (record := read_record(path)):
+                continue
+            starts.setdefault(record["attempt"], record)
+            if path.suffix == ".failed":
+                failures.setdefault(record["attempt"], []).append(record)
+    for attempt, failed in failures.items():
+        first = min(failed, key=lambda failure: (failure["followed"], failure["ended"]))
+        state = starts[attempt]["state"].replace("running", "failed")
+        starts[attempt] = {**starts[attempt], "failure": first, "state": state}
+    return [starts[attempt] for attempt in sorted(starts)]
+
+
+def progress(folder: Path) -> str:
+    """The newest line of metrics.json in words, or an empty string."""
+    try:
+        with open(folder / "metrics.json", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            lines = file.read().decode(errors="replace").splitlines()
+        values = metrics.parse(lines[-1])
+    except (OSError, IndexError):
+        return ""
+    if values is None:
+        return ""
+    words = [f"step {values['iteration'] + 1}"]
+    forms = {"loss": "loss {:.4g}", "total_loss": "total_loss {:.4g}", "images_per_second": "{:.0f} images/s"}
+    for name, form in forms.items():
+        if isinstance(values.get(name), (int, float)):
+            words.append(form.format(values[name]))
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
+    return "  ".join(words)
+
+
+def warn(text: str) -> None:
+    """Prints to standard error, which may be a file on a full disk."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -93,7 +93,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "MODEL.BN_GROUPS": (
             0, Range(high=1 << 20),
-            "parts of the global batch with BN statistics of their own; 0: one per process and micro-batch, on one "
+            "parts of the global batch with their own BN statistics; 0: one per process and micro-batch, on one "
             "process with keys up to 8 and a multiple of the micro-batches; 1: SyncBN over all",
         ),
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
@@ -245,7 +245,7 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
         reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
         remedy = "use the version that wrote it"
         if "Non-existent config key" in reason:
-            remedy = f"if a module of your own has that key, --import it; else {remedy}"
+            remedy = f"if your own module has that key, --import it; else {remedy}"
         raise UserError(f"{what} cannot be read by this version ({reason}); {remedy}") from error
     cfg.freeze()
     return cfg

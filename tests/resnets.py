@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def resnet_state(arch: str = "resnet18", seed: int = 0, head: bool = True) -> dict[str, Tensor]:
-    """A random ResNet whose BN has statistics of its own (defaults would hide a swap)."""
+    """A random ResNet whose BN has its own statistics (defaults would hide a swap)."""
     return {
         k: v.clone()
         for k, v in _resnet_state(getattr(torchvision.models, arch), seed).items()

@@ -130,7 +130,7 @@ def test_a_command_is_accepted(program: str, words: str, only_parse: None) -> No
         return
     keys = [*getattr(args, "opts", []), *rest]
     assert not [word for word in keys if word.startswith("--")], words
-    if getattr(args, "extensions", []):  # the templates have tests of their own
+    if getattr(args, "extensions", []):  # the templates have their own tests
         return
     detector = program == "transfer/train_net.py"
     assert not keys or detector or getattr(args, "takes_overrides", False), words
@@ -242,7 +242,7 @@ def words_of(text: str) -> list[str]:
 
 
 def run_apart(*words: str) -> None:
-    """Runs Python in a process of its own, which may import and register what this one must not."""
+    """Runs Python in a separate process, which may import and register what this one must not."""
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

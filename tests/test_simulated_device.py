@@ -38,7 +38,7 @@ def _prepare() -> None:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Callable]:
-    """Calls a function in a process of its own that has the device, whose name would stay for all other tests."""
+    """Calls a function in a separate process that has the device, whose name would stay for all other tests."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
 

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--output", default="", metavar="FOLDER", help="instead of the file's OUTPUT_DIR")
     sub.add_argument("--engine", default="", help="detectron2 or torchvision, instead of the file's ENGINE")
     _add_resources(sub)
-    sub = _command(commands, "paper", "runs the rows of a paper's table and reports them beside the published numbers")
+    sub = _command(commands, "paper", "runs the rows of a paper's table and reports them next to the published numbers")
     sub.add_argument("file", metavar="FILE", help="CSV, as in configs/papers/")
     sub.add_argument("--rows", default="", metavar="WORD", help="only the rows that hold this word anywhere (all)")
     sub.add_argument("--output", default="runs/papers", metavar="FOLDER", help="shared by all tables (runs/papers)")

@@ -1,4 +1,4 @@
-"""Puts the results of runs into tables, beside a paper's numbers where the protocol is the paper's.
+"""Puts the results of runs into tables, next to a paper's numbers where the protocol is the paper's.
 
     python tools/report.py runs/demo --output report.html --output report.md
     python tools/report.py runs/*
@@ -70,7 +70,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     """Everything that a report of the runs in ``folders`` shows.
 
     Args:
-        pictures_beside: a file; pictures of predictions are drawn beside it. Empty: none are drawn.
+        pictures_beside: a file; pictures of predictions are drawn next to it. Empty: none are drawn.
 
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.

@@ -38,7 +38,7 @@ MEANINGS = {
     "SOLVER.AMP.ENABLED": "half precision: float16 on a GPU, or bfloat16 (BF16)",
     "SOLVER.BASE_LR": "learning rate, for a batch of IMS_PER_BATCH images; 0.02 for 16 is usual",
     "SOLVER.BF16": "with AMP.ENABLED: bfloat16 instead of float16; also on a CPU",
-    "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, beside model_final.pth and model_best.pth; 0: all",
+    "SOLVER.CHECKPOINT_KEEP": "newest checkpoints kept, in addition to model_final.pth and model_best.pth; 0: all",
     "SOLVER.FROZEN_BN_ITER": "batches that give frozen batch norms their statistics before training, for every "
     "initialization alike; 0: those of the weights",
     "SOLVER.HOOKS": "names in transfer.HOOKS, which your module of --import registers",

@@ -4,7 +4,7 @@
     .pkl          Detectron2's convention: arrays, "__author__", "matching_heuristics"; names without prefix
     .safetensors  tensors under full names; provenance in the metadata
 
-OUTPUT.json beside the file holds the provenance and the file's SHA-256, against which every later reader verifies it.
+OUTPUT.json next to the file holds the provenance and the file's SHA-256, against which every later reader verifies it.
 """
 
 from __future__ import annotations

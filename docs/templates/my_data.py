@@ -1,4 +1,4 @@
-"""A data set of your own, here of images in memory: gray squares on black, with their size as the class.
+"""Your own data set, here of images in memory: gray squares on black, with their size as the class.
 
     python tools/launch.py pretrain --import docs/templates/my_data.py \
         --config-file configs/examples/demo_mocov2_R18_digits.yaml DATA.TRAIN squares

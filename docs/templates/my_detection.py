@@ -1,4 +1,4 @@
-"""A detection data set of your own, with a mapper and a hook: boxes of drawn squares, and a log of the weights' norm.
+"""Your own detection data set, with a mapper and a hook: boxes of drawn squares, and a log of the weights' norm.
 
     python transfer/train_net.py --import docs/templates/my_detection.py --engine detectron2 \
         --config-file configs/examples/own_faster_R18_FPN.yaml \

@@ -1,4 +1,4 @@
-"""An objective of your own: InfoNCE whose positive logit is lowered by a margin.
+"""Your own objective: InfoNCE whose positive logit is lowered by a margin.
 
     python tools/launch.py pretrain --import docs/templates/my_objective.py \
         --config-file configs/examples/demo_mocov2_R18_digits.yaml METHOD.NAME margin METHOD.MARGIN 0.1

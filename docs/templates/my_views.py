@@ -1,4 +1,4 @@
-"""A view recipe of your own: small crops without color operations.
+"""Your own view recipe: small crops without color operations.
 
     python tools/launch.py pretrain --import docs/templates/my_views.py \
         --config-file configs/examples/demo_mocov2_R18_digits.yaml VIEWS.QUERY small_crops VIEWS.KEY small_crops

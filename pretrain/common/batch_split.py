@@ -17,7 +17,7 @@ def local_bn_groups(
     total: int, wanted: int, has_keys: bool, log: Callable[[str], None], accumulate: int = 1, *, rank: int = 0,
     ranks: int = 1,
 ) -> list[int]:  # fmt: skip
-    """Images in each part of a rank's batch that has BN statistics of its own.
+    """Images in each part of a rank's batch with its own BN statistics.
 
     The parts of the global batch are contiguous, and the slices of the ranks end where parts end; the parts are
     therefore the same on any number of processes.
@@ -65,7 +65,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         images: its positions in the rank's batch.
-        bn_groups: images in each part of it that has BN statistics of its own.
+        bn_groups: images in each part of it with its own BN statistics.
     """
 
     images: slice

@@ -1,4 +1,4 @@
-"""What a user adds to either stage from modules of their own: objectives, views, data sets, mappers, hooks.
+"""What a user adds to either stage from their own modules: objectives, views, data sets, mappers, hooks.
 
 Every process of a stage imports the entry points of the group ``pretrain_to_transfer`` of installed packages, and the
 modules or Python files that ``P2T_IMPORT`` names (`--import` sets it). A module registers what it has as it is

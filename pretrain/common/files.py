@@ -15,7 +15,7 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
 
     Args:
         what: what it should be, for the message ("config file").
-        pattern: files beside it whose names may have been meant.
+        pattern: files next to it whose names may have been meant.
 
     Raises:
         UserError: it is missing, or no file.

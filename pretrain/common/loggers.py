@@ -46,7 +46,7 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
 
         if not record.is_file():
             atomic_write(record, uuid.uuid4().hex[:8])
-        # Its own folder lies beside the run folder: it copies the events, and would send copies within it again.
+        # Its own folder lies next to the run folder: it copies the events, and would send copies within it again.
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "pretrain-to-transfer"), id=record.read_text(),
             name="/".join(folder.parts[-2:]), config=yaml.safe_load(config.read_text()) if config.is_file() else {},

@@ -50,7 +50,7 @@ def append(path: Path, iteration: int, values: Mapping[str, float | int | str]) 
 
 @contextlib.contextmanager
 def writing_in(folder: str | Path) -> Iterator[None]:
-    """TensorBoard's errors, which a thread of its own meets and the next call raises, as one line.
+    """TensorBoard's errors, which occur in TensorBoard's thread and which the next call raises, as one line.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.

@@ -48,7 +48,7 @@ def atomic_write(path: str | Path, data: bytes | str) -> None:
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write that replaces ``path`` when the block ends; after an error nothing has changed.
 
-    It has the suffix of ``path`` and lies beside it, under a name that no other process, thread or machine uses. File
+    It has the suffix of ``path`` and lies next to it, under a name that no other process, thread or machine uses. File
     and folder are synced, so that a power cut leaves the old file or the new one.
 
     Raises:

@@ -58,9 +58,9 @@ class WeightsFile:
     Attributes:
         path: where it was read.
         sha256: of its bytes.
-        content: all that it holds: beside the weights, a checkpoint has `epoch`, `arch`, `config`, ...
+        content: all that it holds; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
         tensors: its weights, under the names that they have in the file.
-        provenance: what a conversion recorded about their origin, in the file or beside it; empty for other files.
+        provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
     """
 
     path: Path

@@ -42,7 +42,7 @@ def split_folder(folder: Path, split: str) -> tuple[Path, list[str] | None]:
     others = [f for f in folders if f not in splits]
     if others and not (of_split["train"] and of_split["val"]):
         raise UserError(
-            f"{folder} holds {splits[0]}/ beside {others[0]}/: a split or a class? If a split, name folder:{folder}/"
+            f"{folder} holds {splits[0]}/ next to {others[0]}/: a split or a class? If a split, name folder:{folder}/"
             f"{splits[0]}; if a class, move all class folders into {folder}/train/"
         )
     picked = [f for f in of_split[split] if f.lower() != "test"] or of_split[split]
@@ -58,7 +58,7 @@ def split_folder(folder: Path, split: str) -> tuple[Path, list[str] | None]:
 
 
 def load_imagenet(name: str, split: str, root: Path) -> ImageData:
-    """ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a folder of their own.
+    """ImageNet-1K's folders, or those of ImageNet-100's classes, which may lie in a separate folder.
 
     Raises:
         UserError: the split or one of its classes is missing.

@@ -22,7 +22,7 @@ def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, see
     """The picture as (rows, columns, 3) uint8 RGB; its views are those that training with this seed and epoch sees.
 
     Args:
-        recipes: of the columns beside the image itself.
+        recipes: of the columns next to the image itself.
         size: pixels per side of a view.
         images: rows, evenly spaced over the data set; images that cannot be decoded are left out.
     """

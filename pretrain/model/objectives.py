@@ -39,7 +39,7 @@ class InBatchObjective:
         method: (anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=...) -> the method's loss.
         batch_size: N.
         micro_batches: of this rank's batch.
-        bn_groups: parts of the global batch that have BN statistics of their own; runs with equal results agree on it.
+        bn_groups: parts of the global batch with their own BN statistics; runs with equal results agree on it.
         supervised: all images of one class are positives, not only the views of one image.
     """
 

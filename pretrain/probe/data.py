@@ -12,7 +12,7 @@ from .protocol import data_names
 
 
 class NotProbeable(UserError):
-    """The data have no labels, or no validation images of their own: they cannot be probed."""
+    """The data have no labels, or no validation images: they cannot be probed."""
 
 
 class ProbeData(NamedTuple):
@@ -47,7 +47,7 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
                 f"DATA.VAL {val_name} holds the same images that probes learn from ({train_name}); name others"
             )
         raise NotProbeable(
-            f"{train_name} has no val split of its own: probes would be scored on what they learned from; name "
+            f"{train_name} has no val split: probes would be scored on what they learned from; name "
             "labeled images in DATA.VAL, or make train/ and val/ folders"
         )
     if train.classes != val.classes:

@@ -13,7 +13,7 @@ from .features import extract, load_frozen
 from .protocol import protocol
 from .run import csv_text, probe_run
 
-_MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be told apart in a picture
+_MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be distinguished in a picture
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
 
     Args:
         train: the open train split of DATA.TRAIN.
-        log: takes the reason where the data cannot be probed.
+        log: called with the reason if the data cannot be probed.
 
     Returns:
         The data for `evaluate`; None where they have no labels or no val split and the config names no data to probe.
@@ -127,7 +127,7 @@ def warning_if_random(
 
 
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
-    """The protocol of a ``score``, to be printed beside it."""
+    """The protocol of a ``score``, to be printed next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
     return (
         f"k {cfg.PROBE.KNN_K}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "

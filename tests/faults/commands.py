@@ -1,4 +1,4 @@
-"""Command lines in processes of their own, with a fault at a chosen file system call."""
+"""Command lines in separate processes, with a fault at a chosen file system call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Algorithm 1 of JCL and of SCE as a whole: three steps against a plain loop over images, written from the papers.
 
 JCL (in MoCo's order): momentum update, keys, queries, loss, SGD, the mean keys are enqueued. SCE: keys, queries, loss,
-SGD, momentum update, the keys are enqueued. Keys of all views are shuffled together; each half of a batch has BN
-statistics of its own.
+SGD, momentum update, the keys are enqueued. Keys of all views are shuffled together; each half of a batch has its
+own BN statistics.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _sce_loss(q: Tensor, keys: Tensor, queue: Tensor) -> Tensor:
 
 
 def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
-    """Unit vectors of the images, whose parts have BN statistics of their own."""
+    """Unit vectors of the images, whose parts have their own BN statistics."""
     for module in encoder.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.groups = [1]  # of this project's encoder: no groups

@@ -50,7 +50,7 @@ def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
     begin(tmp_path, "pretrain")
     for name in ("results.json", "metrics.json", "events.out.tfevents.1.host"):
         (tmp_path / name).write_text('{"iteration": 0, "loss": 99.0}\n')
-    with pytest.raises(UserError, match="not finite"):  # ends before it writes results of its own
+    with pytest.raises(UserError, match="not finite"):  # ends before it writes its own results
         run(images, tmp_path, "SOLVER.BASE_LR", "1e30", "SOLVER.CHECKPOINT_PERIOD", "1000")
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "events.out.tfevents.1.host").exists()
     assert "99.0" not in (tmp_path / "metrics.json").read_text()

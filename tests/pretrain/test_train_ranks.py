@@ -47,7 +47,7 @@ def _life_of_a_run(images: Path, output: Path) -> None:
             "checkpoint_00000002.pth"
         ]  # before any rank leaves
 
-    with pytest.MonkeyPatch.context() as patch:  # a disk of its own, where the file is missing
+    with pytest.MonkeyPatch.context() as patch:  # its own disk, where the file is missing
 
         def missing(path: Path) -> dict:
             return real_read(path if distributed.is_main() else path.with_name("other.pth"))

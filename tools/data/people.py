@@ -33,7 +33,7 @@ def write_people(folder: Path, images: dict[str, int], size: int, seed: int) -> 
     """Writes ``folder/coco/{train,val}/*.jpg`` and ``folder/coco/annotations/keypoints_{train,val}.json``.
 
     Crops go to ``folder/images/{train,val}/<hands raised>/*.jpg``. Of ten images, one has no figure, one has a crowd
-    (``iscrowd`` 1, run lengths) beside its figures.
+    (``iscrowd`` 1, run lengths) next to its figures.
 
     Args:
         images: scenes by split.

@@ -100,7 +100,7 @@ def read(source: Path) -> Backbone:
 def sample_image(backbone: Backbone) -> np.ndarray:
     """(H, W, 3) uint8: shapes and noise, always the same, of other statistics in each channel; wide if it is cropped.
 
-    Its shorter side has the evaluation's size: no library has to resample it, which each does in a way of its own.
+    Its shorter side has the evaluation's size: no library has to resample it, which each does in its own way.
     """
     height = backbone.resize or backbone.size
     width = height * 5 // 4 if backbone.resize else height

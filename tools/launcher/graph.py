@@ -49,7 +49,7 @@ class Graph:
         kind: pipeline or sweep; stage: a single one, whose folder is ``output``.
         report: runs after everything else, failed or not; None for a single stage.
         file: the YAML file that describes it, absolute, for the report.
-        facts: whatever the report needs beside the stages.
+        facts: whatever the report needs in addition to the stages.
 
     Raises:
         UserError: two stages would share a folder.
@@ -166,7 +166,7 @@ def _submit_all(graph: Graph, options: Options) -> int:
             graph.report.run()
         return 0
     submitted: list[Any] = []
-    code = snapshot(new_log_folder(graph.output)) if graph.report else None  # a single job's lies beside its logs
+    code = snapshot(new_log_folder(graph.output)) if graph.report else None  # a single job's lies next to its logs
     try:
         for batch in _batches(graph, missing, jobs):
             dependency = _dependency("afterok", [jobs[key] for node in batch for key in node.parents if key in jobs])

@@ -191,7 +191,7 @@ def _alive(processes: Mapping[str, str]) -> list[int]:
 
 
 def _how_it_ended(code: int, stderr: Path) -> str:
-    """For a rank that recorded no reason of its own."""
+    """For a rank that recorded no reason."""
     if code < 0:
         name = signal.Signals(-code).name
         return f"it was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -28,7 +28,7 @@ CLUSTERS = ("auto", "local", "slurm")
 _SLURM_ONLY = (
     *("nodes", "partition", "cpu_partition", "account", "time", "signal_delay", "max_timeouts", "setup", "sbatch"),
 )
-# Options that the launcher itself gives to sbatch; for some of them it has options of its own.
+# Options that the launcher itself gives to sbatch; for some of them it has its own options.
 _SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
     *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
@@ -37,7 +37,7 @@ _SET_BY_LAUNCHER = (
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
-    """A field of `Options`; argparse gets ``argument`` beside the help ``text``."""
+    """A field of `Options`; argparse gets ``argument`` in addition to the help ``text``."""
     return field(default=default, metadata={"argument": {"help": text, **argument}})
 
 
@@ -268,7 +268,7 @@ def visible_gpus() -> list[str]:
 
 @functools.cache
 def _device_count() -> int:
-    """Asked of torch in a process of its own: nvidia-smi may be missing or fail where torch works."""
+    """Asked of torch in a separate process: nvidia-smi may be missing or fail where torch works."""
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1])

@@ -7,7 +7,7 @@ BASELINE: random                           # optional: the branch that others ar
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
   supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere; with SEEDS, {seed} in it stands for the seed
-  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # LINEAR and TRANSFER of its own, too
+  jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # may have its LINEAR, TRANSFER
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
 LINEAR: [configs/linear/R50_IN1k_100ep.yaml]

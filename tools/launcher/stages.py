@@ -34,7 +34,7 @@ def recipe_of(method: str) -> Path:
     path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE}")
     if not path.is_file():
         raise UserError(
-            f"no default recipe for --method {method} (there are {', '.join(methods())}); name a recipe of your own by "
+            f"no default recipe for --method {method} (there are {', '.join(methods())}); name your own recipe by "
             f"--config-file FILE{nearest(method, methods())}"
         )
     return path
@@ -80,7 +80,7 @@ def distributions(
 
 
 def convert(source: str, output: str, folder: str = "") -> StageSpec:
-    """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is beside it."""
+    """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is next to it."""
     target, source = _absolute(output), _absolute(source)
     return StageSpec(
         "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target],), produces=target,

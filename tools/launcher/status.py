@@ -151,7 +151,7 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
 def _planned(files: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The stages that these records of pipelines list, by run folder."""
     for file in files:
-        with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have records of their own
+        with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have their own records
             for stage in read_json(file)["stages"]:
                 beside = file.parents[1] / stage["key"]
                 yield beside, {"stage": stage["stage"], "key": stage["key"], "parents": list(stage["parents"])}

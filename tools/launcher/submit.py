@@ -33,7 +33,7 @@ def submit(
 
     Args:
         dependency: as sbatch takes it, ``afterok:12:13``.
-        code: the copy of the code that the jobs import (`snapshot`); None: one of their own, beside their logs.
+        code: the copy of the code that the jobs import (`snapshot`); None: their own copy, next to their logs.
 
     Raises:
         UserError: SLURM refuses or is not installed; a run folder cannot be written.

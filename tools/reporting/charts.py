@@ -27,7 +27,7 @@ COLORS = (
     "#66bbdd",
     "#aa3377",
     "#8c8c8c",
-)  # told apart by color-blind people
+)  # distinguishable for color-blind people
 DASHES = ("solid", "dashed", "dotted")  # CSS and matplotlib share these words
 
 

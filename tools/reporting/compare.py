@@ -40,7 +40,7 @@ def environment(run: Path) -> dict[str, str]:
 
 
 def _sections(run: Path) -> dict[str, dict[str, Any]]:
-    """Title -> what a run recorded; config keys that name data stand beside the data, and DEVICE as it was resolved."""
+    """Title -> what a run recorded; keys that name data stand next to the data, and DEVICE as resolved."""
     config = _config(run)
     results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
     machine = {key: value for key, value in environment(run).items() if key not in _PER_RUN}

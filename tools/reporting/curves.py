@@ -71,7 +71,7 @@ def _by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
 def _split(
     title: str, runs: Sequence[tuple[str, Path]], styles: Styles, protocols: Sequence[tuple[Path, Any]]
 ) -> Iterable[Group]:
-    """Runs that are known to have unequal protocols get charts of their own."""
+    """Runs that are known to have unequal protocols get separate charts."""
     known = dict(protocols)
     kinds: list[Any] = []
     for _, folder in runs:

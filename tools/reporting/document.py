@@ -68,7 +68,7 @@ class Report:
 
 
 def markdown(report: Report) -> str:
-    """The report as Markdown; pictures are linked by name, because they lie beside it."""
+    """The report as Markdown; pictures are linked by name, because they lie next to it."""
     parts = ["# Results\n"]
     parts += [f"## {one_line(table.title)}\n\n{_bullets(table.notes)}\n{grid(table)}\n" for table in report.tables]
     for picture in report.pictures:

@@ -22,7 +22,7 @@ from .tables import TASK_NAMES
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 _SCORES = {"top1": "top-1 of the linear probe", "knn_top1": "kNN top-1 after pretraining"}  # of a sweep
-_COLUMNS = 4  # panels beside one another
+_COLUMNS = 4  # panels side by side
 Samples = dict[str, list[float]]  # seed, fold or checkpoint -> the scores of its runs, which count by their mean
 
 
@@ -202,7 +202,7 @@ def draw(folder: str) -> Path:
 
 
 def sweep_table(folder: Path) -> tuple[Table, list[str]]:
-    """A row per setting: mean and 95% interval over seeds, beside the paper's number; and a line per absent point.
+    """A row per setting: mean and 95% interval over seeds, next to the paper's number; and a line per absent point.
 
     Raises:
         UserError: launch/sweep.json is damaged.
@@ -219,7 +219,7 @@ def sweep_table(folder: Path) -> tuple[Table, list[str]]:
     published: dict[tuple[str, ...], float | None] = {}
     absent: list[str] = []
     for name, setting, seed, stage in places:
-        run = folder / name / stage  # beside the record, wherever the sweep is now
+        run = folder / name / stage  # next to the record, wherever the sweep is now
         try:
             metrics = read_json(run / "results.json").get("metrics", {}) if (run / "results.json").is_file() else {}
             value = float(metrics[score])

@@ -30,7 +30,7 @@ def draw(plans: Sequence[Plan], runs: Sequence[Detection], output: Path) -> Pict
     Args:
         plans: those of sweeps have no detectors.
         runs: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
-        output: the report; pictures lie beside it and begin with its name.
+        output: the report; pictures lie next to it and begin with its name.
     """
     made, names = Pictures(), short_names([plan.folder for plan in plans])
     for plan in plans:

@@ -214,7 +214,7 @@ def _detections(run: Run) -> Iterable[Detection]:
     if weights.get("path") and not origin.source:
         name, sha = Path(weights["path"]).name, str(weights.get("sha256") or "")
         origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
-    times = f"{schedule['name']}, " if str(schedule["name"]).endswith("x") else ""  # others have no name of their own
+    times = f"{schedule['name']}, " if str(schedule["name"]).endswith("x") else ""  # others have no name
     named = (
         f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
         f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "

@@ -57,7 +57,7 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
 
 
 def _wrote(own: Pretraining | None, probe: Probe) -> bool:
-    """Whether the pretraining's final checkpoint was probed; one that recorded no SHA-256 has its probes beside it."""
+    """Whether the pretraining's final checkpoint was probed; one that recorded no SHA-256 has its probes next to it."""
     if own is None or own.origin.sha256:
         return own is not None and probe.origin.sha256 == own.origin.sha256
     same = probe.origin.method == own.origin.method and probe.steps in (None, own.steps)
@@ -119,7 +119,7 @@ def linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
 
 
 def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
-    """Yields one table per protocol; protocols with the same headline are told apart by the keys that differ."""
+    """Yields one table per protocol; protocols with the same headline are distinguished by the keys that differ."""
     found = list(_by_protocol(runs, names))
     titles = [table.title for table in found]
     for table in found:

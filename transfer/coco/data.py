@@ -3,7 +3,7 @@
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
 `coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
-The Detectron2 engine also takes any name in Detectron2's DatasetCatalog (see `catalog`).
+The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
 from __future__ import annotations

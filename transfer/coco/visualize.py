@@ -1,4 +1,4 @@
-"""Draws either engine's predictions on images, beside the ground truth: boxes, masks and skeletons."""
+"""Draws either engine's predictions on images, next to the ground truth: boxes, masks and skeletons."""
 
 from __future__ import annotations
 

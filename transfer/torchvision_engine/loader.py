@@ -23,7 +23,7 @@ from .records import Records
 
 
 class Mapped(Dataset):
-    """Records as the model takes them; indexed by (position, index) in training.
+    """Records in the form that the model expects; indexed by (position, index) in training.
 
     A bad item is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
     """

@@ -51,7 +51,7 @@ class BatchCase(NamedTuple):
 
 
 def batch_case(seed: int, labels: list[int], anchors: slice = slice(None), dims: int = 5) -> BatchCase:
-    """Candidates with these labels; the anchors are a slice of them, as leaves of their own."""
+    """Candidates with these labels; the anchors are a slice of them, as separate leaves."""
     generator = torch.Generator().manual_seed(seed)
     candidates_BD = unit(generator, len(labels), dims)
     labels_B = torch.tensor(labels)

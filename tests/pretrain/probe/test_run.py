@@ -1,4 +1,4 @@
-"""What the four probes share: a folder of their own, no trace of an earlier result, one line for bad weights."""
+"""What the four probes share: their own folder, no trace of an earlier result, one line for bad weights."""
 
 import json
 

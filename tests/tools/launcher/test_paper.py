@@ -50,7 +50,7 @@ def test_a_row_is_a_pretraining_per_seed_with_its_probe(
     trained = {key for key in stages if key.endswith("/pretrain")}
     assert len(trained) == count
     assert set(stages) == trained | {key.replace("/pretrain", "/linear") for key in trained}
-    if table != "jcl_table1_linear":  # its probe has a file of its own
+    if table != "jcl_table1_linear":  # its probe has its own file
         published = {papers.published_top1(from_yaml_text(stages[key].config)) for key in trained} - {None}
         assert top1 <= published
 

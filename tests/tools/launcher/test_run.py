@@ -76,7 +76,7 @@ def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: 
 
 
 class Attached:
-    """A launcher in a session of its own: signals go to the whole foreground group, as a terminal sends them."""
+    """A launcher in its own session: signals go to the whole foreground group, as a terminal sends them."""
 
     def __init__(self, folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> None:
         code = (
@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_kills_the_job(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_ctrl_c_before_the_ranks_have_handlers(tmp_path: Path, capfd: pytest.CaptureFixture):
-    """A rank that is still importing dies by the signal, which is no failure of its own."""
+    """A rank that is still importing dies by the signal, which is not its own failure."""
     started = Attached(tmp_path, "count", 1000, 0.1)
     wait_for((tmp_path / "launch/launch.json").exists)
     started.interrupt()

@@ -1,6 +1,6 @@
-"""This project's pretraining beside lightly's: MoCo v2 of the same JPEGs, in turn.
+"""This project's pretraining compared with lightly's: MoCo v2 of the same JPEGs, in turn.
 
-Two settings, each measured run in a process of its own, which is pinned to one core with its workers:
+Two settings, each measured run in a separate process, which is pinned to one core with its workers:
 
 - ``loading``, which the loader bounds: one epoch of two MoCo v2 views of 224 pixels from 500 x 375 JPEGs, read by one
   worker process, up to normalized float32 batches. The first batch, for which the worker starts, is not in the rate.
@@ -86,7 +86,7 @@ def peers(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measured(request: dict[str, Any]) -> dict[str, float]:
-    """What one run measured, in a new process with a working folder of its own."""
+    """What one run measured, in a new process with its own working folder."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-W", "ignore", "-m", "tools.benchmarks.peers.run"]
     with tempfile.TemporaryDirectory() as folder:

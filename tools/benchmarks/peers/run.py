@@ -1,4 +1,4 @@
-"""One measured run, in a process of its own: reads request.json in the working folder and writes result.json there.
+"""One measured run, in a separate process: reads request.json in the working folder and writes result.json there.
 
 A side is a module with ``load(cfg)``, which yields the number of images of each batch of an epoch, and ``train(cfg)``,
 which returns where it has written its checkpoint.

@@ -16,7 +16,7 @@ export DETECTRON2
 EXTRAS ?= dev,docs
 # 1: the versions of requirements.lock, with which the tests passed last, instead of the newest; it has all of these extras.
 LOCKED ?=
-# Of the demo: detectron2 or torchvision, each in a run folder of its own; empty: the file's, in runs/demo.
+# Of the demo: detectron2 or torchvision, each in its own run folder; empty: the file's, in runs/demo.
 ENGINE ?=
 # The first of these that runs and is new enough. A version manager may list names that do not run.
 PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
@@ -76,7 +76,7 @@ test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and slurm' --timeout 1800
 
-# In an environment of its own: `.venv` keeps the versions of the lock file.
+# In a separate environment: `.venv` keeps the versions of the lock file.
 $(UV): | setup
 	@$(BIN)/python -m venv .venv-uv
 	@.venv-uv/bin/python -m pip -q install 'uv>=0.5'

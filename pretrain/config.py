@@ -14,13 +14,12 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from .common import extensions
-from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
+from .common.config_io import get, kind, merge_file, merge_overrides, parse_yaml
 from .common.config_overrides import Key
 from .common.errors import UserError
 from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .data.recipes import RECIPES
 from .methods import METHODS
-from .methods.method import Hyperparameter
 
 # Prefixes of keys that never change the result of any stage: where it runs, where data is, how often it writes.
 FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOADER.NUM_WORKERS", "SOLVER.CHECKPOINT_",
@@ -31,19 +30,8 @@ FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOAD
 # change the number of BN groups where that is 0: a resumed run then warns of it.
 FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.")
 
-# Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
-# whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
-MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST",
-               "SOLVER.CHANGE_RECIPE")  # fmt: skip
-
-# Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
-_RECIPE = {"SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
-
 _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
 _LR_SCHEDULE = Choice(("cosine", "step"))
-
-_LISTS = {"SOLVER.STEPS": "epochs", "LINEAR.STEPS": "epochs", "LINEAR.LRS": "learning rates",
-          "VIEWS.MEAN": "3 channels", "VIEWS.STD": "3 channels"}  # of numbers  # fmt: skip
 
 _QUEUE_KEYS = ("MODEL.QUEUE_SIZE", "MODEL.EMA_MOMENTUM", "MODEL.EMA_SCHEDULE", "MODEL.EMA_UPDATE",
                "METHOD.DENSE_WEIGHT", "METHOD.DENSE_WARMUP_STEPS")  # fmt: skip
@@ -58,7 +46,7 @@ _SOLVER_READERS = {"SOLVER.LARS_TRUST": ("SOLVER.OPTIMIZER", ["lars"]),
 
 @functools.cache
 def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
-    """Key -> default, limits and meaning; with those of the user's own methods, views and data sets (`extensions`).
+    """Key -> default, limits (of each value in a list) and meaning; with those of the user's own methods and views.
 
     The defaults are MoCo v2's where there is no neutral one. Methods declare the other METHOD keys that they read.
     """
@@ -68,8 +56,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     return {
         "METHOD.NAME": ("mocov2", methods, "what is learned; pretrain/methods has its equation"),
         **{
-            h.key: (h.default, _usable(name, h), h.meaning)
-            for name, method in METHODS.items()
+            h.key: (h.default, h.allowed, h.meaning)
+            for method in METHODS.values()
             for h in method.hyperparameters()
         },
         "METHOD.DENSE_WEIGHT": (0.0, SHARE, "w, of the loss of matched locations (DenseCL: 0.5); 0: no dense head"),
@@ -80,7 +68,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "MODEL.WEIGHTS": ("", None, "checkpoint whose backbone starts both encoders; empty: random"),
         "MODEL.HEAD_HIDDEN_DIMS": (
-            [2048], None, "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
+            [2048], _AT_LEAST_1, "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
         ),
         "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
         "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "D, the width of what the head returns"),
@@ -99,8 +87,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "VIEWS.QUERY": ("moco_v2", recipes, "augmentation of the query's view (pretrain/data/recipes.py)"),
         "VIEWS.KEY": ("moco_v2", recipes, "augmentation of the keys' views"),
         "VIEWS.IMAGE_SIZE": (224, Range(8, 4096), "pixels per side"),
-        "VIEWS.MEAN": ([0.485, 0.456, 0.406], None, "of the RGB channels, from 0 to 1; ImageNet's"),
-        "VIEWS.STD": ([0.229, 0.224, 0.225], None, "of the RGB channels"),
+        "VIEWS.MEAN": ([0.485, 0.456, 0.406], SHARE, "of the RGB channels, from 0 to 1; ImageNet's"),
+        "VIEWS.STD": ([0.229, 0.224, 0.225], Range(0.001, 1), "of the RGB channels"),
         "DATA.ROOT": ("datasets", None, "the folder of the named data sets"),
         "DATA.TRAIN": ("imagenet", None, "a named data set (its train split), or folder:/path"),
         "DATA.VAL": ("", None, "labeled images that probes are scored on; empty: the val split of the same data set"),
@@ -125,7 +113,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "SOLVER.EPOCHS": (200, _AT_LEAST_1, "passes over the training images; the learning rate's schedule spans them"),
         "SOLVER.LR_SCHEDULE": ("cosine", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
-        "SOLVER.STEPS": ([120, 160], None, "step: epochs at which the learning rate falls"),
+        "SOLVER.STEPS": ([120, 160], AT_LEAST_0, "step: epochs at which the learning rate falls"),
         "SOLVER.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
         "SOLVER.WARMUP_EPOCHS": (0.0, AT_LEAST_0, "epochs in which the learning rate rises from 0, linearly"),
         "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
@@ -157,7 +145,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1, "the global batch"),
         "LINEAR.EPOCHS": (100, _AT_LEAST_1, "passes over the labeled training images"),
         "LINEAR.LR_SCHEDULE": ("step", _LR_SCHEDULE, "cosine: falls to 0; step: falls at STEPS"),
-        "LINEAR.STEPS": ([60, 80], None, "step: epochs at which the learning rate falls"),
+        "LINEAR.STEPS": ([60, 80], AT_LEAST_0, "step: epochs at which the learning rate falls"),
         "LINEAR.GAMMA": (0.1, AT_LEAST_0, "step: by this factor"),
         "LINEAR.MOMENTUM": (0.9, SHARE, "of SGD"),
         "LINEAR.WEIGHT_DECAY": (0.0, AT_LEAST_0, "of the classifier"),
@@ -166,7 +154,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "augmentation; none: every image as in evaluation, so that features are computed once",
         ),
         "LINEAR.LRS": (
-            [], None,
+            [], AT_LEAST_0,
             "heads trained side by side, one per learning rate; the best one is chosen on a tenth of the training "
             "images, which none of them learns from; [] is [BASE_LR]",
         ),
@@ -175,22 +163,6 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         # the 64 bits of a generator's seed
         "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
     }  # fmt: skip
-
-
-def _usable(method: str, declared: Hyperparameter) -> Range | Choice:
-    """What a hyperparameter allows.
-
-    Raises:
-        UserError: it is no `Range` or `Choice` that its own default could be checked against.
-    """
-    try:
-        declared.allowed.check(declared.key, declared.default)
-    except (AttributeError, TypeError) as error:
-        raise UserError(
-            f"method {method!r}: the allowed values of {declared.key} are {declared.allowed!r}; use a Range of "
-            "numbers or a Choice from pretrain.common.limits"
-        ) from error
-    return declared.allowed
 
 
 def default_config() -> CfgNode:
@@ -209,7 +181,12 @@ def described_keys() -> list[Key]:
     """Every key as --help-keys lists it; a method's own key names the methods that read it."""
     readers = {key: f" ({', '.join(names)})" for key, names in _readers().items() if len(names) < len(METHODS)}
     return [
-        Key(key, default, str(limits or kind(default)), meaning + readers.get(key, ""))
+        Key(
+            key,
+            default,
+            f"{'a list, each ' * isinstance(default, list)}{limits or kind(default)}",
+            meaning + readers.get(key, ""),
+        )
         for key, (default, limits, meaning) in _keys().items()
     ]
 
@@ -256,56 +233,19 @@ def run_folder(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR or f"runs/{cfg.METHOD.NAME}_{cfg.MODEL.ARCH}")
 
 
-def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:
-    """Refuses to resume a pretraining under another config: its result would belong to neither.
-
-    Returns:
-        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
-
-    Args:
-        earlier: the config that the run in ``folder`` was begun with, as YAML text.
-        what: names that text in messages.
-
-    Raises:
-        UserError: keys have other values, each of which is named, or the text is not a config of this version.
-    """
-    before = dict(flatten(from_yaml_text(earlier, what)))
-    changed = [
-        f"{key} {before.get(key)!r} -> {value!r}"
-        for key, value in flatten(cfg)
-        if before.get(key) != value and not key.startswith(MAY_CHANGE)
-    ]
-    keys = {words.split()[0] for words in changed}
-    if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):
-        return changed
-    remedy = "choose another OUTPUT_DIR"
-    if keys <= _RECIPE:
-        remedy += ", or continue with --change-recipe, which is recorded in the results"
-    elif keys == {"SOLVER.EPOCHS"}:
-        remedy = (
-            "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
-            f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"
-        )
-    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changed)}); {remedy}")
-
-
 def validate(cfg: CfgNode) -> None:
     """Checks every value; the error is one line with the value, the limit and the remedy.
 
     Raises:
         UserError: at the first value that cannot work.
     """
-    for key, (_, limits, _) in _keys().items():
-        if limits:
-            limits.check(key, get(cfg, key))
-    if any(not isinstance(width, int) or width < 1 for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
-        raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; every width must be at least 1")
-    for key, what in _LISTS.items():
-        try:
-            for value in get(cfg, key):
-                AT_LEAST_0.check(key, value)
-        except UserError:
-            raise UserError(f"{key} is {get(cfg, key)}; it must be a list of {what}, numbers of at least 0") from None
+    for key, (default, limits, _) in _keys().items():
+        for value in get(cfg, key) if isinstance(default, list) else [get(cfg, key)]:
+            if limits:
+                limits.check(key, value)
+    for key in ("VIEWS.MEAN", "VIEWS.STD"):
+        if len(get(cfg, key)) != 3:
+            raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
     _refuse_unread_keys(cfg)
     solver = cfg.SOLVER
     if solver.LR_SCHEDULE == "step" and any(epoch >= solver.EPOCHS for epoch in solver.STEPS):
@@ -314,18 +254,16 @@ def validate(cfg: CfgNode) -> None:
         raise UserError(
             f"SOLVER.WARMUP_EPOCHS is {solver.WARMUP_EPOCHS}; it must be at most SOLVER.EPOCHS {solver.EPOCHS}"
         )
-    for key, least in (("VIEWS.MEAN", 0), ("VIEWS.STD", 1e-3)):
-        if len(get(cfg, key)) != 3 or not all(least <= value <= 1 for value in get(cfg, key)):
-            raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers from {least} to 1, one per RGB channel")
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
         raise UserError(
             f"METHOD.DENSE_WARMUP_STEPS is {cfg.METHOD.DENSE_WARMUP_STEPS}, but METHOD.DENSE_WEIGHT is 0; set both"
         )
-    if cfg.PROBE.CROP == "none" and cfg.PROBE.RESIZE:
-        raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, but PROBE.CROP none resizes to the image size; set one")
-    size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
-    if cfg.PROBE.RESIZE and size > cfg.PROBE.RESIZE:  # otherwise found only at the end of pretraining
-        raise UserError(f"PROBE.RESIZE is {cfg.PROBE.RESIZE}, below the crop of {size} pixels; raise it, or set 0")
+    probe, crop = cfg.PROBE, cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    if probe.RESIZE and (probe.CROP == "none" or crop > probe.RESIZE):
+        raise UserError(
+            f"PROBE.RESIZE is {probe.RESIZE} with PROBE.CROP {probe.CROP} of {crop} pixels; set RESIZE to at least the "
+            "crop, or to 0, which CROP none needs"
+        )
 
 
 def _refuse_unread_keys(cfg: CfgNode) -> None:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
 from .common.batch_split import local_bn_groups
+from .common.config_io import flatten
+from .common.errors import UserError
 from .common.files import existing_file
+from .config import FREE_ON_RESUME, from_yaml_text
 from .data import datasets
 from .methods import METHODS
+
+# Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
+# whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
+MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MAX_STEPS", "SOLVER.CHANNELS_LAST",
+               "SOLVER.CHANGE_RECIPE")  # fmt: skip
+
+# Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
+_RECIPE = {"SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
 def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
@@ -41,3 +53,36 @@ def refuse_indivisible(cfg: CfgNode, processes: int) -> None:
     local_bn_groups(
         cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, has_keys, lambda _: None, cfg.SOLVER.ACCUMULATE, ranks=processes
     )
+
+
+def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:
+    """Refuses to resume a pretraining under another config: its result would belong to neither.
+
+    Returns:
+        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
+
+    Args:
+        earlier: the config that the run in ``folder`` was begun with, as YAML text.
+        what: names that text in messages.
+
+    Raises:
+        UserError: keys have other values, each of which is named, or the text is not a config of this version.
+    """
+    before = dict(flatten(from_yaml_text(earlier, what)))
+    changed = [
+        f"{key} {before.get(key)!r} -> {value!r}"
+        for key, value in flatten(cfg)
+        if before.get(key) != value and not key.startswith(MAY_CHANGE)
+    ]
+    keys = {words.split()[0] for words in changed}
+    if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):
+        return changed
+    remedy = "choose another OUTPUT_DIR"
+    if keys <= _RECIPE:
+        remedy += ", or continue with --change-recipe, which is recorded in the results"
+    elif keys == {"SOLVER.EPOCHS"}:
+        remedy = (
+            "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
+            f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"
+        )
+    raise UserError(f"{folder} holds a run with a different config ({'; '.join(changed)}); {remedy}")

@@ -13,7 +13,7 @@ from torch import nn
 from .common import checkpoint, distributed
 from .common.errors import UserError
 from .common.weights_file import tensor_digest
-from .config import check_same_run
+from .preflight import check_same_run
 from .steps import Training
 
 _REMEDY = "choose another OUTPUT_DIR"

@@ -8,8 +8,9 @@ Shape letters: V views, N images of a batch (here: this rank's share), C = 3 cha
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from ..common import distributed, interrupt
 from ..common.batch_split import slice_bounds
@@ -105,10 +106,8 @@ class Loader:
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
-        items = self._items(first_step, total_steps)
-        loaded = _data_loader(self._views, items, self._num_workers, self._pin_memory)
-        for step, item in enumerate(loaded, start=first_step):
-            batch: Batch = _unwrap(item)
+        loaded = _load(self._views, self._items(first_step, total_steps), self._num_workers, self._pin_memory)
+        for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
 
@@ -170,8 +169,7 @@ def eval_batches(
     positions = np.arange(len(data)) if indices is None else np.asarray(indices)
     order = [positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)]
     views = _EvalViews(data, size, resize, on_corrupt == "skip")
-    for item in _data_loader(views, order, num_workers, pin_memory):
-        images_NHWC, index_N = _unwrap(item)
+    for images_NHWC, index_N in _load(views, order, num_workers, pin_memory):
         yield images_NHWC.permute(0, 3, 1, 2), index_N
 
 
@@ -201,15 +199,13 @@ class _Views(Dataset):
         try:
             for n, (epoch, position) in enumerate(items):
                 image, used[n] = self._read(position, replaced)
-                views[:, n] = make_views(image, self.recipes, self.size, self._rng_of_view(epoch, position))
+                of_view = functools.partial(stream, self.seed, epoch, _VIEW, position)
+                views[:, n] = make_views(image, self.recipes, self.size, of_view)
         except UserError as error:
             return error  # raised here, it would reach the process as the text of a traceback
         labels = np.full(len(used), -1, np.int64) if self.data.labels is None else self.data.labels[used]
         views_VNCHW = torch.from_numpy(views).permute(0, 1, 4, 2, 3)
         return Batch(views_VNCHW, torch.from_numpy(used), torch.from_numpy(labels), replaced)
-
-    def _rng_of_view(self, epoch: int, position: int) -> Callable[[int], np.random.Generator]:
-        return lambda view: stream(self.seed, epoch, _VIEW, position, view)
 
     def _read(self, position: int, replaced: dict[int, str]) -> tuple[np.ndarray, int]:
         for shift in range(len(self.data)):
@@ -246,10 +242,15 @@ class _EvalViews(Dataset):
         return torch.from_numpy(stacked), torch.tensor(read, dtype=torch.int64)
 
 
-def _data_loader(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> DataLoader:
-    return ShieldedDataLoader(
+def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
+    """What ``views`` makes of each of ``batches``, in order."""
+    loader = ShieldedDataLoader(
         views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
     )
+    for item in loader:
+        if isinstance(item, UserError):
+            raise item
+        yield item
 
 
 def _identity(loaded: Any) -> Any:
@@ -260,9 +261,3 @@ def _start_worker(worker: int) -> None:
     interrupt.ignore_in_worker(worker)
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
-
-
-def _unwrap(item: Any) -> Any:
-    if isinstance(item, UserError):
-        raise item
-    return item

@@ -47,20 +47,12 @@ def _gray(image: np.ndarray, _value: float) -> None:
 
 
 def _blur(image: np.ndarray, sigma: float) -> None:
-    kernel = _gaussian(sigma, blur_radius(sigma))
+    radius = math.ceil(3 * sigma)  # as in Pillow, the view's size does not limit it
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    kernel = (weights / weights.sum()).astype(np.float32)
     cv2.sepFilter2D(image, -1, kernel, kernel, dst=image, borderType=cv2.BORDER_REPLICATE)
 
 
 _OPERATIONS: dict[float, Callable[[np.ndarray, float], None]] = {
     BRIGHTNESS: _brightness, CONTRAST: _contrast, SATURATION: _saturation, HUE: _hue, GRAY: _gray, BLUR: _blur,
 }  # fmt: skip
-
-
-def blur_radius(sigma: float) -> int:
-    """Pixels on each side of the kernel's center: 3 sigma. As in Pillow, the view's size does not limit it."""
-    return math.ceil(3 * sigma)
-
-
-def _gaussian(sigma: float, radius: int) -> np.ndarray:
-    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
-    return (weights / weights.sum()).astype(np.float32)

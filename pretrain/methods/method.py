@@ -71,6 +71,9 @@ class Method:
         if unknown := [] if self.schedule else [keyword for keyword in self.hyper if keyword not in keywords]:
             name = getattr(self.objective, "__name__", "the objective")
             raise UserError(f"{name} takes no {', '.join(unknown)}; give Method the keywords of {', '.join(keywords)}")
+        for key, _, allowed, _ in self.hyper.values():
+            if not isinstance(allowed, (Range, Choice)):
+                raise UserError(f"{key} allows {allowed!r}; use a Range or a Choice of pretrain.common.limits")
 
     def hyperparameters(self) -> list[Hyperparameter]:
         """Every config key that only some methods read, and that this one does."""

@@ -79,7 +79,7 @@ def test_the_nearest_name_is_suggested():
 
 
 def test_every_number_has_a_range():
-    numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float)}
+    numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
     assert numbers == {key for key, (_, limits, _) in _keys().items() if isinstance(limits, Range)}
 
 

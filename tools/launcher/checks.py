@@ -181,7 +181,8 @@ def _check_config(spec: StageSpec, options: Options) -> None:
         if not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # trained on a copy of another name
             check_same_training(scale_to_world(cfg, _world_size(spec, options)), path)
     elif spec.stage in ("pretrain", "linear") and (earlier := pretrain_config(spec.folder)):
-        from pretrain.config import check_same_run, from_yaml_text
+        from pretrain.config import from_yaml_text
+        from pretrain.preflight import check_same_run
         from pretrain.probe.protocol import check_same_probe, linear_settings
 
         cfg = from_yaml_text(spec.config)

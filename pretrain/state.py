@@ -67,7 +67,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         if step < 0:
             raise ValueError(f"its step is {step}")
     if not _is_finite(model):
-        raise UserError(f"the checkpoint holds weights that are not finite, from which no run can go on; {_REMEDY}")
+        raise UserError(f"the checkpoint holds weights that are not finite, from which no run can continue; {_REMEDY}")
     if earlier != now:
         log(
             f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "

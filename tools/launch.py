@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
     if overrides and not args.takes_overrides:
-        raise UserError(f"{args.command} does not know {overrides[0]!r}; it takes no KEY VALUE")
+        raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE")
     if args.command == "distributions":
         args.weights, overrides = _until_a_key(args.weights, overrides)
     args.overrides = [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]

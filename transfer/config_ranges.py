@@ -69,7 +69,7 @@ def check_training(cfg: CfgNode) -> None:
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
-        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give whole numbers of iterations that rise from at least 1")
+        raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give increasing whole numbers of iterations, at least 1")
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR" and solver.BASE_LR == 0:
         raise UserError("SOLVER.BASE_LR is 0; WarmupCosineLR needs one above 0")
     points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own

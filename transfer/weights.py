@@ -206,7 +206,7 @@ def load_weights(
     if missing:
         raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
     if extra := [n for n in state if n not in own and n.startswith(required) and not n.endswith(ignored)]:
-        raise UserError(f"{path} holds {shortlist(extra)}, for which this detector has no place; {remedy}")
+        raise UserError(f"{path} holds {shortlist(extra)}, which this detector does not have; {remedy}")
     shared = [name for name in own if name in state and not name.endswith(("pixel_mean", "pixel_std"))]
     copied = [name for name in shared if own[name].shape == state[name].shape]
     if name := next((name for name in shared if name not in copied and name.startswith(required)), ""):

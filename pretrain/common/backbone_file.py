@@ -73,7 +73,7 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
         trained_with("MODEL.RESNETS.STRIDE_IN_1X1") and is_bottleneck(backbone.arch)
     ):
         raise UserError(
-            f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet takes RGB and "
+            f"{path} was trained on BGR images, or with its stride in the 1x1 convolution; this ResNet expects RGB and "
             "strides in the 3x3, so these weights would compute wrong features here; use them for detectors only"
         )
     return backbone
@@ -187,7 +187,7 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
         elif inside and short.startswith("fc."):
             head[short.removeprefix("fc.")] = tensor
         elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
-            raise UserError(f"{path} holds {name}, which is neither of a ResNet nor of a known head")
+            raise UserError(f"{path} holds {name}, which belongs neither to a ResNet nor to a known head")
     return picked, head, encoder if pair else ""
 
 

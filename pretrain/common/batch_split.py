@@ -42,8 +42,8 @@ def local_bn_groups(
         log("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
     if wanted == 1 and accumulate > 1:
         raise UserError(
-            f"MODEL.BN_GROUPS is 1: the whole batch shares its statistics, so SOLVER.ACCUMULATE {accumulate} cannot "
-            "take it in parts; set BN_GROUPS 0 (one per process and part)"
+            f"MODEL.BN_GROUPS is 1, so the whole batch shares its statistics and SOLVER.ACCUMULATE {accumulate} cannot "
+            "split it; set BN_GROUPS 0 (one group per process and micro-batch)"
         )
     if wanted > 1 and (wanted % shares or wanted > total):
         raise UserError(

@@ -215,7 +215,7 @@ def test_jcls_lambda_rises_where_its_schedule_is_linear():
         (["MODEL.BN_GROUPS", "1"], "SyncBN, which torch has on GPUs only"),
         (["MODEL.BN_GROUPS", "3"], "BN_GROUPS is 3; it must be a multiple of 2 processes"),
         (["SOLVER.ACCUMULATE", "2"], "BN_GROUPS is 2; it must be a multiple of 2 processes x SOLVER.ACCUMULATE 2"),
-        (["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "1"], "so SOLVER.ACCUMULATE 2 cannot take it in parts"),
+        (["SOLVER.ACCUMULATE", "2", "MODEL.BN_GROUPS", "1"], "SOLVER.ACCUMULATE 2 cannot split it"),
         (["SOLVER.ACCUMULATE", "8"], f"IMS_PER_BATCH is {N}, fewer images than the 2 processes x SOLVER.ACCUMULATE 8"),
         (["SOLVER.IMS_PER_BATCH", "1"], "fewer images than the 2 processes"),
     ],

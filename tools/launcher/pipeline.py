@@ -120,7 +120,7 @@ def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[s
         if not isinstance(point, dict) or not point or not all(isinstance(key, str) for key in point):
             raise UserError(f"POINTS in {path} is {points!r}; write a list of settings, each KEY: value")
     if len(grid) > 2:
-        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot take 1 or 2")
+        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot show 1 or 2")
     for key, values in grid.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")

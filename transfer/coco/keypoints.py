@@ -48,7 +48,7 @@ def check_flips(content: Mapping[str, Any], where: str) -> None:
     """Raises UserError if images cannot be flipped, as `flip_pairs` are unknown."""
     if flip_pairs(content) is None:
         raise UserError(
-            f"{where}: its keypoints' names do not tell left from right; give the category "
+            f"{where}: its keypoint names do not distinguish left from right; give the category "
             '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
 

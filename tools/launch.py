@@ -29,14 +29,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common import config_overrides, extensions
-from pretrain.common.errors import UserError, nearest, run_command_line
+from pretrain.common.errors import UserError, run_command_line
 from tools.launcher import options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parses the command line and runs one command; returns the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
-    _check_command(parser, words)
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
@@ -48,15 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
-
-
-def _check_command(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """argparse would list all commands, without the nearest."""
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    if words[:1] == ["--help-keys"]:
-        raise UserError("keys are a command's: launch.py pretrain --help-keys, or launch.py transfer --help-keys")
-    if words and not words[0].startswith("-") and words[0] not in commands.choices:
-        raise UserError(f"there is no command {words[0]!r}{nearest(words[0], commands.choices)}; --help lists all")
 
 
 def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
@@ -112,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
-    _add_recipe(sub)
+    sub.add_argument("--method", default="", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
+    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
     sub.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
     _add_resources(sub, _pretraining_keys)
     for name, text in (
@@ -138,11 +129,6 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     _add_resources(sub, _fine_tuning_keys)
-
-
-def _add_recipe(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--method", default="", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:

@@ -73,7 +73,7 @@ def _collecting(refused: dict[str, str], key: str) -> Iterator[None]:
 
 
 def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
-    """Refuses what the stage would refuse once it has its devices."""
+    """Refuses what the stage would refuse once it has its devices; ``download``: weights at an address, too."""
     spec = node.spec
     if options.cluster == "slurm" and (character := next((c for c in "%\\" if c in spec.folder), "")):
         raise UserError(
@@ -83,67 +83,33 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     check_may_continue(spec, options)
     if not spec.config:
         return
-    check_engine(spec)
     # An earlier stage may make the data, and a cluster's nodes may have other disks.
-    if options.cluster != "slurm" and not node.parents:
-        check_data(spec, download=download)
-    check_batch(spec, options)
-
-
-def check_engine(spec: StageSpec) -> None:
-    """Checks that the engine of a fine-tuning is installed, and can honor its config.
-
-    Raises:
-        UserError: Detectron2 is chosen but not installed, or the torchvision engine for what only Detectron2 can do.
-    """
+    sees_data = options.cluster != "slurm" and not node.parents
+    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
+    world = _world_size(spec, options)
     if spec.stage == "transfer":
         from transfer import preflight
+        from transfer.config import scale_to_world
+        from transfer.config_ranges import check_parts
         from transfer.train_net import pick_engine
 
+        cfg, eval_only = _detector_config(spec), _is_evaluation(spec)
         engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
-        preflight.refuse_unsupported(_detector_config(spec), engine, eval_only=_is_evaluation(spec))
-
-
-def check_data(spec: StageSpec, *, download: bool = True) -> None:
-    """Checks that the images that a stage reads and the weights that it starts from exist.
-
-    Args:
-        download: weights at an address, too.
-
-    Raises:
-        UserError: one of them does not, or a probe's own images have no labels or no val split.
-    """
-    is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
-    if spec.stage == "transfer":
-        from transfer import preflight
-
-        cfg = _detector_config(spec)
-        weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
-        preflight.refuse_inputs(cfg, eval_only=_is_evaluation(spec), weights=weights)
+        preflight.refuse_unsupported(cfg, engine, eval_only=eval_only)
+        if sees_data:
+            weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
+            preflight.refuse_inputs(cfg, eval_only=eval_only, weights=weights)
+        if not eval_only:
+            check_parts(scale_to_world(cfg, world), world)
     else:
         from pretrain import preflight
         from pretrain.config import from_yaml_text
 
-        preflight.refuse_missing_data(from_yaml_text(spec.config), spec.stage, weights=is_new)
-
-
-def check_batch(spec: StageSpec, options: Options) -> None:
-    """Checks that a batch can be divided among the processes.
-
-    Raises:
-        UserError: it cannot.
-    """
-    world = _world_size(spec, options)
-    if spec.stage == "pretrain":
-        from pretrain import preflight
-        from pretrain.config import from_yaml_text
-
-        preflight.refuse_indivisible(from_yaml_text(spec.config), world)
-    elif spec.stage == "transfer" and not _is_evaluation(spec):
-        from transfer.config import scale_to_world
-        from transfer.config_ranges import check_parts
-
-        check_parts(scale_to_world(_detector_config(spec), world), world)
+        cfg = from_yaml_text(spec.config)
+        if sees_data:
+            preflight.refuse_missing_data(cfg, spec.stage, weights=is_new)
+        if spec.stage == "pretrain":
+            preflight.refuse_indivisible(cfg, world)
 
 
 def _world_size(spec: StageSpec, options: Options) -> int:

@@ -18,13 +18,28 @@ from .graph import Graph, run, show, single
 from .options import Options, from_arguments, from_record
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
-from .records import launch_files
 from .spec import StageSpec
 from .status import follow, print_status
 
 
-def pretrain(args: argparse.Namespace) -> int:
-    return _start(stages.pretrain(_recipe(args), args.overrides), from_arguments(args), args)
+def stage(args: argparse.Namespace) -> int:
+    """Starts a single stage."""
+    match args.command:
+        case "pretrain":
+            spec = stages.pretrain(_recipe(args), args.overrides)
+        case "convert":
+            spec = stages.convert(args.weights, args.output)
+        case "transfer":
+            how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
+            spec = stages.transfer(args.config_file, args.overrides, **how)
+        case "distributions":
+            spec = stages.distributions(args.weights, args.overrides, args.output)
+        case _:
+            spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
+    return _start(spec, from_arguments(args), args)
+
+
+pretrain = linear = knn = embedding = distributions = convert = transfer = stage
 
 
 def _recipe(args: argparse.Namespace) -> str:
@@ -40,28 +55,6 @@ def _recipe(args: argparse.Namespace) -> str:
     file = os.path.relpath(stages.recipe_of(args.method))
     print(f"recipe: {file}", file=sys.stderr)
     return file
-
-
-def probe(args: argparse.Namespace) -> int:
-    return _start(
-        stages.probe(args.command, args.weights, args.config_file, args.overrides), from_arguments(args), args
-    )
-
-
-linear = knn = embedding = probe
-
-
-def convert(args: argparse.Namespace) -> int:
-    return _start(stages.convert(args.weights, args.output), from_arguments(args), args)
-
-
-def transfer(args: argparse.Namespace) -> int:
-    how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
-    return _start(stages.transfer(args.config_file, args.overrides, **how), from_arguments(args), args)
-
-
-def distributions(args: argparse.Namespace) -> int:
-    return _start(stages.distributions(args.weights, args.overrides, args.output), from_arguments(args), args)
 
 
 def pipeline(args: argparse.Namespace) -> int:
@@ -105,44 +98,30 @@ def cancel(args: argparse.Namespace) -> None:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Starts again from the folder's record, if it is one that this launcher could have written.
+    """Starts again from the folder's record.
 
     Raises:
-        UserError: nothing was started there, the record is damaged, or it does not name a stage.
+        UserError: nothing was started there, the record is damaged or another user's, or it does not name a stage.
     """
-    folder = Path(args.folder)
-    for kind in ("pipeline", "sweep"):
-        path = folder / "launch" / f"{kind}.json"
-        if path.exists():
-            _check_owner(path)
-            return _start(Graph.from_record(path), from_record(read_json(path), path), args)
-    (path,) = launch_files(folder)[:1]
-    if path.parents[1] != folder:
-        raise UserError(f"{folder} is not a run folder; name one, such as {path.parents[1]}")
-    _check_owner(path)
-    record = read_json(path)
-    spec = StageSpec.from_json(record.get("spec"))
-    spec.check_entry()
-    if os.path.realpath(spec.folder) != os.path.realpath(folder):
-        raise UserError(f"{folder} was at {spec.folder} when its stage started; rerun the stage's own command")
-    return _start(spec, from_record(record, path), args)
-
-
-def _check_owner(record: Path) -> None:
-    """Refuses a record that another user wrote: its set-up lines and modules would run as this one."""
-    owner = record.stat().st_uid
-    if owner != os.getuid():
+    records = [Path(args.folder) / "launch" / f"{kind}.json" for kind in ("pipeline", "sweep", "launch")]
+    path = next((path for path in records if path.exists()), None)
+    if path is None:
+        raise UserError(f"nothing was started in {args.folder}; name the folder of a stage or of a pipeline")
+    owner = path.stat().st_uid
+    if owner != os.getuid():  # its set-up lines and modules would run as this user
         raise UserError(
-            f"{record} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
+            f"{path} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "its own command instead, in a folder that you can write to"
         )
+    return _start(Graph.from_record(path), from_record(read_json(path), path), args)
 
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
     loggers.wanted()
-    if isinstance(what, StageSpec):
-        what, options = single(what), replace(options, parallel=None)  # it shares nothing
+    graph = single(what) if isinstance(what, StageSpec) else what
+    if graph.report is None:
+        options = replace(options, parallel=None)  # a single stage shares nothing
     if args.dry_run:
-        show(what, options)
+        show(graph, options)
         return 0
-    return run(what, options)
+    return run(graph, options)

@@ -93,14 +93,20 @@ class Graph:
 
     @classmethod
     def from_record(cls, path: Path) -> Graph:
-        """The graph that `remember` wrote to ``path``, whose folder may have been moved since.
+        """The graph of a launch.json, or that `remember` wrote to ``path``, whose folder may have been moved since.
 
         Raises:
-            UserError: the record is damaged, or names something else than a stage.
+            UserError: the record is damaged, or names something else than a stage; a single stage's folder was moved.
         """
-        record, output = read_json(path), str(path.absolute().parents[1])
+        record, folder = read_json(path), path.absolute().parents[1]
+        if path.stem == "launch":
+            spec = StageSpec.from_json(record.get("spec"))
+            spec.check_entry()
+            if Path(spec.folder).resolve() != folder.resolve():
+                raise UserError(f"{folder} was at {spec.folder} when its stage started; rerun the stage's own command")
+            return single(spec)
         try:
-            then, now = (json.dumps(folder)[1:-1] for folder in (record["output"], output))
+            then, now = (json.dumps(str(place))[1:-1] for place in (record["output"], folder))
             moved = re.sub(rf'(?<![\w/.-]){re.escape(then)}(?=[/":\\\s])', lambda _: now, json.dumps(record))
             record = json.loads(moved)
             nodes = [
@@ -112,7 +118,7 @@ class Graph:
             raise UserError(f"{path} does not hold a {path.stem} ({error}); run its own command again") from error
         for spec in (*(node.spec for node in nodes), report):
             spec.check_entry()
-        return cls(path.stem, output, tuple(nodes), report, str(record.get("file", "")), facts)
+        return cls(path.stem, str(folder), tuple(nodes), report, str(record.get("file", "")), facts)
 
 
 def single(spec: StageSpec) -> Graph:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from . import local
 from .jobs import is_finished, job_states, silent_end
 from .records import attempts, files_below, progress, read_launch
 
-_PLANS = ("launch/pipeline.json", "launch/sweep.json")
-_ALIVE = ("PENDING", "RUNNING")
-_ACTIVE = ("pending", "running", "unknown")
-_LONGEST_IN_TABLE = 40  # characters of a reason
+_PLANS = ("pipeline.json", "sweep.json")
+_HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 _INTERVAL_S = {False: 2.0, True: 30.0}  # between two looks, by whether SLURM has to be asked
 
 
@@ -39,7 +36,7 @@ def follow(folder: Path, as_json: bool) -> None:
         if sys.stdout.isatty() and not as_json:
             print("\x1b[H\x1b[2J", end="")  # to the top of an empty screen
         _show(stages, as_json)
-        active = [entry for entry in stages if entry["state"] in _ACTIVE]
+        active = [entry for entry in stages if entry["state"] in ("pending", "running", "unknown")]
         if not active:
             return
         time.sleep(_INTERVAL_S[any(entry["job"].get("cluster") == "slurm" for entry in active)])
@@ -55,70 +52,70 @@ def print_status(folder: Path, as_json: bool = False) -> None:
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """`summary` of every stage below a folder, in the order of its pipeline or sweep; not started ones, too.
+    """Every stage below a folder, in the order of its pipeline or sweep; not started ones, too.
 
-    A damaged record is the ``reason`` of its stage, whose state is then damaged.
+    Each has its job, state, attempts, folder, progress, and the first failing rank's error. A damaged record is the
+    ``reason`` of its stage, whose state is then damaged.
     """
-    all_files = files_below(folder, "stage.txt", "launch/launch.json", *_PLANS)
-    if not all_files:
+    files = files_below(folder, "stage.txt", "launch/launch.json", *(f"launch/{name}" for name in _PLANS))
+    if not files:
         raise UserError(f"nothing was started in {folder}, or below it")
-    planned = dict(_planned([path for path in all_files if path.name in ("pipeline.json", "sweep.json")]))
-    without_launcher = [path.parent for path in all_files if path.name == "stage.txt"]
-    files = [path for path in all_files if path.name == "launch.json"]
-    order = {path: place for place, path in enumerate(planned)}
-    files.sort(key=lambda file: order.get(file.parents[1], len(order)))
-    records: dict[Path, dict[str, Any] | UserError] = {}
+    planned: dict[Path, dict[str, Any]] = {}
+    records: dict[Path, dict[str, Any] | UserError | None] = {}
     for file in files:
-        try:
-            records[file.parents[1]] = read_launch(file)
-        except UserError as error:
-            records[file.parents[1]] = error
+        if file.name in _PLANS:
+            with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have their own records
+                planned |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+        elif file.name == "launch.json":
+            try:
+                records[file.parents[1]] = read_launch(file)
+            except UserError as error:
+                records[file.parents[1]] = error
+        else:
+            records.setdefault(file.parent, None)
     jobs = {place: record["jobs"][-1] for place, record in records.items() if isinstance(record, dict)}
     states = dict(zip(jobs, job_states(list(jobs.values())), strict=True))
-    entries: dict[Path, dict[str, Any]] = {}
-    for stage_folder in dict.fromkeys([*planned, *records, *without_launcher]):
-        record, plan = records.get(stage_folder), planned.get(stage_folder, {})
+    entries = []
+    for place in dict.fromkeys([*planned, *records]):
+        plan = planned.get(place, {})
+        entry = {
+            "key": plan.get("key", os.path.relpath(place, folder)), "stage": plan.get("stage") or stage_of(place),
+            "folder": place, "job": {}, "state": "not started", "attempts": [], "progress": progress(place),
+            "failure": {}, "reason": "", "waits_for": plan.get("parents", []),
+        }  # fmt: skip
+        record = records.get(place)
         if isinstance(record, UserError):
-            entry = _blank(stage_folder, plan.get("stage", "?"), "damaged", str(record))
-        elif record is None and stage_folder in without_launcher:
-            entry = _without_launcher(stage_folder)
-        elif record is None:
-            entry = _blank(stage_folder, plan["stage"], "not started")
-        else:
-            entry = summary(stage_folder, record, states[stage_folder])
-        entries[stage_folder] = entry | {"key": plan.get("key", os.path.relpath(stage_folder, folder))}
-    done = {entry["key"] for entry in entries.values() if entry["state"] == "done"}
-    for stage_folder, entry in entries.items():
-        parents = planned.get(stage_folder, {}).get("parents", [])
-        if entry["state"] in ("not started", "pending"):
-            entry["waits_for"] = [parent for parent in parents if parent not in done]
-    return list(entries.values())
+            entry |= {"state": "damaged", "reason": str(record)}
+        elif record is not None:
+            entry |= _of_job(place, record, states[place])
+        elif place in records:
+            entry |= _without_launcher(place)
+        entries.append(entry)
+    done = {entry["key"] for entry in entries if entry["state"] == "done"}
+    for entry in entries:
+        is_waiting = entry["state"] in ("not started", "pending")
+        entry["waits_for"] = [parent for parent in entry["waits_for"] if is_waiting and parent not in done]
+    return entries
 
 
-def summary(folder: Path, data: dict[str, Any], state: str) -> dict[str, Any]:
-    """A stage: job, state, attempts, folder, progress, and the first failing rank's error.
-
-    Args:
-        data: the content of its launch.json.
-        state: of its last job, as `job_states` names it.
-    """
-    job = data["jobs"][-1]
+def _of_job(folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
+    """What a launch.json, its ranks and the ``state`` of its last job, as `job_states` names it, tell of a stage."""
+    job = record["jobs"][-1]
     tries = attempts(folder, job)
     last = tries[-1] if tries else {}
-    produces = folder / str(data["spec"].get("produces", ""))
-    complete = os.path.isfile(folder / "launch" / "complete.json") and os.path.exists(produces)
+    is_complete = (folder / "launch" / "complete.json").is_file() and (folder / record["spec"]["produces"]).exists()
     state, _, detail = state.partition(" ")
     reason = last.get("reason", "")
     if state == "UNKNOWN" and not is_finished(folder, job):
         reason = "SLURM does not answer" if job["cluster"] == "slurm" else f"run status on {job['host']}"
-    elif state == "PENDING" and detail:
-        reason = detail.strip("()")
-    elif state not in _ALIVE:
-        state, reason = _outcome(state, complete, last, local.ended_by(folder, Path(job["logs"])), folder)
+    elif state == "PENDING":
+        reason = detail.strip("()") or reason
+    elif state != "RUNNING":
+        state, reason = _outcome(state, is_complete, last, local.ended_by(folder, Path(job["logs"])), folder)
         tries[-1:] = [{**last, "state": state}] if last else []
-    stage = _blank(folder, data["spec"].get("stage", "?"), state.lower(), reason)
-    return stage | {
-        "job": job, "attempts": tries, "progress": progress(folder), "failure": last.get("failure", {}),
+    return {
+        "stage": record["spec"]["stage"], "job": job, "state": state.lower(), "reason": reason, "attempts": tries,
+        "failure": last.get("failure", {}),
     }  # fmt: skip
 
 
@@ -138,30 +135,12 @@ def _outcome(state: str, is_complete: bool, last: dict[str, Any], by: str, folde
 
 def _without_launcher(folder: Path) -> dict[str, Any]:
     """A stage that was started by its own command line, such as train_net.py."""
-    owner = holder(folder)
-    state = "running" if owner else "done" if (folder / "results.json").is_file() else "stopped"
-    job = {"cluster": "process", "id": str(owner.get("pid", "?"))} if owner else {}
-    error = ""
+    if owner := holder(folder):
+        return {"state": "running", "job": {"cluster": "process", "id": str(owner.get("pid", "?"))}}
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        error = (folder / FAILED).read_text().strip()
-    state = "failed" if error and not owner else state
-    return _blank(folder, stage_of(folder) or "?", state, error) | {"job": job, "progress": progress(folder)}
-
-
-def _planned(files: list[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The stages that these records of pipelines list, by run folder."""
-    for file in files:
-        with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have their own records
-            for stage in read_json(file)["stages"]:
-                beside = file.parents[1] / stage["key"]
-                yield beside, {"stage": stage["stage"], "key": stage["key"], "parents": list(stage["parents"])}
-
-
-def _blank(folder: Path, stage: str, state: str, reason: str = "") -> dict[str, Any]:
-    return {
-        "stage": stage, "folder": folder, "job": {}, "state": state, "attempts": [], "progress": "", "failure": {},
-        "reason": reason, "waits_for": [],
-    }  # fmt: skip
+        if error := (folder / FAILED).read_text().strip():
+            return {"state": "failed", "reason": error}
+    return {"state": "done" if (folder / "results.json").is_file() else "stopped"}
 
 
 def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
@@ -169,39 +148,28 @@ def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(stages, indent=2, default=str))
     else:
-        rows = [row for entry in stages for row in _rows(entry)]
-        notes = [note for entry in stages if entry["state"] != "damaged" for note in _notes(entry)]
-        head = ["stage", "state", "job", "attempt", "started", "host", "ended", "progress", "folder"]
-        print(printable("\n".join([tabulate(rows, head, "plain", disable_numparse=True), *notes])))
+        notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
+        table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
+        print(printable("\n".join([table, *notes])))
     if damaged:
         raise UserError("; ".join(damaged))
 
 
-def _rows(entry: dict[str, Any]) -> Iterator[list[str]]:
-    """A line per attempt."""
-    job, tries = entry["job"], entry["attempts"] or [{}]
-    for tried in tries:
-        stage = [entry["stage"], entry["state"], f"{job['cluster']} {job['id']}" if job else ""]
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tried["started"])) if tried else ""
-        ended = ": ".join(filter(None, [tried.get("state"), _short(tried.get("reason", ""))]))
-        is_last = tried is tries[-1]
-        yield [
-            *(stage if tried is tries[0] else [""] * 3), str(tried["attempt"] + 1) if tried else "", started,
-            tried.get("host", ""), ended, entry["progress"] if is_last else "", str(entry["folder"]) if is_last else "",
-        ]  # fmt: skip
+def _row(entry: dict[str, Any]) -> list[str]:
+    """A stage with its newest attempt."""
+    job, last = entry["job"], entry["attempts"][-1] if entry["attempts"] else {}
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["started"])) if last else ""
+    return [
+        entry["stage"], entry["state"], f"{job['cluster']} {job['id']}" if job else "",
+        str(last["attempt"] + 1) if last else "", started, last.get("host", ""), entry["progress"],
+        str(entry["folder"]),
+    ]  # fmt: skip
 
 
-def _short(reason: str) -> str:
-    """The reason if it fits into a table; `_notes` has the others."""
-    return reason if len(reason) <= _LONGEST_IN_TABLE else ""
-
-
-def _notes(entry: dict[str, Any]) -> Iterator[str]:
-    failure, shown = entry["failure"], {_short(tried.get("reason", "")) for tried in entry["attempts"]}
-    for reason in dict.fromkeys([*(tried.get("reason", "") for tried in entry["attempts"]), entry["reason"]]):
-        if reason not in ("", failure.get("error"), *shown):
-            yield f"{entry['folder']}: {reason}"
+def _notes(entry: dict[str, Any]) -> list[str]:
+    """Why it is in its state."""
     if entry["waits_for"]:
-        yield f"{entry['folder']}: waits for {', '.join(entry['waits_for'])}"
-    if failure:
-        yield f"{entry['folder']}: rank {failure['rank']} on {failure['host']}: {failure['error']}"
+        return [f"waits for {', '.join(entry['waits_for'])}"]
+    if failure := entry["failure"]:
+        return [f"rank {failure['rank']} on {failure['host']}: {failure['error']}"]
+    return [entry["reason"]] if entry["reason"] and entry["state"] != "damaged" else []

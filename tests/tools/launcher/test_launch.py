@@ -38,8 +38,6 @@ from tools.launcher import stages
         (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
         (["pretrain", "--method", "jcl", "--epochs", "5"], "'--epochs'; keys have no dashes: SOLVER.EPOCHS or LINEAR"),
         (["pretrain", "--method", "jcl", "solver.epochs", "5"], "key solver.epochs; did you mean 'SOLVER.EPOCHS'"),
-        (["statu", "runs"], "there is no command 'statu'; did you mean 'status'"),
-        (["--help-keys", "SOLVER"], "keys are a command's: launch.py pretrain --help-keys"),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], message: str):

@@ -5,11 +5,13 @@
 
 In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
 of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences between
-branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->`` of those between scores.
+branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->`` of those between scores. Differences in
+bold are those that Holm's correction over all differences of the page leaves at 5%.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -23,14 +25,13 @@ from pretrain.common.run_folder import atomic_write, read_json, write_json
 from tools.benchmarks.machine import processor
 from tools.reporting.document import Table, grid
 from tools.reporting.groups import (
+    Difference,
     Study,
+    difference,
     digits_of,
     figure,
-    mean_and_interval,
-    paired_differences,
     read_study,
     table,
-    with_interval,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,20 +75,34 @@ def up_to_date(page: str) -> str:
     Raises:
         UserError: a marker names a study or a score that was not recorded.
     """
+    limit = holm(change.p for match in _MARKED.finditer(page) for change in _section(match[2], match[3])[1])
 
     def section(match: re.Match[str]) -> str:
-        study = load(match[2])
-        words = [name.strip() for name in match[3].split(",")]
-        pairs = [(first, second) for first, dash, second in (word.partition(" - ") for word in words) if dash]
-        if pairs and pairs[0][0] in study.scores:
-            study = by_branch(study)
-        known = {name for branches in study.scores.values() for name in branches} if pairs else set(study.scores)
-        if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
-            raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")
-        shown = difference_table(study, pairs) if pairs else table(study, words)
+        shown = _section(match[2], match[3], limit)[0]
         return f"{match[1]}{' '.join(shown.notes)}\n\n{grid(shown)}\n{match[4]}"
 
     return _MARKED.sub(section, page)
+
+
+def holm(p_values: Iterable[float | None], level: float = 0.05) -> float:
+    """The largest of ``p_values`` that Holm's correction leaves significant at ``level``; below all of them if none."""
+    p = sorted(value for value in p_values if value is not None)
+    left = itertools.takewhile(lambda place: p[place] <= level / (len(p) - place), range(len(p)))
+    return max((p[place] for place in left), default=-1.0)
+
+
+def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[Difference]]:
+    """The table of a marker's ``content``, and the differences in it; bold: p is at most ``limit``."""
+    study = load(name)
+    words = [word.strip() for word in content.split(",")]
+    pairs = [(first, second) for first, dash, second in (word.partition(" - ") for word in words) if dash]
+    are_scores = bool(pairs) and pairs[0][0] in study.scores
+    if are_scores:
+        study = by_branch(study)
+    known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
+    if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
+        raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")
+    return difference_table(study, pairs, are_scores, limit) if pairs else (table(study, words), [])
 
 
 def by_branch(study: Study) -> Study:
@@ -99,22 +114,22 @@ def by_branch(study: Study) -> Study:
     return Study(study.name, "", study.seeds, scores)
 
 
-def difference_table(study: Study, pairs: Iterable[tuple[str, str]]) -> Table:
-    """A row per pair of branches and a column per score: first minus second, bold if its interval excludes zero."""
-    rows = []
+def difference_table(
+    study: Study, pairs: Iterable[tuple[str, str]], paired: bool, limit: float
+) -> tuple[Table, list[Difference]]:
+    """A row per pair of branches and a column per score: first minus second; and the differences themselves."""
+    rows, all_changes = [], []
     for first, second in pairs:
         row = [f"{first} - {second}"]
         for branches in study.scores.values():
-            values = paired_differences(branches.get(first, {}), branches.get(second, {}))
-            text = with_interval(values, digits_of(branches), "+") if values else "-"
-            mean, half = mean_and_interval(values) if values else (0.0, None)
-            row.append(f"**{text}**" if half is not None and abs(mean) > half else text)
+            change = difference(branches.get(first, {}), branches.get(second, {}), paired)
+            text = change.text(digits_of(branches)) if change else "-"
+            row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
+            all_changes += [change] if change else []
         rows.append(row)
-    note = (
-        f"Mean difference ± 95% interval (Student's t) of runs of the same seed, over seeds {', '.join(study.seeds)}. "
-        "Bold: zero is outside the interval."
-    )
-    return Table(study.name, [note], ["", *study.scores], rows)
+    test = "Student's t of the differences of a backbone" if paired else "Welch"
+    note = f"Mean difference ± 95% interval ({test}) over seeds {', '.join(study.seeds)}. Bold: significant."
+    return Table(study.name, [note], ["", *study.scores], rows), all_changes
 
 
 def load(name: str) -> Study:

@@ -6,6 +6,7 @@ A group is a branch of a pipeline or a setting of a sweep over its seeds; `sampl
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,9 +119,41 @@ def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, floa
                 yield f"{folder} {name} AP", float(value)
 
 
-def paired_differences(ours: Mapping[str, float], base: Mapping[str, float]) -> list[float]:
-    """Ours minus the baseline's, for each seed that both have."""
-    return [ours[seed] - base[seed] for seed in ours if seed in base]
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference, half the width of its 95% interval, and the p-value of no difference; None for too few runs."""
+
+    mean: float
+    half: float | None = None
+    p: float | None = None
+
+    def text(self, digits: int) -> str:
+        """``+3.5 ± 2.6``."""
+        return f"{self.mean:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
+
+
+def difference(ours: Mapping[str, float], base: Mapping[str, float], paired: bool = False) -> Difference | None:
+    """Ours minus the baseline's, by Welch's test, or None where one has no score.
+
+    Args:
+        ours, base: seed -> score.
+        paired: the scores of a seed belong together (one backbone, two detectors): Student's t of their differences.
+    """
+    from scipy.stats import ttest_ind, ttest_rel  # slow to import
+
+    seeds = [seed for seed in ours if seed in base]
+    a, b = ([ours[s] for s in seeds], [base[s] for s in seeds]) if paired else (list(ours.values()), [*base.values()])
+    if not a or not b:
+        return None
+    mean = fmean(x - y for x, y in zip(a, b, strict=True)) if paired else fmean(a) - fmean(b)
+    if min(len(a), len(b)) == 1:
+        return Difference(mean)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal scores, as of fixed weights, have no variance
+        test = ttest_rel(a, b) if paired else ttest_ind(a, b, equal_var=False)
+    interval = test.confidence_interval()
+    p = float(test.pvalue)
+    return Difference(mean, float(interval.high - interval.low) / 2, 1.0 if math.isnan(p) else p)
 
 
 def table(study: Study, columns: Iterable[str] = ()) -> Table:
@@ -133,7 +166,7 @@ def table(study: Study, columns: Iterable[str] = ()) -> Table:
     else:
         text = f"Mean ± 95% interval (Student's t) over seeds {', '.join(study.seeds)}"
     if study.baseline:
-        text += f"; in parentheses, the difference from {study.baseline} with the same seed, and its interval"
+        text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
     return Table(study.name, [text], ["", *shown], rows, lambda: figure(study))
@@ -147,9 +180,9 @@ def _cell(study: Study, column: str, name: str) -> str:
     text = with_interval(list(branches[name].values()), digits)
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
-    differences = paired_differences(branches[name], branches.get(baseline, {}))
-    if name != baseline and differences:
-        text += f" ({with_interval(differences, digits, '+')})"
+    change = difference(branches[name], branches.get(baseline, {}))
+    if name != baseline and change:
+        text += f" ({change.text(digits)})"
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,6 +128,7 @@ def leave() -> None:
     """Waits for the other ranks and leaves the process group, if any."""
     if dist.is_initialized():
         dist.barrier()
+        time.sleep(0.1)  # gloo's threads need the GIL to free their tensors; DDP's destructor joins them and holds it
         dist.destroy_process_group()
 
 

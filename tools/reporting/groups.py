@@ -121,7 +121,7 @@ def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, floa
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference, half the width of its 95% interval, and the p-value of no difference; None for too few runs."""
+    """A mean difference, half its 95% interval, and the p-value of no difference; None for too few runs."""
 
     mean: float
     half: float | None = None

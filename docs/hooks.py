@@ -82,7 +82,7 @@ def _keys(described: Callable[[], Sequence[Key]]) -> str:
     """A table per section of the config, with the keys that --help-keys explains."""
     sections: dict[str, list[str]] = {}
     for key in described():
-        if key.meaning and not key.meaning.startswith("no effect"):
+        if key.meaning and not key.meaning.startswith("the torchvision engine takes only"):
             limits = f"; {key.limits}" if key.limits else ""
             cells = (f"`{key.name}`", f"{key.meaning} (default `{key.default!r}`{limits})")
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)

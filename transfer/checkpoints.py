@@ -67,7 +67,7 @@ def keep_best(
         write: writes a checkpoint of this name.
     """
     out, metric = Path(cfg.OUTPUT_DIR), cfg.TEST.get("BEST", "")
-    if not metric:
+    if not metric or not results:
         return
     (data, tasks), (task, _, part) = next(iter(results.items())), metric.partition("/")
     value, record = tasks.get(task, {}).get(part), out / "best.json"

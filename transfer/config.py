@@ -1,8 +1,7 @@
 """Detectron2's config keys, readable without Detectron2, and what the torchvision engine does with each.
 
-Every key of Detectron2 0.6 is in one of three tables: those that the torchvision engine honors, those that it refuses
-unless they have their default, and those without effect on these detectors (with the reason). A fourth has this
-project's own keys, which name what a user's module registers.
+Every key of Detectron2 0.6 is in one of two tables: those that the torchvision engine honors, and those that it refuses
+unless they have their default. A third has this project's own keys.
 """
 
 from __future__ import annotations
@@ -65,17 +64,32 @@ FLOAT32_PRECISION: ""
 REFUSED = """
 MODEL: {LOAD_PROPOSALS: false}
 MODEL.FPN: {FUSE_TYPE: sum}
-MODEL.RESNETS: {RES5_DILATION: 1, STEM_OUT_CHANNELS: 64, DEFORM_ON_PER_STAGE: [false, false, false, false]}
+MODEL.ANCHOR_GENERATOR: {ANGLES: [[-90, 0, 90]]}
+MODEL.RESNETS: {RES5_DILATION: 1, STEM_OUT_CHANNELS: 64, DEFORM_ON_PER_STAGE: [false, false, false, false],
+  DEFORM_MODULATED: false, DEFORM_NUM_GROUPS: 1}
 MODEL.RPN: {BOUNDARY_THRESH: -1, IOU_LABELS: [0, -1, 1], BBOX_REG_LOSS_TYPE: smooth_l1, CONV_DIMS: [-1]}
 MODEL.ROI_HEADS: {IOU_LABELS: [0, 1]}
 MODEL.ROI_BOX_HEAD: {BBOX_REG_LOSS_TYPE: smooth_l1, CLS_AGNOSTIC_BBOX_REG: false, TRAIN_ON_PRED_BOXES: false,
-  USE_FED_LOSS: false, USE_SIGMOID_CE: false}
+  USE_FED_LOSS: false, USE_SIGMOID_CE: false, FED_LOSS_FREQ_WEIGHT_POWER: 0.5, FED_LOSS_NUM_CLASSES: 50}
+MODEL.ROI_BOX_CASCADE_HEAD: {IOUS: [0.5, 0.6, 0.7],
+  BBOX_REG_WEIGHTS: [[10.0, 10.0, 5.0, 5.0], [20.0, 20.0, 10.0, 10.0], [30.0, 30.0, 15.0, 15.0]]}
 MODEL.ROI_MASK_HEAD: {CLS_AGNOSTIC_MASK: false}
-INPUT.CROP: {ENABLED: false}
-DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: []}
+MODEL.SEM_SEG_HEAD: {NAME: SemSegFPNHead, IN_FEATURES: [p2, p3, p4, p5], IGNORE_VALUE: 255, NUM_CLASSES: 54,
+  CONVS_DIM: 128, COMMON_STRIDE: 4, NORM: GN, LOSS_WEIGHT: 1.0}
+MODEL.PANOPTIC_FPN: {INSTANCE_LOSS_WEIGHT: 1.0}
+MODEL.PANOPTIC_FPN.COMBINE: {ENABLED: true, OVERLAP_THRESH: 0.5, STUFF_AREA_LIMIT: 4096,
+  INSTANCES_CONFIDENCE_THRESH: 0.5}
+MODEL.RETINANET: {NUM_CLASSES: 80, IN_FEATURES: [p3, p4, p5, p6, p7], NUM_CONVS: 4, IOU_THRESHOLDS: [0.4, 0.5],
+  IOU_LABELS: [0, -1, 1], PRIOR_PROB: 0.01, SCORE_THRESH_TEST: 0.05, TOPK_CANDIDATES_TEST: 1000, NMS_THRESH_TEST: 0.5,
+  BBOX_REG_WEIGHTS: [1.0, 1.0, 1.0, 1.0], FOCAL_LOSS_GAMMA: 2.0, FOCAL_LOSS_ALPHA: 0.25, SMOOTH_L1_LOSS_BETA: 0.1,
+  BBOX_REG_LOSS_TYPE: smooth_l1, NORM: ""}
+INPUT.CROP: {ENABLED: false, TYPE: relative_range, SIZE: [0.9, 0.9]}
+DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: [], PRECOMPUTED_PROPOSAL_TOPK_TRAIN: 2000,
+  PRECOMPUTED_PROPOSAL_TOPK_TEST: 1000}
 TEST: {EXPECTED_RESULTS: []}
-TEST.AUG: {ENABLED: false}
+TEST.AUG: {ENABLED: false, MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE: 4000, FLIP: true}
 VIS_PERIOD: 0
+GLOBAL: {HACK: 1.0}
 """
 
 # A config has these only where it sets them, so that all others are plain Detectron2's.
@@ -85,30 +99,6 @@ SOLVER: {HOOKS: [], FROZEN_BN_ITER: 0, CHECKPOINT_KEEP: 0, ACCUMULATE: 1, BF16: 
 TEST: {BEST: ""}
 """
 _DETECTRON2_ONLY = ("INPUT.MAPPER",)
-
-IRRELEVANT = {
-    "MODEL.META_ARCHITECTURE is GeneralizedRCNN, which has no such part": """
-MODEL.SEM_SEG_HEAD: {NAME: SemSegFPNHead, IN_FEATURES: [p2, p3, p4, p5], IGNORE_VALUE: 255, NUM_CLASSES: 54,
-  CONVS_DIM: 128, COMMON_STRIDE: 4, NORM: GN, LOSS_WEIGHT: 1.0}
-MODEL.PANOPTIC_FPN: {INSTANCE_LOSS_WEIGHT: 1.0}
-MODEL.PANOPTIC_FPN.COMBINE: {ENABLED: true, OVERLAP_THRESH: 0.5, STUFF_AREA_LIMIT: 4096,
-  INSTANCES_CONFIDENCE_THRESH: 0.5}
-MODEL.RETINANET: {NUM_CLASSES: 80, IN_FEATURES: [p3, p4, p5, p6, p7], NUM_CONVS: 4, IOU_THRESHOLDS: [0.4, 0.5],
-  IOU_LABELS: [0, -1, 1], PRIOR_PROB: 0.01, SCORE_THRESH_TEST: 0.05, TOPK_CANDIDATES_TEST: 1000, NMS_THRESH_TEST: 0.5,
-  BBOX_REG_WEIGHTS: [1.0, 1.0, 1.0, 1.0], FOCAL_LOSS_GAMMA: 2.0, FOCAL_LOSS_ALPHA: 0.25, SMOOTH_L1_LOSS_BETA: 0.1,
-  BBOX_REG_LOSS_TYPE: smooth_l1, NORM: ""}""",
-    "MODEL.ROI_HEADS.NAME is StandardROIHeads, not a cascade": """
-MODEL.ROI_BOX_CASCADE_HEAD: {IOUS: [0.5, 0.6, 0.7],
-  BBOX_REG_WEIGHTS: [[10.0, 10.0, 5.0, 5.0], [20.0, 20.0, 10.0, 10.0], [30.0, 30.0, 15.0, 15.0]]}""",
-    "the switch it belongs to is refused": """
-MODEL.ROI_BOX_HEAD: {FED_LOSS_FREQ_WEIGHT_POWER: 0.5, FED_LOSS_NUM_CLASSES: 50}
-MODEL.RESNETS: {DEFORM_MODULATED: false, DEFORM_NUM_GROUPS: 1}
-INPUT.CROP: {TYPE: relative_range, SIZE: [0.9, 0.9]}
-DATASETS: {PRECOMPUTED_PROPOSAL_TOPK_TRAIN: 2000, PRECOMPUTED_PROPOSAL_TOPK_TEST: 1000}
-TEST.AUG: {MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE: 4000, FLIP: true}""",
-    "anchors are not rotated": "MODEL.ANCHOR_GENERATOR: {ANGLES: [[-90, 0, 90]]}",
-    "Detectron2 keeps it for users' own experiments": "GLOBAL: {HACK: 1.0}",
-}
 
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN")
 ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supports only some values
@@ -170,18 +160,14 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     if not kept.is_file():
         return
     try:
-        earlier = dict(flatten(parse_yaml(_one_name(kept.read_text()))))
-        # A cleaned copy of a data set lies in the run folder, which may have been moved.
-        then, now = (f"coco:{Path(folder) / 'datasets'}/" for folder in (earlier["OUTPUT_DIR"], cfg.OUTPUT_DIR))
-        earlier["DATASETS.TRAIN"] = [name.replace(then, now) for name in earlier["DATASETS.TRAIN"]]
-    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        earlier = keys(OWN) | dict(flatten(parse_yaml(kept.read_text())))
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
         ) from error
-    earlier = keys(OWN) | earlier
     changed = [
         f"{key} {earlier[key]!r} -> {value!r}"
-        for key, value in (keys(OWN) | dict(flatten(yaml.safe_load(_one_name(cfg.dump()))))).items()
+        for key, value in (keys(OWN) | dict(flatten(yaml.safe_load(cfg.dump())))).items()
         if earlier.get(key, value) != value and not key.startswith(FREE_ON_RESUME)
     ]
     if changed:
@@ -191,15 +177,10 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
         )
 
 
-def _one_name(config: str) -> str:
-    """Replaces the name under which Detectron2 runs SyncBN on several CPU processes."""
-    return config.replace("naiveSyncBN", "SyncBN")
-
-
 def default_config() -> CfgNode:
     """Returns the tree of Detectron2's keys, and this project's own, with their defaults."""
     cfg = CfgNode()
-    for table in (HONORED, REFUSED, OWN, *IRRELEVANT.values()):
+    for table in (HONORED, REFUSED, OWN):
         for dotted, value in yaml.safe_load(table).items():
             if not isinstance(value, dict):
                 cfg[dotted] = value
@@ -267,15 +248,6 @@ def check_supported(cfg: CfgNode) -> None:
         raise UserError(
             f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values or use Detectron2"
         )
-
-
-def precise_bn_batches(cfg: CfgNode, done: int) -> int:
-    """Batches of precise BN after ``done`` iterations: NUM_ITER, of which the default is at most ``done``.
-
-    More batches than a short training had would take longer than the training.
-    """
-    wanted = cfg.TEST.PRECISE_BN.NUM_ITER
-    return min(wanted, done) if wanted == keys(HONORED)["TEST.PRECISE_BN.NUM_ITER"] else wanted
 
 
 def scale_to_world(cfg: CfgNode, world: int) -> CfgNode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pretrain.common.config_io import flatten, kind
 from pretrain.common.config_overrides import Key
 
-from .config import ALLOWED, IRRELEVANT, REFUSED, default_config, keys
+from .config import ALLOWED, REFUSED, default_config, keys
 from .config_ranges import RANGES, limits
 
 MEANINGS = {
@@ -51,15 +51,14 @@ MEANINGS = {
     "TEST.EVAL_PERIOD": "iterations between evaluations; 0: only at the end",
     "TEST.KEYPOINT_OKS_SIGMAS": "one per keypoint; empty: COCO's 17",
     "TEST.PRECISE_BN.ENABLED": "average the statistics of batch normalization over training images before a test",
-    "TEST.PRECISE_BN.NUM_ITER": "batches for that; the default is at most the iterations of the training",
+    "TEST.PRECISE_BN.NUM_ITER": "batches for that, at most the iterations of the training",
 }
 
 
 def described_keys() -> list[Key]:
     """Every key of Detectron2 as --help-keys lists it."""
     refused = dict.fromkeys(keys(REFUSED), "the torchvision engine takes only this value")
-    unused = {key: f"no effect: {reason}" for reason, table in IRRELEVANT.items() for key in keys(table)}
-    notes = MEANINGS | refused | unused
+    notes = MEANINGS | refused
     return [Key(key, default, _limits(key, default), notes.get(key, "")) for key, default in flatten(default_config())]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from pretrain.common import distributed
@@ -29,23 +27,9 @@ def join(device_name: str) -> torch.device:
     Raises:
         UserError: an unknown device, a GPU chosen by its number, or more processes on this machine than GPUs.
     """
-    kind, _, number = device_name.partition(":")
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda")
-    if number:
-        raise UserError(
-            f"MODEL.DEVICE is {device_name}; set {kind}, and select the GPU by CUDA_VISIBLE_DEVICES={number}"
-        )
-    return distributed.join(kind == "cuda" and torch.cuda.is_available())
-
-
-def check_not_beyond(cfg: CfgNode, done: int) -> None:
-    """Raises UserError if the run to be resumed has done more iterations than SOLVER.MAX_ITER."""
-    if done > cfg.SOLVER.MAX_ITER:
-        raise UserError(
-            f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, or "
-            "choose another OUTPUT_DIR"
-        )
+    if device_name not in ("cpu", "cuda"):
+        raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
+    return distributed.join(device_name == "cuda" and torch.cuda.is_available())
 
 
 def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
@@ -53,23 +37,6 @@ def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         digest = tensor_digest(*state.values())
         distributed.check_agreement((iteration, digest), "the start (iteration, digest of the weights)")
-
-
-def settle_seed(cfg: CfgNode, earlier: int | None, log: Callable[[str], None]) -> None:
-    """Sets cfg.SEED in place to that of the resumed run, or, if it is negative, to a random one for all ranks.
-
-    The config in the run folder then reproduces the run.
-    """
-    frozen, given = cfg.is_frozen(), cfg.SEED
-    cfg.defrost()
-    if earlier is not None:
-        cfg.SEED = earlier
-        if given not in (earlier, -1):
-            log(f"SEED is {given}, but the run began with {earlier} and keeps it")
-    elif given < 0:
-        cfg.SEED = distributed.on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
-    if frozen:
-        cfg.freeze()
 
 
 def raise_if_stopped() -> None:

@@ -30,12 +30,8 @@ def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
     Raises:
         UserError: OUTPUT_DIR holds another training, or one to be resumed; data or weights are missing.
     """
-    out = Path(cfg.OUTPUT_DIR)
     if not eval_only:
-        check_stage_of(out, "transfer")
-        refuse_used_output_dir(out, resume)
-        if resume and not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # the run may have a copy
-            check_same_training(cfg, out / "config.yaml")
+        check_output_dir(cfg, resume)
     refuse_inputs(cfg, eval_only=eval_only, weights=not resume)  # a resumed run may no longer need them
 
 
@@ -88,12 +84,15 @@ def _data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
     return [*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST]
 
 
-def refuse_used_output_dir(out: Path, resume: bool) -> None:
-    """Refuses to start again in a folder that holds a run, and to mix another run's results with a new start.
+def check_output_dir(cfg: CfgNode, resume: bool) -> None:
+    """Checks that a training may start, or with ``resume`` continue, in OUTPUT_DIR.
 
     Raises:
-        UserError: OUTPUT_DIR has a checkpoint, a line of metrics or results; with ``resume``, results alone.
+        UserError: it is another stage's, or has a checkpoint, a line of metrics or results; with ``resume``, results
+            alone, or a training under another config.
     """
+    out = Path(cfg.OUTPUT_DIR)
+    check_stage_of(out, "transfer")
     metrics, results = out / "metrics.json", (out / "results.json").exists()
     begun = any(out.glob("model_*.pth")) or (out / EVALUATING).exists()
     if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
@@ -103,6 +102,8 @@ def refuse_used_output_dir(out: Path, resume: bool) -> None:
             f"OUTPUT_DIR {out} holds the results of an earlier run, but no checkpoint to continue from; delete "
             "results.json to start again, or choose another folder"
         )
+    if resume:
+        check_same_training(cfg, out / "config.yaml")
 
 
 def weights_file(path: str) -> str:

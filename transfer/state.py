@@ -27,7 +27,6 @@ from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict
 
 from . import HOOKS, checkpoints
-from .distributed import check_not_beyond
 
 if TYPE_CHECKING:
     from .train import Engine
@@ -64,7 +63,7 @@ class State(contextlib.ExitStack):
         self.batches, self.images = engine.training_data(cfg)
         self.optimizer = engine.build_optimizer(cfg, model)
         self.schedule = engine.build_schedule(cfg, self.optimizer)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == torch.float16)  # type: ignore
+        self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=self.precision == torch.float16)
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
         self.noted: dict[str, float] = {}
@@ -188,6 +187,10 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
             raise UserError(
                 f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"
             )
-        check_not_beyond(cfg, content["iteration"] + 1)
+        if (done := content["iteration"] + 1) > cfg.SOLVER.MAX_ITER:
+            raise UserError(
+                f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, "
+                "or choose another OUTPUT_DIR"
+            )
         log.info(f"resuming from {path}")
     return found

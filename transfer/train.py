@@ -30,8 +30,7 @@ from pretrain.common.skipped_steps import summary
 from . import checkpoints, frozen_bn
 from .accumulate import Accumulated
 from .coco.results import Metrics, flat_sets
-from .config import precise_bn_batches
-from .distributed import check_same_start, join, pool_batch_norm, reported, settle_seed, until_stopped
+from .distributed import check_same_start, join, pool_batch_norm, reported, until_stopped
 from .samplers import mix
 from .state import LOG_PERIOD, State, find_checkpoint
 from .weights import Weights, check_config, load_weights
@@ -86,15 +85,16 @@ class Engine(Protocol):
 
 
 def run(
-    engine: Engine, cfg: CfgNode, *, weights: Weights | None, resume: bool = False, eval_only: bool = False,
-    visualize: int = 0,
+    engine: Engine, cfg: CfgNode, *, weights: Weights | None, recorded: CfgNode | None = None, resume: bool = False,
+    eval_only: bool = False, visualize: int = 0,
 ) -> dict[str, Metrics]:  # fmt: skip
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
 
     Args:
         cfg: of config.load_config, written for this number of processes, and checked by config.check_supported; its
             SEED is set to the one that is used.
-        weights: what the run begins with; not needed where it resumes from a checkpoint.
+        weights: what the run begins with; cleared once loaded; not needed where it resumes from a checkpoint.
+        recorded: what config.yaml records, with the data sets' names as given; its SEED is set, too.
         resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
         visualize: draw the predictions on that many test images.
 
@@ -112,9 +112,10 @@ def run(
     found = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
     path, content = found or (None, {})
     start = content["iteration"] + 1 if found else 0
-    settle_seed(cfg, content.get("seed"), log.info)
+    recorded = recorded or cfg
+    recorded.SEED = cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
     if rank == 0:
-        atomic_write(out / "config.yaml", cfg.dump())
+        atomic_write(out / "config.yaml", recorded.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
@@ -132,7 +133,7 @@ def run(
         assert weights
         check_config(weights, cfg, log.info)
     load_weights(model.state_dict, weights, require_heads=eval_only or start > 0, log=log.info)
-    del weights  # the model has them now
+    weights.state.clear()  # the model has them now
     check_same_start(start, model.state_dict())
     if eval_only:
         return engine.evaluate(cfg, model, visualize, final=True)
@@ -142,7 +143,20 @@ def run(
             state.restore(content)
         elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
             _settle_frozen_bn(state, count)
-        return train(state, start, visualize, evaluating=evaluating)
+        try:
+            return train(state, start, visualize, evaluating=evaluating)
+        except Stopped as stop:
+            stop.remedy = "a checkpoint is written; run the same command with --resume"
+            raise
+
+
+def _seed(given: int, earlier: int | None, log: Callable[[str], None]) -> int:
+    """That of the resumed run, or, if ``given`` is negative, a random one for all ranks."""
+    if earlier is None:
+        return given if given >= 0 else on_first_rank(lambda: int.from_bytes(os.urandom(4), "little") >> 1)
+    if given not in (earlier, -1):
+        log(f"SEED is {given}, but the run began with {earlier} and keeps it")
+    return earlier
 
 
 def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict[str, Metrics]:
@@ -163,6 +177,8 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         results = _finish(state, start - 1, visualize, saved=not evaluating)
     if start >= end:
         return results
+    if state.rank == 0:
+        remove(Path(cfg.OUTPUT_DIR) / "results.json")  # of an earlier end: a training that goes on is not complete
     batches = state.batches(seed=cfg.SEED, start=start, workers=cfg.DATALOADER.NUM_WORKERS)
     state.call_hooks("before_train")
     try:
@@ -256,9 +272,10 @@ def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, s
 
 def _precise_bn(state: State, iteration: int) -> None:
     """Replaces the running statistics by the true averages over some batches, the same on every rank."""
-    norms, count = get_bn_modules(state.model), precise_bn_batches(state.cfg, iteration + 1)
-    if not state.cfg.TEST.PRECISE_BN.ENABLED or not norms:
+    norms, precise_bn = get_bn_modules(state.model), state.cfg.TEST.PRECISE_BN
+    if not precise_bn.ENABLED or not norms:
         return
+    count = min(precise_bn.NUM_ITER, iteration + 1)  # more would take longer than a short training
     state.log.info(f"precise BN over {count} batches")
     torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
     batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)

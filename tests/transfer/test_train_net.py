@@ -17,11 +17,12 @@ from fvcore.common.config import CfgNode
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
+from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
-from transfer.preflight import refuse_used_output_dir
+from transfer.preflight import check_output_dir
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -65,40 +66,9 @@ def stop_in(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
     patch.setattr(place, stopped)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"SOLVER__IMS_PER_BATCH": 0}, r"SOLVER\.IMS_PER_BATCH is 0; it must be at least 1"),
-        ({"SOLVER__MAX_ITER": -1}, r"SOLVER\.MAX_ITER is -1"),
-        ({"SOLVER__CHECKPOINT_PERIOD": 0}, r"SOLVER\.CHECKPOINT_PERIOD is 0"),
-        ({"DATALOADER__NUM_WORKERS": -1}, r"DATALOADER\.NUM_WORKERS is -1; it must be at least 0"),
-        ({"SOLVER__STEPS": [3, 1]}, r"SOLVER\.STEPS is \(3, 1\)"),
-        ({"SOLVER__STEPS": ["a", "b"]}, r"SOLVER\.STEPS is \('a', 'b'\)"),
-        ({"SOLVER__GAMMA": "nan"}, r"SOLVER\.GAMMA is nan; it must be at least 0"),
-        ({"SOLVER__BASE_LR": -1.0}, r"SOLVER\.BASE_LR is -1\.0; it must be at least 0"),
-        ({"SOLVER__MOMENTUM": 1.5}, r"SOLVER\.MOMENTUM is 1\.5; it must be at least 0 and at most 1"),
-        ({"SEED": 2**40}, r"SEED is 1099511627776; it must be at least -1 and at most 2147483647"),
-        ({"SOLVER__BASE_LR": 3.5e38}, r"SOLVER\.BASE_LR is 3\.5e\+38; it must be at least 0 and at most 3\.4e\+38"),
-        ({"SOLVER__WEIGHT_DECAY": 1e39}, r"SOLVER\.WEIGHT_DECAY is 1e\+39; it must be at least 0 and at most"),
-        (
-            {"DATALOADER__SAMPLER_TRAIN": "RandomSubsetTrainingSampler"},
-            "is RandomSubsetTrainingSampler; choose TrainingSampler or RepeatFactorTrainingSampler",
-        ),
-        ({"DATASETS__TRAIN": ()}, r"DATASETS\.TRAIN is empty"),
-        ({"INPUT__MIN_SIZE_TRAIN": ()}, r"INPUT\.MIN_SIZE_TRAIN is empty"),
-        ({"MODEL__KEYPOINT_ON": True, "MODEL__ROI_KEYPOINT_HEAD__NUM_KEYPOINTS": 5}, "is 5, but there are 17 sigmas"),
-        ({"MODEL__DEVICE": "gpu"}, r"MODEL\.DEVICE is gpu; choose cpu or cuda"),
-    ],
-)
-def test_numbers_that_cannot_work_end_the_run_before_it_starts(
-    tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
-    chosen = words(tmp_path, "torchvision", **keys)
-    if "nan" in chosen:  # a word of the command line would be text
-        (tmp_path / "empty.yaml").write_text("SOLVER: {GAMMA: .nan}\n")
-        del chosen[chosen.index("nan") - 1 : chosen.index("nan") + 1]
-    with pytest.raises(UserError, match=message):
-        train_net.work(train_net.parse(chosen))
+def test_a_mistake_in_the_config_ends_the_run_before_it_starts(tmp_path: Path) -> None:
+    refused(lambda: work(tmp_path, "torchvision", SOLVER__IMS_PER_BATCH=0), "SOLVER.IMS_PER_BATCH", 0)
+    refused(lambda: work(tmp_path, "torchvision", MODEL__DEVICE="cuda:1"), "MODEL.DEVICE", "cuda:1")
     assert not (tmp_path / "out").exists()
 
 
@@ -123,8 +93,6 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert {path: path.read_bytes() for path in kept} == kept
     again = work(tmp_path, engine, "--eval-only", "--resume", MODEL__WEIGHTS=first)
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
-    with pytest.raises(UserError, match=r"--resume evaluates .*model_final\.pth, but MODEL\.WEIGHTS is .*b\.pth"):
-        work(tmp_path, engine, "--eval-only", "--resume", MODEL__WEIGHTS=other)
     with monkeypatch.context() as patch:
         stop_in(patch, PLACES[engine][1], 1)
         with pytest.raises(interrupt.Stopped, match="SIGTERM") as caught:
@@ -188,16 +156,16 @@ def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted:
 
 
 def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
-    refuse_used_output_dir(tmp_path / "nowhere", resume=False)
-    (tmp_path / "metrics.json").write_text("")  # it failed before its first line
-    refuse_used_output_dir(tmp_path, resume=False)
-    (tmp_path / "metrics.json").write_text("{}\n")
-    with pytest.raises(UserError, match="holds an earlier run; add --resume"):
-        refuse_used_output_dir(tmp_path, resume=False)
-    refuse_used_output_dir(tmp_path, resume=True)
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds the results of an earlier run, but no checkpoint .*results\.json"):
-        refuse_used_output_dir(tmp_path, resume=True)
+    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
+    check_output_dir(cfg, resume=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/metrics.json").write_text("")  # it failed before its first line
+    check_output_dir(cfg, resume=False)
+    (tmp_path / "out/metrics.json").write_text("{}\n")
+    refused(lambda: check_output_dir(cfg, resume=False), tmp_path / "out", "--resume")
+    check_output_dir(cfg, resume=True)
+    (tmp_path / "out/results.json").write_text("{}")
+    refused(lambda: check_output_dir(cfg, resume=True), tmp_path / "out", "results.json")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

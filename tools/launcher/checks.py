@@ -143,9 +143,7 @@ def _check_config(spec: StageSpec, options: Options) -> None:
     if spec.stage == "transfer" and not _is_evaluation(spec):
         from transfer.config import check_same_training, scale_to_world
 
-        cfg = _detector_config(spec)
-        if not any(name.endswith(":skip_bad") for name in cfg.DATASETS.TRAIN):  # trained on a copy of another name
-            check_same_training(scale_to_world(cfg, _world_size(spec, options)), path)
+        check_same_training(scale_to_world(_detector_config(spec), _world_size(spec, options)), path)
     elif spec.stage in ("pretrain", "linear") and (earlier := pretrain_config(spec.folder)):
         from pretrain.config import from_yaml_text
         from pretrain.preflight import check_same_run

@@ -142,7 +142,6 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
             categories than another data set's.
     """
     cfg = cfg.clone()
-    cfg.defrost()
     done: dict[str, str] = {}
     categories: dict[str, list[str]] = {}
     for name in dict.fromkeys((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
@@ -156,7 +155,6 @@ def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
         log(f"DATASETS.TRAIN and DATASETS.TEST both have {shared[0]}: its metrics are of images that were trained on")
     cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
     cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
-    cfg.freeze()
     return cfg
 
 

@@ -160,8 +160,6 @@ def build_mapper(cfg: CfgNode, train: bool, flip: Sequence[int]) -> Mapper:
         flip: the index of every keypoint's mirror image.
     """
     inputs = cfg.INPUT
-    if train and inputs.MIN_SIZE_TRAIN_SAMPLING == "range" and len(inputs.MIN_SIZE_TRAIN) != 2:
-        raise UserError(f"INPUT.MIN_SIZE_TRAIN is {inputs.MIN_SIZE_TRAIN}; with sampling 'range' it has two values")
     return Mapper(
         sizes=inputs.MIN_SIZE_TRAIN if train else [inputs.MIN_SIZE_TEST],
         sampling=inputs.MIN_SIZE_TRAIN_SAMPLING,

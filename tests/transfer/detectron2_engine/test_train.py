@@ -15,7 +15,7 @@ from pretrain.common.resnet_names import PREFIX
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import convert
-from transfer.train_net import launch, main, parse, work
+from transfer.train_net import configure, launch, main, parse, work
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2
@@ -165,4 +165,4 @@ def test_two_processes(tmp_path: Path, weights: Path) -> None:
     assert set(results["metrics"]) == {"bbox"} and results["iteration"] == 2
     assert "MODEL.RESNETS.NORM is naiveSyncBN instead of SyncBN" in (tmp_path / "out" / "log.txt").read_text()
     with pytest.raises(UserError, match="holds an earlier run"):  # raised by a rank, and again by its parent
-        launch(parse(words))
+        launch(parse(words), configure(parse(words)))

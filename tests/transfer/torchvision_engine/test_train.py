@@ -135,7 +135,7 @@ def test_a_stopped_run_with_keypoints_resumes_to_the_bit_equal_result(tmp_path, 
 
 
 def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_path, monkeypatch):
-    scaler, build_model = torch.amp.GradScaler, engine.build_model
+    scaler, build_model = torch.amp.grad_scaler.GradScaler, engine.build_model
     overflow, iterations = [0, 2], itertools.count()  # the iterations whose gradients overflow
 
     def build(*args):
@@ -145,7 +145,9 @@ def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_pat
         return model
 
     monkeypatch.setattr(engine, "build_model", build)
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaler(device))  # the CPU has no fast fp16
+    monkeypatch.setattr(
+        torch.amp.grad_scaler, "GradScaler", lambda device, enabled: scaler(device)
+    )  # the CPU has no fast fp16
     name, out = tiny_coco.write(tmp_path / "data"), tmp_path / "out"
     cfg = tiny_coco.config(out, name, DATASETS__TEST=())
     with monkeypatch.context() as patch:

@@ -11,7 +11,6 @@ that needs nothing else; it adds curves, and what each run was made from and wit
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
@@ -22,13 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
-from pretrain.common.lock import claim  # noqa: E402
 from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
 from tools.reporting import groups, samples  # noqa: E402
-from tools.reporting.document import Report, Table, markdown  # noqa: E402
+from tools.reporting.document import Picture, Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
-from tools.reporting.pictures import Pictures, draw  # noqa: E402
+from tools.reporting.pictures import draw  # noqa: E402
 from tools.reporting.runs import Detection, Item, parse  # noqa: E402
 from tools.reporting.tables import detection_tables, probe_tables, rows_of  # noqa: E402
 
@@ -47,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_writable(file)
     pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in args.output if file not in pages]
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as held:
-        for file in map(Path, args.output):
-            held.enter_context(claim(file.parent, "report", of=file.name))
+    with tempfile.TemporaryDirectory() as temporary:
         beside = texts[0] if texts else Path(temporary, "report.md") if pages else ""
         report = gather(args.folders, beside)
         text = markdown(report)
@@ -77,14 +73,14 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     """
     found = find([Path(folder) for folder in folders])
     items: list[Item] = []
-    unreadable = 0
+    readable = 0
     for run in found.runs:
         try:
             items += parse(run)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            readable += 1
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
-            unreadable += 1
     if not (found.runs or found.unread or found.not_done):
         raise UserError(printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
     rows = rows_of(items, [Path(os.path.abspath(folder)) for folder in folders])
@@ -94,12 +90,13 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
         *samples.shares(detections), *samples.published(rows, detections), *samples.similarities(found),
     ]  # fmt: skip
-    pipelines = [plan for plan in found.plans if not plan.is_sweep]
-    drawn = draw(pipelines, detections, Path(pictures_beside)) if pictures_beside else Pictures()
-    lists = {"Not read": found.unread + drawn.unread, "Not done": found.not_done}
+    pictures: list[Picture] = []
+    if pictures_beside:
+        pictures = draw(found, detections, Path(pictures_beside))
+    lists = {"Not read": found.unread, "Not done": found.not_done}
     return Report(
-        tables, drawn.written, {title: lines for title, lines in lists.items() if lines}, found, items,
-        is_readable=len(found.runs) > unreadable or not found.unread,
+        tables, pictures, {title: lines for title, lines in lists.items() if lines}, found, items,
+        is_readable=readable > 0 or not found.unread,
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ that rows share. All tables share runs/papers, where a pretraining of two tables
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
+from tools.reporting import papers
 
 _WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # of rows whose `pretrain` is no recipe
 Row = dict[str, str]
@@ -26,8 +26,7 @@ def write_pipeline(table: str, word: str, folder: Path) -> Path:
     Raises:
         UserError: no such file, it is no such table, or no row with a recipe holds ``word``.
     """
-    lines = existing_file(table, "table", "*.csv").read_text(encoding="utf-8").splitlines()
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    _, rows = papers.read(existing_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is no table of results; name a CSV file with the columns of those in configs/papers")
     chosen = [row for row in rows if row["pretrain"] and word.lower() in " ".join(map(str, row.values())).lower()]

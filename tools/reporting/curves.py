@@ -1,18 +1,16 @@
-"""What runs measured while they trained: a chart per metric, with a line per run."""
+"""What runs measured while they trained: a figure per stage, with a panel per metric and a line per run."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pretrain.common.metrics import read_metrics
 
-from .charts import Line, Styles, line_chart, looks
 from .document import Report
 from .files import Plan, short_names
-from .runs import Detection, Item, Pretraining
 
 _TITLES = {  # of what runs log; those that a run has are drawn
     "loss": "loss", "total_loss": "loss", "lr": "learning rate", "knn_top1": "kNN top-1 (%)",
@@ -21,99 +19,60 @@ _TITLES = {  # of what runs log; those that a run has are drawn
     "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
 }  # fmt: skip
 _POINTS = 400  # of a line; more cannot be seen
+_COLUMNS = 3  # panels side by side
+_SETTINGS: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 9,
+    "axes.titlesize": 10, "axes.formatter.useoffset": False, "text.parse_math": False,  # a run's name may hold a $
+}  # fmt: skip
+Points = list[tuple[int, float]]
+Curves = dict[str, list[tuple[str, Points]]]  # title of a panel -> its lines: name and points
 
 
-@dataclass(frozen=True)
-class Group:
-    """Charts of runs that did the same by one protocol.
-
-    Attributes:
-        legend: name, color and dashes of each line; runs with other seeds share one.
-        charts: title and SVG.
-    """
-
-    title: str
-    legend: list[tuple[str, str, str]]
-    charts: list[tuple[str, str]]
-
-
-def groups(report: Report) -> list[Group]:
-    """A group per stage of a pipeline or sweep, and one per protocol of the other runs."""
-    protocols = [(item.folder, _protocol(item)) for item in report.items]
-    several = len(report.found.plans) > 1
-    found, planned = [], set()
+def figures(report: Report) -> dict[str, str]:
+    """Title -> SVG: one per stage of a pipeline or sweep, and one per stage of the other runs."""
+    several, planned = len(report.found.plans) > 1, set()
+    stages: dict[str, list[tuple[str, Path]]] = {}
     for plan in report.found.plans:
         planned |= set(plan.stages)
-        by_stage = _by_stage(plan)
-        styles = looks(list(dict.fromkeys(name for named in by_stage.values() for name, _ in named)))
-        for title in sorted(by_stage, key=lambda title: title != "pretrain"):
-            prefix = f"{plan.folder.name}: " if several else ""
-            found += _split(f"{prefix}{title}", by_stage[title], styles, protocols)
-    others = [run.folder for run in report.found.runs if run.folder not in planned]
-    names, stages = short_names(others), {run.folder: str(run.results.get("stage")) for run in report.found.runs}
-    for stage in dict.fromkeys(stages[folder] for folder in others):
-        named = [(names[one], one) for one in others if stages[one] == stage]
-        found += _split(stage, named, looks([name for name, _ in named]), protocols)
-    return found
+        for stage, runs in sorted(_by_stage(plan).items(), key=lambda item: item[0] != "pretrain"):
+            stages[f"{plan.folder.name}: {stage}" if several else stage] = runs
+    others = {run.folder: str(run.results.get("stage")) for run in report.found.runs if run.folder not in planned}
+    names = short_names(list(others))
+    for folder, stage in others.items():
+        stages.setdefault(f"{stage} (single runs)" if planned else stage, []).append((names[folder], folder))
+    drawn = {title: curves(runs) for title, runs in stages.items()}
+    return {title: _svg(found) for title, found in drawn.items() if found}
 
 
 def _by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
-    """``mask`` -> the branch and the folder of each of its runs, finished or not."""
-    found: dict[str, list[tuple[str, Path]]] = {}
+    """``mask`` -> the branch, without its seed, and the folder of each of its runs, finished or not."""
+    stages: dict[str, list[tuple[str, Path]]] = {}
     for folder, key in plan.stages.items():
         branch, _, stage = key.partition("/")
-        if not (folder / "metrics.json").is_file():  # not begun, or a stage without curves
-            continue
-        found.setdefault(stage, []).append((branch.partition("_seed=")[0], folder))
-    return found
+        stages.setdefault(stage, []).append((branch.partition("_seed=")[0], folder))
+    return stages
 
 
-def _split(
-    title: str, runs: Sequence[tuple[str, Path]], styles: Styles, protocols: Sequence[tuple[Path, Any]]
-) -> Iterable[Group]:
-    """Runs that are known to have unequal protocols get separate charts."""
-    known = dict(protocols)
-    kinds: list[Any] = []
-    for _, folder in runs:
-        if folder in known and known[folder] not in kinds:
-            kinds.append(known[folder])
-    for number, kind in enumerate(kinds or [None], start=1):
-        mine = [(name, folder) for name, folder in runs if known.get(folder, kinds[0] if kinds else None) == kind]
-        group = _group(f"{title} (protocol {number})" if len(kinds) > 1 else title, mine, styles)
-        if group.charts:
-            yield group
-
-
-def _group(title: str, runs: Sequence[tuple[str, Path]], styles: Styles) -> Group:
-    lines: dict[str, list[Line]] = {}
+def curves(runs: Iterable[tuple[str, Path]]) -> Curves:
+    """The lines of runs; one of a single point is none, and a long one is thinned."""
+    drawn: Curves = {}
     for name, folder in runs:
-        for metric, measured in points(read_metrics(folder)).items():
-            if len(measured) > 1:  # a single one is in a table
-                kept = measured[:: -(-len(measured) // _POINTS)]
-                x, y = zip(*(kept if kept[-1] == measured[-1] else [*kept, measured[-1]]), strict=True)
-                lines.setdefault(metric, []).append(Line(name, x, y))
-    drawn = {line.name for of_metric in lines.values() for line in of_metric}
-    legend = [(name, color, dashes) for name, (color, dashes) in styles.items() if name in drawn]
-    return Group(title, legend, [(metric, line_chart(metric, of, styles)) for metric, of in lines.items()])
+        for title, found in points(read_metrics(folder)).items():
+            if len(found) > 1:
+                thinned = found[:: -(-len(found) // _POINTS)]
+                drawn.setdefault(title, []).append((name, [*thinned, found[-1]]))
+    return drawn
 
 
-def _protocol(item: Item) -> Any:
-    if isinstance(item, Detection):
-        return item.headline, item.protocol
-    if isinstance(item, Pretraining):
-        return item.origin.data, item.probe and (item.probe.scored_on, item.probe.protocol)
-    return item.scored_on, item.protocol
+def points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
+    """Title of a panel -> completed iterations and values, of the lines in metrics.json.
 
-
-def points(logged: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Title of a chart -> completed iterations and values, of the lines in metrics.json.
-
-    AP has a chart per test set where there are several: their names are ``SET/bbox/AP``.
+    AP has a panel per test set where there are several: their names are ``SET/bbox/AP``.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, Points] = {}
     for line in logged:
         for name, value in line.items():
-            if (title := _title(name)) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if (title := _title(name)) and isinstance(value, (int, float)):
                 found.setdefault(title, []).append((line["iteration"] + 1, value))
     order = list(_TITLES.values())
     return dict(sorted(found.items(), key=lambda item: order.index(item[0].partition(" on ")[0])))
@@ -125,3 +84,27 @@ def _title(name: str) -> str:
         title = _TITLES.get(f"{metric}/AP", "")
         return title and f"{title} on {test_set.removeprefix('coco:')}"  # whole: two files may have the same name
     return _TITLES.get(name, "")
+
+
+def _svg(drawn: Curves) -> str:
+    """A panel per metric; runs of one name, which differ in their seed, share a color."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    names: Sequence[str] = list(dict.fromkeys(name for lines in drawn.values() for name, _ in lines))
+    rows, handles, file = -(-len(drawn) // _COLUMNS), dict[str, Any](), io.StringIO()
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(4.0 * _COLUMNS, 2.6 * rows + 0.4), layout="constrained")
+        panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
+        for panel, (title, lines) in zip(panels, drawn.items(), strict=False):
+            for name, found in lines:
+                color = f"C{names.index(name) % 10}"
+                (handles[name],) = panel.plot(*zip(*found, strict=True), color=color, lw=1.3, alpha=0.8)
+            panel.set_title(title)
+            panel.set_xlabel("iteration")
+            panel.grid(alpha=0.25)
+        for panel in panels[len(drawn) :]:
+            panel.set_visible(False)
+        figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=6, frameon=False)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

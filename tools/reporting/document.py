@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import tabulate
@@ -26,14 +25,12 @@ class Table:
         notes: sentences above it.
         head: the columns' names; the first column names the row.
         rows: cells as text; ``-`` for what there is not.
-        figure: draws the table as a matplotlib figure, for the page.
     """
 
     title: str
     notes: Sequence[str]
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    figure: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

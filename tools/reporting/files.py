@@ -5,17 +5,15 @@ A file that cannot be read is named in one line and never hides other files.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.config_io import flatten, parse_yaml
+from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import json_text, read_json
+from pretrain.common.run_folder import read_json
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Plan:
 
     Attributes:
         stages: run folder -> key, ``jcl/mask``.
-        not_done: a line per stage.
+        not_done: the keys of those that are not complete.
     """
 
     folder: Path
@@ -52,9 +50,12 @@ class Found:
 
     @property
     def not_done(self) -> list[str]:
-        """A line per stage that is not done; it names the pipeline where there are several."""
-        several = len(self.plans) > 1
-        return [f"{plan.folder.name}/{line}" if several else line for plan in self.plans for line in plan.not_done]
+        """A line per pipeline or sweep that is not complete."""
+        return [
+            f"{plan.folder.name}: {', '.join(plan.not_done)} (`python tools/launch.py status {plan.folder}` says why)"
+            for plan in self.plans
+            if plan.not_done
+        ]
 
 
 def find(folders: Sequence[Path]) -> Found:
@@ -64,38 +65,30 @@ def find(folders: Sequence[Path]) -> Found:
         UserError: a folder that does not exist.
     """
     found = Found()
-    order: list[Path] = []
-    graphs: dict[Path, None] = {}
+    records: dict[Path, None] = {}
     results: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
         folder = Path(os.path.abspath(folder))
-        graphs |= dict.fromkeys(sorted(folder.glob("**/launch/pipeline.json")))
-        graphs |= dict.fromkeys(sorted(folder.glob("**/launch/sweep.json")))
-        found_here = sorted(folder.glob("**/results.json"))
-        results |= dict.fromkeys(path for path in found_here if "launch" not in path.relative_to(folder).parts)
-    for path in graphs:
+        for name in ("pipeline", "sweep"):
+            records |= dict.fromkeys(sorted(folder.glob(f"**/launch/{name}.json")))
+        below = sorted(folder.glob("**/results.json"))
+        results |= dict.fromkeys(path for path in below if "launch" not in path.relative_to(folder).parts)
+    for path in records:
         try:
-            stages = _stages(path)
+            found.plans.append(_plan(path))
         except UserError as error:
             found.unread.append(str(error))
-            continue
-        order += stages
-        keys = {folder: stage["key"] for folder, stage in stages.items()}
-        plan = Plan(path.parents[1], path.name == "sweep.json", keys, list(_not_done(stages)))
-        found.plans.append(plan)
+        except (KeyError, TypeError):
+            found.unread.append(f"{path} lists no stages; start its pipeline or sweep again to rewrite it")
+    order = [folder for plan in found.plans for folder in plan.stages]
     position = {folder: place for place, folder in enumerate(order)}
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
         try:
-            content = read_json(path)
+            found.runs.append(Run(path.parent, read_json(path), _config(path.parent / "config.yaml", found.unread)))
         except UserError as error:
             found.unread.append(str(error))
-            continue
-        for name in [name for name, value in flatten(content) if isinstance(value, float) and not isfinite(value)]:
-            found.unread.append(f"{path}: {name} is not finite and is shown as '-'")
-        content = json.loads(json_text(content))  # which has null for what is not finite
-        found.runs.append(Run(path.parent, content, _config(path.parent / "config.yaml", found.unread)))
     return found
 
 
@@ -116,50 +109,18 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _stages(path: Path) -> dict[Path, dict[str, Any]]:
-    """Run folder -> stage, as launch/pipeline.json or launch/sweep.json has them.
-
-    They are found wherever the plan's folder is now.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    stages: dict[Path, dict[str, Any]] = {}
-    try:
-        for stage in read_json(path)["stages"]:
-            if not all(isinstance(stage[word], str) for word in ("key", "folder", "produces", "fingerprint")):
-                raise TypeError
-            beside = path.parents[1] / stage["key"]
-            stages[beside if beside.is_dir() else Path(stage["folder"])] = stage | {"parents": list(stage["parents"])}
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} lists no stages; start its pipeline or sweep again to rewrite it") from error
-    return stages
-
-
-def _not_done(stages: dict[Path, dict[str, Any]]) -> Iterable[str]:
-    """What a pipeline or sweep did not finish, with the last failing rank's error where there is one."""
-    broken: set[str] = set()
-    for run, stage in stages.items():
-        product = run / os.path.relpath(Path(stage["folder"]) / stage["produces"], stage["folder"])
+def _plan(path: Path) -> Plan:
+    """The pipeline or sweep of a record, wherever its folder is now."""
+    stages: dict[Path, str] = {}
+    not_done: list[str] = []
+    for stage in read_json(path)["stages"]:
+        beside = path.parents[1] / stage["key"]
+        folder = beside if beside.is_dir() else Path(stage["folder"])
+        stages[folder] = stage["key"]
         try:
-            mark = read_json(run / "launch" / "complete.json").get("fingerprint")
-        except UserError:
-            mark = None
-        if mark == stage["fingerprint"] and (product.exists() or (run / stage["produces"]).exists()):
-            continue
-        parent = next((parent for parent in stage["parents"] if parent in broken), None)
-        broken.add(stage["key"])
-        reason = f"skipped, because {parent} is not done" if parent else _last_error(run)
-        yield f"{stage['key']}: {reason or 'not started, or stopped'}"
-
-
-def _last_error(run: Path) -> str:
-    failed = sorted((run / "launch" / "ranks").glob("*.failed"), key=lambda path: path.stat().st_mtime)
-    if not failed:
-        return ""
-    try:
-        failures = [read_json(path) for path in failed]
-    except UserError as error:
-        return f"failed; {error}"
-    failure = next((one for one in reversed(failures) if not one.get("followed")), failures[-1])
-    return f"failed on rank {failure.get('rank')}: {failure.get('error')}"
+            is_done = read_json(folder / "launch" / "complete.json")["fingerprint"] == stage["fingerprint"]
+        except (KeyError, UserError):
+            is_done = False
+        if not is_done:
+            not_done.append(stage["key"])
+    return Plan(path.parents[1], path.name == "sweep.json", stages, not_done)

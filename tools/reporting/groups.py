@@ -16,7 +16,6 @@ from typing import Any
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, read_json
 
-from . import papers
 from .document import Table, grid
 from .tables import TASK_NAMES
 
@@ -169,7 +168,7 @@ def table(study: Study, columns: Iterable[str] = ()) -> Table:
         text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
-    return Table(study.name, [text], ["", *shown], rows, lambda: figure(study))
+    return Table(study.name, [text], ["", *shown], rows)
 
 
 def _cell(study: Study, column: str, name: str) -> str:
@@ -225,17 +224,18 @@ def figure(study: Study) -> Any:
 
 def draw(folder: str) -> Path:
     """Writes sweep.md and sweep.png of the points of a sweep that are done; the others are named."""
-    (shown, absent), target = sweep_table(Path(folder)), Path(folder) / "sweep.md"
+    shown, scores, absent = sweep_table(Path(folder))
+    target = Path(folder) / "sweep.md"
     text = "\n".join([grid(shown), "", *absent]).rstrip()
     atomic_write(target, text + "\n")
     print(text)
-    if shown.figure:
-        shown.figure().savefig(target.with_suffix(".png"), dpi=150)
+    if scores:
+        lines(shown.head[0], f"{shown.head[-1]} (%)", scores).savefig(target.with_suffix(".png"), dpi=150)
     return target
 
 
-def sweep_table(folder: Path) -> tuple[Table, list[str]]:
-    """A row per setting: mean and 95% interval over seeds, next to the paper's number; and a line per absent point.
+def sweep_table(folder: Path) -> tuple[Table, dict[str, dict[str, Samples]], list[str]]:
+    """A row per setting: mean and 95% interval over seeds; the scores as `lines` draws them, and the absent points.
 
     Raises:
         UserError: launch/sweep.json is damaged.
@@ -243,50 +243,27 @@ def sweep_table(folder: Path) -> tuple[Table, list[str]]:
     record = folder / "launch" / "sweep.json"
     data = read_json(record)
     try:
-        score, points = str(data["score"]), list(data["points"])
+        score, points = data["score"], data["points"]
         keys = list(dict.fromkeys(key for point in points for key in point["setting"]))
         places = [(point["name"], point["setting"], str(point["seed"]), Path(point["folder"]).name) for point in points]
     except (AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{record} is no record of a sweep; run the sweep's command again") from error
     groups: dict[tuple[str, ...], Samples] = {}
-    published: dict[tuple[str, ...], float | None] = {}
     absent: list[str] = []
     for name, setting, seed, stage in places:
-        run = folder / name / stage  # next to the record, wherever the sweep is now
+        results = folder / name / stage / "results.json"  # next to the record, wherever the sweep is now
         try:
-            metrics = read_json(run / "results.json").get("metrics", {}) if (run / "results.json").is_file() else {}
-            value = float(metrics[score])
-        except (KeyError, TypeError, ValueError, UserError) as error:  # a damaged file must not cost the other points
-            absent.append(f"not done: {name}" + (f" ({error})" if isinstance(error, UserError) else ""))
+            value = float(read_json(results)["metrics"][score])
+        except (KeyError, TypeError, UserError) as error:  # a damaged file must not cost the other points
+            absent.append(f"not done: {name}" + (f" ({error})" if results.is_file() else ""))
             continue
-        cells = tuple(str(setting.get(key, "-")) for key in keys)
-        groups.setdefault(cells, {}).setdefault(seed, []).append(value)
-        if cells not in published:
-            published[cells] = _published(run / "config.yaml") if score == "top1" else None
-    is_compared = any(published.values())
-    rows = []
-    for cells, samples in groups.items():
-        rows.append([*cells, counted(samples, 2)])
-        if is_compared:
-            paper, ours = published[cells], fmean(fmean(values) for values in samples.values())
-            rows[-1] += ["-", "-"] if paper is None else [f"{paper:.2f}", f"{ours - paper:+.2f}"]
-    by_first: dict[str, dict[str, Samples]] = {}
+        groups.setdefault(tuple(str(setting.get(key, "-")) for key in keys), {}).setdefault(seed, []).append(value)
+    scores: dict[str, dict[str, Samples]] = {}
     for (first, *others), samples in groups.items():
-        by_first.setdefault(", ".join(others), {})[first] = samples
-    head = [*keys, score, *(["paper", "difference"] if is_compared else [])]
-    drawn = (lambda: lines(keys[0], f"{score} (%)", by_first)) if groups else None
+        scores.setdefault(", ".join(others), {})[first] = samples
+    rows = [[*cells, counted(samples, 2)] for cells, samples in groups.items()]
     note = f"Score: {_SCORES.get(score, score)}, in percent; mean ± 95% interval (Student's t) over seeds."
-    return Table(f"Sweep {folder.name}", [note], head, rows, drawn), absent
-
-
-def _published(config_file: Path) -> float | None:
-    """The paper's number for the recipe and probe in a linear probe's ``config_file``; None if it cannot be read."""
-    from pretrain.config import from_yaml_text
-
-    try:
-        return papers.published_top1(from_yaml_text(config_file.read_text(encoding="utf-8"), str(config_file)))
-    except (OSError, UnicodeDecodeError, UserError):  # the scores are shown all the same
-        return None
+    return Table(f"Sweep {folder.name}", [note], [*keys, score], rows), scores, absent
 
 
 def lines(x: str, y: str, scores: Mapping[str, Mapping[str, Samples]]) -> Any:

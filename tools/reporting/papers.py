@@ -18,8 +18,9 @@ from pretrain.probe.protocol import protocol
 from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, probe_protocol
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
-_DETECTION = ("jcl_table2_coco_1x.csv", "moco_voc.csv")
+_DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
 Numbers = dict[str, float | None]
 
 
@@ -56,23 +57,11 @@ def linear_result(origin: Origin, probe: Probe) -> Verdict:
     return best[0]
 
 
-def published_top1(config: CfgNode) -> float | None:
-    """The top-1 of the row that is a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
-    found, protocol = _plain(config), _linear_protocol(config)
-    for _, row in _linear_rows():
-        recipe = _pretrain_recipe(row["pretrain"], row["overrides"])
-        if found["METHOD.NAME"] == recipe["METHOD.NAME"] and not (
-            _pretraining_differences(found, recipe)
-            or protocol != _probe_recipe(row["pretrain"], row["overrides"], row["linear"])
-        ):
-            return float(row["top1"])
-    return None
-
-
 def detection_result(run: Detection) -> Verdict:
     """JCL's Table 2 and MoCo's VOC: AP, AP50, AP75 of the task that the paper reports for this detector."""
-    published = [(table, row) for table, rows in map(read, _DETECTION) for row in rows]
-    for table, row in [] if run.evaluated_only else published:
+    if run.evaluated_only:
+        return Verdict()
+    for table, row in ((table, row) for table, rows in map(read, _DETECTION) for row in rows):
         if not row["AP"] or row["task"] != TASKS[run.detector] or not _starts_from(run.origin, row["pretrain"]):
             continue
         recipe, test = _transfer_recipe(row["recipe"])
@@ -86,10 +75,9 @@ def detection_result(run: Detection) -> Verdict:
     return Verdict()
 
 
-def rows_of(table: str) -> list[dict[str, str]]:
+def rows_of(name: str) -> list[dict[str, str]]:
     """All rows of a published table by its name, as verdicts hold them."""
-    files = sorted((ROOT / "configs" / "papers").glob("*.csv"))
-    return next(rows for name, rows in (read(file.name) for file in files) if name == table)
+    return next(rows for table, rows in map(read, sorted(FOLDER.glob("*.csv"))) if table == name)
 
 
 def _verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
@@ -124,16 +112,14 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) and value else json.dumps(value)
 
 
-@functools.cache
-def read(file: str) -> tuple[str, list[dict[str, str]]]:
+def read(file: Path) -> tuple[str, list[dict[str, str]]]:
     """The table's name, which begins its first comment, and its rows."""
-    lines = (ROOT / "configs" / "papers" / file).read_text(encoding="utf-8").splitlines()
+    lines = file.read_text(encoding="utf-8").splitlines()
     return lines[0].removeprefix("# ").partition(":")[0], list(csv.DictReader(li for li in lines if li[0] != "#"))
 
 
 def _linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
-    for path in sorted((ROOT / "configs" / "papers").glob("*_linear.csv")):
-        table, rows = read(path.name)
+    for table, rows in map(read, sorted(FOLDER.glob("*_linear.csv"))):
         yield from ((table, row) for row in rows if row["pretrain"] and row["top1"])
 
 
@@ -156,10 +142,6 @@ def _probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict
     if linear != "own":
         cfg.defrost()
         merge_file(cfg, ROOT / linear)
-    return _linear_protocol(cfg)
-
-
-def _linear_protocol(cfg: CfgNode) -> tuple[str, dict[str, Any]]:
     return probe_protocol("linear", protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
 
 

@@ -6,7 +6,7 @@ A protocol maps names to values; two scores may share a column or a table only i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,6 @@ class Probe:
     Attributes:
         kind: kNN | linear.
         origin: of the backbone, as the probe recorded it.
-        steps: of the backbone's pretraining; None if the weights do not record them.
         scored_on: the data set whose validation images were classified.
     """
 
@@ -61,18 +60,16 @@ class Probe:
     kind: str
     scores: dict[str, float]
     origin: Origin
-    steps: int | None
     scored_on: str
     protocol: Protocol
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A finished pretraining, its steps, and its own kNN (None if its data have no labels, or no val split)."""
+    """A finished pretraining, and its own kNN (None if its data have no labels, or no val split)."""
 
     folder: Path
     origin: Origin
-    steps: int | None
     probe: Probe | None
 
 
@@ -82,9 +79,9 @@ class Detection:
 
     Attributes:
         headline: the main points of the protocol: detector, engine, schedule, heads, data.
-        protocol: the whole of it.
+        protocol: the keys of its config that change what is measured.
         evaluated_only: by --eval-only; the detector was trained elsewhere.
-        predictions: their file; None if none was recorded.
+        predictions: their file.
     """
 
     folder: Path
@@ -96,7 +93,7 @@ class Detection:
     test: str
     metrics: dict[str, dict[str, float | None]]
     evaluated_only: bool
-    predictions: Path | None
+    predictions: Path
 
 
 Item = Pretraining | Probe | Detection
@@ -108,19 +105,15 @@ def parse(run: Run) -> list[Item]:
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
     """
-    stage = run.results["stage"]
+    results, stage = run.results, run.results["stage"]
     if stage == "pretrain":
         return [_pretraining(run)]
     if stage in _KINDS:
-        source, metrics = dict(run.results["source"]), run.results["metrics"]
-        scores = {key: _number(metrics[key], key) for key in ("top1", "top5") if key in metrics}
-        protocol = probe_protocol(_KINDS[stage], run.results["protocol"], source.get("encoder") or "query")
-        return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), source.get("step"), *protocol)]
-    if stage == "transfer":
-        return list(_detections(run))
-    if not isinstance(stage, str):
-        raise TypeError(f"its stage is {stage!r}")
-    return []
+        source, metrics = results["source"], results["metrics"]
+        scores = {key: float(metrics[key]) for key in ("top1", "top5") if key in metrics}
+        protocol = probe_protocol(_KINDS[stage], results["protocol"], source.get("encoder") or "query")
+        return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), *protocol)]
+    return list(_detections(run)) if stage == "transfer" else []
 
 
 def origin_of(provenance: Mapping[str, Any]) -> Origin:
@@ -190,65 +183,42 @@ def words(protocol: Protocol, names: Iterable[str]) -> str:
 
 
 def _pretraining(run: Run) -> Pretraining:
-    results, steps, probe = run.results, run.results.get("steps"), None
-    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"]}
-    origin = replace(_origin(done, dict(flatten(run.config))), sha256=_text(results.get("checkpoint_sha256")))
+    results, probe = run.results, None
+    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"],
+            "source_sha256": results["checkpoint_sha256"]}  # fmt: skip
+    origin = _origin(done, dict(flatten(run.config)))
     if "knn_top1" in results["metrics"]:
-        scores = {"top1": _number(results["metrics"]["knn_top1"], "knn_top1")}
-        protocol = probe_protocol("kNN", results["knn_protocol"])
-        probe = Probe(run.folder, "kNN", scores, origin, steps, *protocol)
-    return Pretraining(run.folder, origin, steps, probe)
+        scores = {"top1": float(results["metrics"]["knn_top1"])}
+        probe = Probe(run.folder, "kNN", scores, origin, *probe_protocol("kNN", results["knn_protocol"]))
+    return Pretraining(run.folder, origin, probe)
 
 
 def _detections(run: Run) -> Iterable[Detection]:
     """The result, once per data set it was evaluated on."""
     results = run.results
-    protocol, schedule, engine = results["protocol"], results["schedule"], results["engine"]
-    if protocol["detector"] not in ("faster", "mask", "keypoint"):
-        raise ValueError(f"its detector is {protocol['detector']!r}, not faster, mask or keypoint")
-    if not isinstance(engine["name"], str):
-        raise TypeError(f"its engine is {engine['name']!r}")
-    config = dict(flatten(parse_yaml(results["config"]))) if results.get("config") else {}
-    weights = results.get("weights") or {}
+    summary, schedule, engine, weights = (results[key] for key in ("protocol", "schedule", "engine", "weights"))
     origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
     if weights.get("path") and not origin.source:
-        name, sha = Path(weights["path"]).name, str(weights.get("sha256") or "")
+        name, sha = Path(weights["path"]).name, weights.get("sha256") or ""
         origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
-    times = f"{schedule['name']}, " if str(schedule["name"]).endswith("x") else ""  # others have no name
+    times = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # others have no name of their own
     named = (
-        f"{protocol['detector']} R-CNN, {protocol['backbone']}, engine {engine['name']} {engine['version']}",
+        f"{summary['detector']} R-CNN, {summary['backbone']}, engine {engine['name']} {engine['version']}",
         f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
         f"lr {schedule['base_lr']:g}",
-        f"{protocol['norm']}, {protocol['heads']} box head"
-        + (", frozen ResNet" if protocol.get("freeze_at") == 5 else ""),
+        f"{summary['norm']}, {summary['heads']} box head" + (", frozen ResNet" if summary["freeze_at"] == 5 else ""),
     )
-    details = dict(flatten({k: v for k, v in protocol.items() if k not in ("train", "test")}))
-    details |= {f"schedule {key}": value for key, value in schedule.items()}
     # A config has this project's own keys only where it sets them.
-    details |= {k: v for k, v in (keys(OWN) | config if config else {}).items() if not k.startswith(FREE_IN_TRANSFER)}
-    tests = list(protocol["test"])
-    found = results.get("datasets") or results["metrics"]
-    kept = results.get("predictions", {})
-    by_test = {test: found[test] for test in tests if test in found}
-    if not by_test:
-        by_test[tests[0] if tests else ""] = results["metrics"]
-    for test, tasks in by_test.items():
-        metrics = {
-            task: {name: _number(value, f"{task} {name}") for name, value in row.items()} for task, row in tasks.items()
-        }
-        headline = (*named, f"{', '.join(protocol['train'])} -> {test or 'no test'}")
+    config = keys(OWN) | dict(flatten(parse_yaml(results["config"])))
+    protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
+    for test, tasks in results["datasets"].items():
         yield Detection(
-            run.folder, origin, protocol["detector"], engine["name"], headline,
-            details | {"train": list(protocol["train"])}, test, metrics,
-            evaluated_only=results.get("iteration", 0) is None,
-            predictions=run.folder / kept[test] if test in kept else None,
+            run.folder, origin, summary["detector"], engine["name"],
+            (*named, f"{', '.join(summary['train'])} -> {test}"), protocol, test,
+            {task: {name: value if value is None else float(value) for name, value in row.items()}
+             for task, row in tasks.items()},
+            evaluated_only=results["iteration"] is None, predictions=run.folder / results["predictions"].get(test, ""),
         )  # fmt: skip
-
-
-def _number(value: Any, what: str) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e300):
-        raise ValueError(f"{what} is {value!r:.40}, not a number that can be shown")
-    return value
 
 
 def _text(value: Any) -> str:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from . import papers
 from .document import Table
 from .files import Found, short_names
-from .groups import Samples, counted, lines
+from .groups import Samples, counted
 from .runs import Detection, words
 from .tables import TASK_NAMES, Row, linear_result
 
 _SUBSET = re.compile(r"(?:^|[/:])([\d.]+)pct_fold(\d+)\.json(?::|$)")
-_BY_SHARE = ("train", "DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS", "schedule ")
+_SCHEDULE = ("SOLVER.STEPS", "SOLVER.MAX_ITER", "SOLVER.WARMUP_ITERS")  # which may depend on the share
 _SIMILARITY = {"similarity_mean": "similarity", "similarity_std": "std of similarity", "variance_mean": "variance",
                "variance_std": "std of variance"}  # fmt: skip
 
@@ -28,9 +28,10 @@ def shares(runs: Sequence[Detection]) -> Iterable[Table]:
     """Yields one table per detector, test set and protocol that was trained on at least two shares."""
     groups: dict[str, list[tuple[float, str, Detection]]] = {}
     for run in runs:
-        match = _SUBSET.search(run.protocol["train"][0]) if len(run.protocol["train"]) == 1 else None
-        if match and not run.evaluated_only:
-            protocol = sorted((key, value) for key, value in run.protocol.items() if not key.startswith(_BY_SHARE))
+        train, *more = run.protocol["DATASETS.TRAIN"]
+        if (match := _SUBSET.search(train)) and not more and not run.evaluated_only:
+            by_share = ("DATASETS.TRAIN", *_SCHEDULE)
+            protocol = sorted((key, value) for key, value in run.protocol.items() if key not in by_share)
             member = (float(match[1]), match[2], run)
             groups.setdefault(repr((run.headline[0], run.test, protocol)), []).append(member)
     for members in groups.values():
@@ -42,7 +43,7 @@ def _shares_of(members: Sequence[tuple[float, str, Detection]]) -> Iterable[Tabl
     task, schedules, left_out = papers.TASKS[first.detector], {}, 0
     scores: dict[str, dict[str, Samples]] = {}
     for share, fold, run in members:
-        schedule = [(key, value) for key, value in run.protocol.items() if key.startswith(_BY_SHARE[2:])]
+        schedule = [run.protocol[key] for key in _SCHEDULE]
         ap = run.metrics.get(task, {}).get("AP")
         if schedules.setdefault(share, schedule) != schedule:
             left_out += 1
@@ -62,7 +63,6 @@ def _shares_of(members: Sequence[tuple[float, str, Detection]]) -> Iterable[Tabl
     yield Table(
         f"AP over the share of labels: {first.detector}", notes, ["initialization", *columns],
         [[name, *(counted(line.get(column, {})) for column in columns)] for name, line in scores.items()],
-        lambda: lines("share of the training images", f"{TASK_NAMES[task]} AP", scores),
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _published(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
         for metric in metrics:
             samples: Samples = {}
             for one in measured:
-                if one.verdict.row is row and (value := one.scores.get(metric)) is not None:
+                if one.verdict.row == row and (value := one.scores.get(metric)) is not None:
                     samples.setdefault(one.sample, []).append(value)
             ours = fmean(map(fmean, samples.values())) if samples else None
             difference = f"{ours - float(row[metric]):+.1f}" if row[metric] and ours is not None else "-"

@@ -42,7 +42,7 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
             rows.append(Row(folder, item.origin, probes, item))
     others: dict[tuple[Path, str], Row] = {}
     for probe in (item for item in items if isinstance(item, Probe)):
-        owner = next((row for row in rows if _wrote(row.pretraining, probe)), None)
+        owner = next((row for row in rows if probe.origin.sha256 == row.origin.sha256), None)
         if owner is None:
             parent = probe.folder.parent
             is_branch = not any(folder.is_relative_to(parent) for folder in given)
@@ -54,14 +54,6 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
             row.folder = row.probes[0].folder
     position = {item.folder: place for place, item in enumerate(items)}
     return sorted((*rows, *others.values()), key=lambda row: position[(row.pretraining or row.probes[0]).folder])
-
-
-def _wrote(own: Pretraining | None, probe: Probe) -> bool:
-    """Whether the pretraining's final checkpoint was probed; one that recorded no SHA-256 has its probes next to it."""
-    if own is None or own.origin.sha256:
-        return own is not None and probe.origin.sha256 == own.origin.sha256
-    same = probe.origin.method == own.origin.method and probe.steps in (None, own.steps)
-    return same and own.folder in (probe.folder.parent, probe.folder.parent / "pretrain")
 
 
 def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
@@ -120,15 +112,6 @@ def linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
 
 def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
     """Yields one table per protocol; protocols with the same headline are distinguished by the keys that differ."""
-    found = list(_by_protocol(runs, names))
-    titles = [table.title for table in found]
-    for table in found:
-        stages = {row[0].rpartition("/")[2] for row in table.rows}  # jcl/mask_40: what a pipeline calls the detector
-        is_named = titles.count(table.title) > 1 and len(stages) == 1 < len(table.rows)
-        yield replace(table, title=f"{table.title}: {stages.pop()}") if is_named else table
-
-
-def _by_protocol(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
     for headline in dict.fromkeys(run.headline for run in runs):
         alike = [run for run in runs if run.headline == headline]
         protocols = _distinct(run.protocol for run in alike)

@@ -13,7 +13,7 @@ from tests.tools.launcher.helpers import CONFIGS
 from tools import report
 from tools.launcher import pipeline, stages
 from tools.launcher.options import Options
-from tools.reporting import charts, groups
+from tools.reporting import groups
 
 SWEEPS = [*sorted((CONFIGS / "pretrain" / "sweeps").glob("*.yaml")), CONFIGS / "examples" / "digits_jcl_lambda.yaml"]
 
@@ -72,8 +72,7 @@ def test_sweep_grid_table_and_plot(tmp_path: Path):
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
     (tmp_path / "out").rename(tmp_path / "moved")
     (shown,) = (one for one in report.gather([tmp_path / "moved"]).tables if one.title == "Sweep moved")
-    assert ["2", "0.5", "10.50 ± 6.35 [n 2]"] in shown.rows and shown.figure
-    assert ">0.5</text>" in charts.svg(shown.figure)  # a line per value of the second key
+    assert ["2", "0.5", "10.50 ± 6.35 [n 2]"] in shown.rows
 
 
 def test_points_vary_keys_together(tmp_path: Path):
@@ -93,29 +92,6 @@ def test_points_vary_keys_together(tmp_path: Path):
     graph.remember(Options(cluster="local"))
     assert {"32 0.004 10.00", "64 - 11.00"} <= cells(groups.draw(graph.output).read_text())
     assert (Path(graph.output) / "sweep.png").stat().st_size > 1000
-
-
-def test_published_numbers_stand_beside_equal_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(CONFIGS.parent)
-    (tmp_path / "s.yaml").write_text(
-        f"PRETRAIN: {CONFIGS}/pretrain/sce_R18_cifar10_200ep.yaml\nLINEAR: own\n"
-        "GRID: {METHOD.TEMPERATURE: [0.1, 0.2], METHOD.KEY_TEMPERATURE: [0.03, 0.1]}\n"
-    )
-    graph = pipeline.load(str(tmp_path / "s.yaml"), str(tmp_path / "out"))
-    probes = [node.spec for node in graph.nodes if node.spec.stage == "linear"]
-    assert len(probes) == 4
-    for spec in (probes[0], probes[3]):
-        Path(spec.folder).mkdir(parents=True)
-        Path(spec.folder, "results.json").write_text(json.dumps({"metrics": {"top1": 90.0}}))
-        Path(spec.folder, "config.yaml").write_text(spec.config)
-    other = Path(probes[3].folder, "config.yaml")
-    graph.remember(Options(cluster="local"))
-    assert {"0.1 0.03 90.00 89.93 +0.07", "0.2 0.1 90.00 90.34 -0.34"} <= cells(groups.draw(graph.output).read_text())
-    other.write_text(other.read_text().replace("EPOCHS: 200", "EPOCHS: 100"))
-    assert "0.2 0.1 90.00 - -" in cells(groups.draw(graph.output).read_text())
-    for damage in (other.unlink, lambda: other.write_text("SOLVER: 3")):
-        damage()
-        assert "0.2 0.1 90.00 - -" in cells(groups.draw(graph.output).read_text())
 
 
 def test_a_sweep_over_lists_has_a_table(tmp_path: Path):

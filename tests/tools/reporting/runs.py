@@ -80,16 +80,19 @@ def detector(
 ) -> dict[str, Any]:  # fmt: skip
     """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
+    metrics = {
+        "bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None},
+        "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0},
+    }
     return {
         "stage": "transfer",
         "engine": {"name": engine, "version": "0.6"},
-        "metrics": {
-            "bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None},
-            "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0},
-        },
+        "metrics": metrics,
+        "datasets": dict.fromkeys(cfg.DATASETS.TEST, metrics),
+        "predictions": {},
         "iteration": cfg.SOLVER.MAX_ITER,
         "protocol": {
-            "detector": "mask", "backbone": "R50-FPN", "norm": "SyncBN", "heads": "0conv2fc",
+            "detector": "mask", "backbone": "R50-FPN", "norm": "SyncBN", "heads": "0conv2fc", "freeze_at": 2,
             "train": list(cfg.DATASETS.TRAIN), "test": list(cfg.DATASETS.TEST),
         },
         "schedule": {
@@ -101,13 +104,9 @@ def detector(
     }  # fmt: skip
 
 
-def pipeline(folder: Path, *keys: str, parents: dict[str, list[str]] | None = None) -> None:
+def pipeline(folder: Path, *keys: str) -> None:
     """Writes what the launcher keeps of a pipeline whose stages are ``keys``; all but those of moco are complete."""
-    listed = [
-        {"key": key, "stage": "any", "folder": str(folder / key), "parents": (parents or {}).get(key, []),
-         "produces": "results.json", "fingerprint": key}
-        for key in keys
-    ]  # fmt: skip
+    listed = [{"key": key, "folder": str(folder / key), "fingerprint": key} for key in keys]
     (folder / "launch").mkdir(parents=True)
     (folder / "launch/pipeline.json").write_text(json.dumps({"stages": listed}))
     for key in keys:

@@ -22,33 +22,15 @@ from tests.tools.reporting.runs import (
 from tools import report
 
 
-def test_a_pipelines_branches_are_rows_and_its_failures_are_told(tmp_path: Path):
-    keys = ("jcl/pretrain", "jcl/linear", "moco/pretrain", "moco/linear")
-    pipeline(tmp_path / "p", *keys, parents={"jcl/linear": ["jcl/pretrain"], "moco/linear": ["moco/pretrain"]})
+def test_a_pipelines_branches_are_rows_and_what_is_not_done_is_named(tmp_path: Path):
+    pipeline(tmp_path / "p", "jcl/pretrain", "jcl/linear", "moco/pretrain", "moco/linear")
     config = pretrain(tmp_path / "p/jcl/pretrain", *DIGITS)
     probe(tmp_path / "p/jcl/linear", config, 60.0, recipe="own")
-    failed = tmp_path / "p/moco/pretrain/launch/ranks"
-    failed.mkdir(parents=True)
-    (failed / "7.0.failed").write_text(json.dumps({"rank": 3, "error": "loss is not finite"}))
     (tmp_path / "p").rename(tmp_path / "moved")  # a pipeline may be moved as a whole
     text = render([tmp_path])
     assert cells(text, "jcl")[-3:] == ["50.0", "60.0", "88.0"]
-    assert "- moco/pretrain: failed on rank 3: loss is not finite" in text
-    assert "- moco/linear: skipped, because moco/pretrain is not done" in text
-    assert "- jcl" not in text
-
-
-def test_a_number_that_is_not_finite_is_named_and_not_shown(tmp_path: Path):
-    config = pretrain(tmp_path / "jcl", *DIGITS)
-    probe(tmp_path / "jcl/linear", config, float("nan"), recipe="own")
-    found = detector()
-    found["metrics"]["bbox"]["AP"] = float("inf")
-    write(tmp_path / "d", found)
-    text = render([tmp_path])
-    assert cells(text, "jcl")[-3:] == ["50.0", "-", "88.0"] and cells(text, "d")[2:4] == ["-", "58.0"]
-    assert f"- {tmp_path}/jcl/linear/results.json: metrics.top1 is not finite and is shown as '-'" in text
-    assert f"- {tmp_path}/d/results.json: metrics.bbox.AP is not finite and is shown as '-'" in text
-    assert "nan" not in text and "inf" not in text.replace("not finite", "")
+    remedy = f"`python tools/launch.py status {tmp_path / 'moved'}` says why"
+    assert f"- moved: moco/pretrain, moco/linear ({remedy})" in text
 
 
 @pytest.mark.parametrize("content", ["", "{}"])
@@ -72,17 +54,8 @@ def test_nothing_to_report_is_said(tmp_path: Path):
     ("content", "message"),
     [
         (b'{"stage": "transfer", "metr', " is not JSON (Unterminated string"),
-        (b"[1]", " holds a JSON list, not an object"),
-        (b"{}", " cannot be shown: it lacks 'stage'"),
-        (b'{"stage": []}', " cannot be shown"),
         (b'{"stage": "transfer"}', " cannot be shown: it lacks 'protocol'"),
-        (b'{"stage": "linear", "metrics": [1], "source": 3}', " cannot be shown"),
-        (b'{"stage": "linear", "metrics": {"top1": "much"}, "source": {}}', " cannot be shown: top1 is 'much'"),
-        (b'{"stage": "linear", "metrics": {"top1": 1}, "source": {}, "protocol": [3]}', " cannot be shown"),
-        (b'{"stage": "pretrain", "metrics": [], "method": "jcl", "arch": []}', " cannot be shown"),
-        (json.dumps(detector() | {"metrics": {"bbox": {"AP": "much"}}}).encode(), " cannot be shown"),
-        (json.dumps(detector() | {"config": "a: [" * 5000}).encode(), " cannot be shown"),
-        (json.dumps(detector() | {"weights": []}).encode(), ""),
+        (json.dumps(detector() | {"datasets": {"x": {"bbox": {"AP": "much"}}}}).encode(), " cannot be shown"),
     ],
 )
 def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, content: bytes, message: str):
@@ -91,40 +64,24 @@ def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, c
     (tmp_path / "b/results.json").write_bytes(content)
     shown = render([tmp_path])
     assert column(shown, "a", "box AP") == "38.0"
-    named = [line for line in shown.split("## Not read")[-1].splitlines() if line.startswith("- ")]
-    assert [line.startswith(f"- {tmp_path / 'b' / 'results.json'}{message}") for line in named] == [True] or not message
-    if message:
-        assert "## Not read" in render([tmp_path / "b"])  # and there is nothing else to say of it
+    assert f"- {tmp_path / 'b' / 'results.json'}{message}" in shown.split("## Not read")[1]
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        *(("launch/pipeline.json", content) for content in (b"", b"[]", b'{"stages": 3}', b'{"stages": [[]]}')),
-        ("a/launch/complete.json", b""),
-        ("a/launch/ranks/0.failed", b""),
-    ],
-)
-def test_damaged_records_of_the_launcher_hide_nothing(tmp_path: Path, file: str, content: bytes):
-    pipeline(tmp_path, "a", "moco")
+@pytest.mark.parametrize("content", [b"", b'{"stages": 3}', b'{"stages": [{}]}'])
+def test_a_damaged_record_of_the_launcher_hides_nothing(tmp_path: Path, content: bytes):
+    pipeline(tmp_path, "a")
     write(tmp_path / "a", detector())
-    (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
-    (tmp_path / file).write_bytes(content)
-    if file.startswith("a/launch/ranks"):
-        (tmp_path / "a/launch/complete.json").unlink()
+    (tmp_path / "launch/pipeline.json").write_bytes(content)
     text = render([tmp_path])
     assert column(text, "a", "box AP") == "38.0"
-    if file.startswith("launch"):
-        assert f"- {tmp_path / file} " in text.split("## Not read")[1]
-    else:
-        assert "- a: " in text.split("## Not done")[1]
+    assert f"- {tmp_path / 'launch/pipeline.json'} " in text.split("## Not read")[1]
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"a: [", b"DATA: []", b"[" * 1000])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"a: ["])
 def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path, content: bytes):
     pretrain(tmp_path / "jcl")
     assert ", seed 0." in render([tmp_path])
     (tmp_path / "jcl/config.yaml").write_bytes(content)
     text = render([tmp_path])
     assert column(text, "jcl", "kNN top-1") == "50.0" and "seed" not in text
-    assert (f"- {tmp_path / 'jcl/config.yaml'}: " in text) == (content != b"DATA: []")
+    assert f"- {tmp_path / 'jcl/config.yaml'}: " in text

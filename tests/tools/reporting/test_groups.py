@@ -25,10 +25,7 @@ def detection(ap: float) -> dict[str, Any]:
 def pipeline(folder: Path, stages: list[str], baseline: str = "random") -> None:
     branches = {name: {seed: f"{name}_seed={seed}" for seed in SEEDS} for name in AP}
     keys = [f"{name}_seed={seed}/{stage}" for name in AP for seed in SEEDS for stage in stages]
-    record = [
-        {"key": key, "folder": str(folder / key), "produces": "results.json", "fingerprint": "", "parents": []}
-        for key in keys
-    ]
+    record = [{"key": key, "folder": str(folder / key), "fingerprint": ""} for key in keys]
     write(folder / "launch", {})
     data = {"branches": branches, "baseline": baseline, "stages": record}
     (folder / "launch/pipeline.json").write_text(json.dumps(data))

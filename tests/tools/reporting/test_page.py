@@ -144,10 +144,10 @@ def test_what_is_in_run_folders_is_text(source: str):
     parser.handle_starttag = lambda tag, attrs: elements.append((tag, dict(attrs)))
     parser.handle_data = words.append
     parser.feed(source)
-    assert [tag for tag, _ in elements].count("script") == 1
+    assert "script" not in [tag for tag, _ in elements]
     assert not [(tag, name) for tag, attributes in elements for name in attributes if name.startswith("on")]
     assert all(attributes["src"].startswith("data:image/") for tag, attributes in elements if tag == "img")
-    for place in (f"</script>{ATTACK}", f"fig3: {ATTACK}", f"top1 is {ATTACK!r}"):
+    for place in (f"</script>{ATTACK}", f"fig3: {ATTACK}", repr(ATTACK)):
         assert any(place in one for one in words)
 
 
@@ -180,9 +180,9 @@ def shown(request: pytest.FixtureRequest, browser: Any, written: tuple[Path, Pat
 
 def test_in_a_browser_nothing_is_broken_or_too_wide(shown: Any):
     widths = shown.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(widths) > 8 and all(widths)
+    assert len(widths) > 2 and all(widths)
     assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    assert shown.evaluate("window.hacked === undefined && document.scripts.length === 1")
+    assert shown.evaluate("window.hacked === undefined")
     ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
     links = shown.evaluate("[...document.querySelectorAll('nav a')].map(one => one.hash.slice(1))")
     assert len(set(ids)) == len(ids) and links and set(links) <= set(ids)

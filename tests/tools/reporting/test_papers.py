@@ -168,10 +168,10 @@ def test_a_papers_whole_table_has_the_mean_of_our_seeds_beside_its_numbers(tmp_p
     values = (37.0, 38.0, 39.4)
     for seed, ap in enumerate(values):
         found = detector("SEED", str(seed + 1))
-        found["metrics"]["segm"] = {"AP": ap, "AP50": ap + 20, "AP75": None}
+        found["metrics"]["segm"] |= {"AP": ap, "AP50": ap + 20, "AP75": None}
         write(tmp_path / f"d{seed}", found)
     other = detector(engine="torchvision")
-    other["metrics"]["segm"] = {"AP": 20.0, "AP50": 30.0, "AP75": 31.0}
+    other["metrics"]["segm"] |= {"AP": 20.0, "AP50": 30.0, "AP75": 31.0}
     write(tmp_path / "other", other)
     tables = {table.title: table for table in report.gather([tmp_path]).tables}
     shown = tables[f"Published: {TABLE}2, engine detectron2"]

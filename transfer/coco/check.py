@@ -156,14 +156,14 @@ def _mask_problem(mask: Any, width: int, height: int, needed: bool) -> str:
         is_valid = mask.get("size") == [height, width] and "counts" in mask
         return "" if is_valid else f"RLE mask of size {_short(mask.get('size'))}, not {[height, width]}"
     if not mask:
-        return "empty polygon or no mask" if needed else ""
+        return "no mask" if needed else ""
     if not isinstance(mask, list):
         return f"segmentation {_short(mask)} is neither polygons nor RLE"
     for polygon in mask:
         if not _are_numbers(polygon):
             return f"polygon {_short(polygon)} is not a list of numbers"
         if needed and (len(polygon) < 6 or len(polygon) % 2):
-            return f"empty polygon (it has {len(polygon)} numbers, at least 6 needed)"
+            return f"polygon of {len(polygon)} numbers; it needs an even number, at least 6"
     return ""
 
 

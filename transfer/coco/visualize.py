@@ -34,15 +34,12 @@ def draw(
     output_dir: str | Path,
     *,
     count: int,
-    score_threshold: float = SCORE_THRESHOLD,
-) -> list[Path]:
+) -> None:
     """Draws ``count`` images spread evenly over a COCO data set: predictions on the left, ground truth on the right.
 
     Args:
-        predictions: in COCO's result format; those scoring below ``score_threshold`` are skipped, except the best one.
-
-    Returns:
-        The files written to ``output_dir``, `<image id>.jpg`.
+        predictions: in COCO's result format; those that score below SCORE_THRESHOLD are skipped, except the best one.
+        output_dir: gets `<image id>.jpg`.
 
     Raises:
         UserError: an image that cannot be read.
@@ -52,16 +49,11 @@ def draw(
     images = _sorted(content["images"])
     truth_of, predictions_on = _by_image(content["annotations"]), _by_image(predictions)
     count = min(count, len(images))
-    written = []
     for image in (images[i * len(images) // count] for i in range(count)):
         photo = _photo(image_dir, image)
-        columns = {
-            "predictions": _strong(predictions_on[image["id"]], score_threshold), "ground truth": truth_of[image["id"]]
-        }  # fmt: skip
+        columns = {"predictions": _strong(predictions_on[image["id"]]), "ground truth": truth_of[image["id"]]}
         row = _row(photo, max(1.0, _MIN_HEIGHT / photo.height), columns, categories)
-        written.append(Path(output_dir) / f"{str(image['id']).replace('/', '_')}.jpg")
-        atomic_write(written[-1], _encoded(row, "JPEG"))
-    return written
+        atomic_write(Path(output_dir, f"{str(image['id']).replace('/', '_')}.jpg"), _encoded(row, "JPEG"))
 
 
 def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -76,8 +68,6 @@ def compare(
     image_dir: str | Path,
     predictions: Mapping[str, Sequence[Mapping[str, Any]]],
     output: str | Path,
-    *,
-    score_threshold: float = SCORE_THRESHOLD,
 ) -> None:
     """Draws a PNG with one row per image: the ground truth, then each detector's predictions, in panels of one size.
 
@@ -95,7 +85,7 @@ def compare(
     for image in images:
         photo = _photo(image_dir, image)
         columns = {"ground truth": truth_of[image["id"]]}
-        columns |= {title: _strong(of[image["id"]], score_threshold) for title, of in predictions_of.items()}
+        columns |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
         rows.append(_row(photo, _CELL / max(photo.size), columns, categories, _CELL))
     atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
 
@@ -108,10 +98,10 @@ def _photo(folder: str | Path, image: Mapping[str, Any]) -> Image.Image:
     return open_upright(os.path.join(folder, image["file_name"])).convert("RGB")
 
 
-def _strong(records: Iterable[Mapping[str, Any]], threshold: float) -> list[Mapping[str, Any]]:
-    """The predictions on one image that score at least ``threshold``, and the best one in any case; best first."""
-    found = sorted(records, key=lambda record: -record["score"])
-    return [record for i, record in enumerate(found) if i == 0 or record["score"] >= threshold]
+def _strong(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The predictions on one image that score at least SCORE_THRESHOLD, and the best one in any case; best first."""
+    ranked = sorted(records, key=lambda record: -record["score"])
+    return [record for i, record in enumerate(ranked) if i == 0 or record["score"] >= SCORE_THRESHOLD]
 
 
 def _encoded(picture: torch.Tensor, kind: str) -> bytes:
@@ -160,7 +150,7 @@ def _panel(
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)
             bones = categories.get(item["category_id"], {}).get("skeleton") or ()
-            pairs = [(a - 1, b - 1) for a, b in bones]
+            pairs = [(a - 1, b - 1) for a, b in bones if max(a, b) <= points.shape[1]]
             centers, visible = (points[..., :2] + 0.5) * scale, points[..., 2] > 0
             panel = draw_keypoints(panel, centers, pairs, color, radius=3, width=2, visibility=visible)
     if items:

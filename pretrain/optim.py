@@ -1,4 +1,4 @@
-"""Optimizers by key: SGD (the recipes'), AdamW, LARS (timm's)."""
+"""Optimizers and their learning rate by key: SGD (the recipes'), AdamW, LARS (timm's)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
+from . import schedule
 from .common.sgd import fused_sgd
 
 
@@ -30,3 +31,15 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
 
     groups[0]["always_adapt"] = True  # without weight decay, too
     return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=solver.LARS_CLIP)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, solver: CfgNode, step: int, steps_per_epoch: int) -> float:
+    """Sets and returns the learning rate of a step."""
+    scale = solver.IMS_PER_BATCH / solver.REFERENCE_BATCH if solver.REFERENCE_BATCH else 1.0
+    lr = schedule.learning_rate(
+        step, steps_per_epoch, solver.EPOCHS, base_lr=solver.BASE_LR * scale, kind=solver.LR_SCHEDULE,
+        milestones=solver.STEPS, gamma=solver.GAMMA, warmup_epochs=solver.WARMUP_EPOCHS, per_step=solver.PER_STEP_LR,
+    )  # fmt: skip
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr

@@ -1,8 +1,5 @@
 """The pretraining stage, from config to run folder; it reads from top to bottom.
 
-    python -m pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml OUTPUT_DIR runs/jcl
-    torchrun --nproc-per-node 8 -m pretrain --config-file ...
-
 One process per device; the process group comes from the environment (torchrun, or tools/launch.py). Every random number
 is a function of (seed, epoch, image, view) or (seed, step), so a resumed run equals an uninterrupted one.
 """
@@ -10,16 +7,17 @@ is a function of (seed, epoch, image, view) or (seed, step), so a resumed run eq
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from . import schedule
-from .collapse import CollapseChecks
 from .common import checkpoint, distributed, interrupt
 from .common.errors import UserError
 from .common.files import sha256
@@ -30,17 +28,17 @@ from .common.stage import stage
 from .config import run_folder
 from .data import datasets, view_grid
 from .data.loader import Loader, build_loader
-from .data.recipes import RECIPES, Recipe
+from .data.recipes import RECIPES
 from .methods import METHODS
 from .model.objectives import build_objective
-from .optim import build_optimizer
+from .optim import build_optimizer, set_learning_rate
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, reduce_metrics
 from .state import digest, find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import Training, training_step
-from .watch import Watch
+from .watch import CollapseChecks, Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
@@ -96,7 +94,8 @@ def main(cfg: CfgNode) -> dict[str, Any]:
         if results:
             log.info(f"{output_dir} is complete; nothing to do")
             return results
-        _probe_if_missing(run, step)
+        if run.probe_due(step) and distributed.on_first_rank(lambda: not _is_probed(run, step)):
+            _probe(run, step)  # the run was stopped between a checkpoint and its kNN
         _train(run, step)
         return _finish(run)
 
@@ -106,7 +105,7 @@ def _train(run: _Run, first_step: int) -> None:
     cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
     batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
-        lr = _set_learning_rate(run.training.optimizer, cfg, step, run.steps_per_epoch)
+        lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.training, batch._replace(views_VNCHW=views_VNCHW), step)
         watch.step(loss, step, lr, batch.index_N)
@@ -137,8 +136,9 @@ def _open(
     """
     resumed = find_checkpoint(cfg, folder, log.warning)
     data = distributed.on_every_rank(lambda: _open_data(cfg))
+    recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, _recipes(cfg), device, size=size, batch_size=batch_size)
+    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=batch_size)
     if distributed.is_main():
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
@@ -160,7 +160,8 @@ def _open(
         )
 
     newest = resumed[0] if resumed else None
-    results = distributed.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, data))
+    picture = functools.partial(view_grid.draw, data, recipes[:_VIEWS_SHOWN], size, _IMAGES_SHOWN, cfg.SEED)
+    results = distributed.on_first_rank(lambda: _open_folder(cfg, folder, newest, step, step < total_steps, picture))
     metrics = distributed.on_every_rank(lambda: MetricsWriter(folder, step) if distributed.is_main() else None)
     if resumed:
         log.info(f"resumed from {resumed[0].name} at step {step} of {total_steps}")
@@ -176,13 +177,8 @@ def _open(
     return run, step, results
 
 
-def _recipes(cfg: CfgNode) -> list[Recipe]:
-    """The query's, then the keys'."""
-    return [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
-
-
 def _open_folder(
-    cfg: CfgNode, folder: Path, newest: Path | None, step: int, goes_on: bool, data: datasets.ImageData
+    cfg: CfgNode, folder: Path, newest: Path | None, step: int, goes_on: bool, picture: Callable[[], np.ndarray]
 ) -> dict[str, Any] | None:
     """Writes what a run folder has from its start; returns the results if the run is complete.
 
@@ -200,8 +196,7 @@ def _open_folder(
         for name in ("results.json", "metrics.json", "events.out.tfevents.*"):  # of a run without a checkpoint
             for path in folder.glob(name):
                 remove(path)
-        grid = view_grid.draw(data, _recipes(cfg)[:_VIEWS_SHOWN], cfg.VIEWS.IMAGE_SIZE, _IMAGES_SHOWN, cfg.SEED)
-        view_grid.write(folder / "views.png", grid)
+        view_grid.write(folder / "views.png", picture())
     write_environment(folder)
     return read_json(results_file) if not goes_on and results_file.is_file() else None
 
@@ -219,25 +214,12 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
     """Logs what is trained on, and warns of a queue in which the query's own image is often among the negatives."""
     classes = f" in {len(data.classes)} classes" if data.classes else ""
     log.info(f"{len(data):,} images{classes}: {steps_per_epoch:,} steps of {cfg.SOLVER.IMS_PER_BATCH} per epoch")
-    epochs_in_queue = cfg.MODEL.QUEUE_SIZE / len(data)
-    if METHODS[cfg.METHOD.NAME].kind == "queue" and epochs_in_queue > 0.5:
+    size = cfg.MODEL.QUEUE_SIZE
+    if METHODS[cfg.METHOD.NAME].kind == "queue" and 2 * size > len(data):
         log.warning(
-            f"MODEL.QUEUE_SIZE {cfg.MODEL.QUEUE_SIZE} holds the keys of {epochs_in_queue:.1f} epochs: "
-            "many queries find an earlier key of their own image among the negatives; lower it to at most half of the "
-            "images"
+            f"MODEL.QUEUE_SIZE {size} holds the keys of {size / len(data):.1f} epochs: many queries find an earlier "
+            "key of their own image among the negatives; lower it to at most half of the images"
         )
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
-    solver = cfg.SOLVER
-    scale = solver.IMS_PER_BATCH / solver.REFERENCE_BATCH if solver.REFERENCE_BATCH else 1.0
-    lr = schedule.learning_rate(
-        step, steps_per_epoch, solver.EPOCHS, base_lr=solver.BASE_LR * scale, kind=solver.LR_SCHEDULE,
-        milestones=solver.STEPS, gamma=solver.GAMMA, warmup_epochs=solver.WARMUP_EPOCHS, per_step=solver.PER_STEP_LR,
-    )  # fmt: skip
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
 
 
 def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
@@ -271,14 +253,8 @@ def _state(run: _Run, done: int) -> dict[str, Any]:
     return {**state, "images": run.images, "recipe_changes": run.recipe_changes}
 
 
-def _probe_if_missing(run: _Run, step: int) -> None:
-    """Runs the kNN of the checkpoint that is resumed, if the run was stopped between that checkpoint and its kNN."""
-
-    def missing() -> bool:
-        return run.metrics is not None and not run.metrics.holds(step - 1, "knn_top1")
-
-    if run.probe_due(step) and distributed.on_first_rank(missing):
-        _probe(run, step)
+def _is_probed(run: _Run, done: int) -> bool:
+    return run.metrics is not None and run.metrics.holds(done - 1, "knn_top1")
 
 
 def _probe(run: _Run, done: int) -> None:
@@ -307,7 +283,7 @@ def _finish(run: _Run) -> dict[str, Any]:
 
     def write() -> dict[str, Any]:
         assert metrics is not None
-        if score and not metrics.holds(steps - 1, "knn_top1"):  # a run killed after this line has it
+        if score and not _is_probed(run, steps):  # a run killed after this line has it
             metrics.write(steps - 1, results["metrics"])
             run.log.info(f"kNN top-1 {score['top1']:.2f} ({knn.describe(cfg, score)})")
         metrics.close()

@@ -1,8 +1,13 @@
-"""What the host must know about every step, read one step later so that it never waits for the device."""
+"""What may go wrong in a run: a loss that is not finite, skipped fp16 steps, a collapse, a shortcut, a loss that jumps.
+
+What the host must know about every step is read one step later, so that it never waits for the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import collections
+import statistics
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +16,21 @@ from .common import distributed
 from .common.copies import AsyncHostCopy
 from .common.errors import UserError
 from .common.skipped_steps import SkippedSteps
+
+_COLLAPSED = 0.05  # feature spread; healthy runs log 0.6 to 1.0
+_SOLVED = 99.5  # queue accuracy, percent
+_IN_A_ROW = 3  # a line holds the numbers of one step, and one step may be an exception
+_LOSSES = 20  # a jump is measured against so many lines
+
+CAUSES = {
+    "feature_spread": "the features collapse: every image gets nearly the same one. Usual causes: a learning rate "
+    "that is too high (SOLVER.BASE_LR), a METHOD.KEY_TEMPERATURE near METHOD.TEMPERATURE, images that hardly differ",
+    "queue_accuracy": "the query finds its key almost always, so it hardly learns any more. Usual causes: query and "
+    "keys share batch statistics (MODEL.BN_GROUPS 1), views that hardly differ (views.png shows them), a small "
+    "MODEL.QUEUE_SIZE",
+    "loss": "Usual causes: a learning rate that is too high (SOLVER.BASE_LR), a warm-up that is too short "
+    "(SOLVER.WARMUP_EPOCHS), damaged images",
+}
 
 
 class Watch:
@@ -69,3 +89,39 @@ class Watch:
                 "SOLVER.BASE_LR, raise SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
             )
         self.skipped.see(next_scale, step + 1)
+
+
+class CollapseChecks:
+    """Reads the logged numbers of a run; collapse and shortcut are reported once, a jump of the loss each time."""
+
+    def __init__(self) -> None:
+        self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
+        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
+
+    def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
+        """Lines for the log, one for each sign.
+
+        Args:
+            epoch: epochs completed; in the first one the features of a random network are alike, and the queue fills.
+            values: of one log line: ``loss``, and what the method reports of ``feature_spread`` (1: spread evenly, 0:
+                collapsed) and ``queue_accuracy`` (percent).
+        """
+        lines = []
+        bad = {"feature_spread": values.get("feature_spread", 1) < _COLLAPSED,
+               "queue_accuracy": values.get("queue_accuracy", 0) > _SOLVED}  # fmt: skip
+        for name, seen in self._in_a_row.items():
+            if seen < _IN_A_ROW:
+                self._in_a_row[name] = seen + 1 if bad[name] and epoch >= 1 else 0
+                if self._in_a_row[name] == _IN_A_ROW:
+                    lines.append(f"step {step}: {name} is {values[name]:.3g}: {CAUSES[name]}")
+        loss = values["loss"]
+        if len(self._losses) == _LOSSES:
+            mean, deviation = statistics.fmean(self._losses), statistics.stdev(self._losses)
+            if loss > mean + max(6 * deviation, 0.3 * abs(mean)):
+                lines.append(
+                    f"step {step}: the loss jumped to {loss:.4g}, from {mean:.4g} on average of {_LOSSES} lines. "
+                    + CAUSES["loss"]
+                )
+                self._losses.clear()
+        self._losses.append(loss)
+        return lines

@@ -29,42 +29,47 @@ Method = Callable[..., methods.Objective]  # (tensors, step=...) -> the loss wit
 
 
 @dataclass(frozen=True)
-class InBatchObjective:
-    """Every view against the other views of the global batch: one encoder, no queue.
+class _Objective:
+    """What both kinds have.
 
     Attributes:
-        model: a module with ``encoder_q`` alone.
-        query_forward: ``encoder_q``, or its DistributedDataParallel.
+        encoder: the one that is trained.
+        query_forward: ``encoder``, or its DistributedDataParallel.
         embed: (encoder, images) -> unit embeddings.
-        method: (anchors_AD, candidates_BD, labels_A, labels_B, self_index_A, step=...) -> the method's loss.
+        method: (tensors of the kind, step=...) -> the method's loss.
         batch_size: N.
         micro_batches: of this rank's batch.
-        bn_groups: parts of the global batch with their own BN statistics; runs with equal results agree on it.
-        supervised: all images of one class are positives, not only the views of one image.
+        bn_groups: parts of the global batch that have BN statistics of their own; runs with equal results agree on it.
     """
 
-    model: nn.ModuleDict
+    encoder: ResNet
     query_forward: nn.Module
     embed: Embed
     method: Method
     batch_size: int
     micro_batches: Sequence[MicroBatch]
     bn_groups: int
-    supervised: bool
-
-    @property
-    def encoder(self) -> ResNet:
-        return cast(ResNet, self.model["encoder_q"])
 
 
 @dataclass(frozen=True)
-class QueueObjective:
+class InBatchObjective(_Objective):
+    """Every view against the other views of the global batch: one encoder, no queue.
+
+    Attributes:
+        model: a module with ``encoder_q`` alone.
+        supervised: all images of one class are positives, not only the views of one image.
+    """
+
+    model: nn.ModuleDict
+    supervised: bool
+
+
+@dataclass(frozen=True)
+class QueueObjective(_Objective):
     """A query against keys of the momentum encoder and a queue of negatives.
 
     Attributes:
         model: both encoders and the queue.
-        query_forward, embed, batch_size, micro_batches, bn_groups: as in `InBatchObjective`.
-        method: (q_ND, keys_MND, queue_DK, step=...) -> the method's loss.
         momentum: step -> momentum of the key encoder.
         dense_weight: step -> w of `with_dense`.
         ema_first: update the key encoder before the keys are encoded (MoCo), not after the step (SCE).
@@ -72,20 +77,10 @@ class QueueObjective:
     """
 
     model: SiameseEncoder
-    query_forward: nn.Module
-    embed: Embed
-    method: Method
-    batch_size: int
-    micro_batches: Sequence[MicroBatch]
-    bn_groups: int
     momentum: Callable[[int], float]
     dense_weight: Callable[[int], float]
     ema_first: bool
     seed: int
-
-    @property
-    def encoder(self) -> ResNet:
-        return cast(ResNet, self.model.encoder_q)
 
     def encode_keys(self, images_MnCHW: Tensor, step: int) -> Embeddings:
         """The keys (M, n, D) of this rank's images, by `SiameseEncoder.encode_keys` with the step's shuffle."""
@@ -147,8 +142,8 @@ def build_objective(
         return cfg.METHOD.DENSE_WEIGHT if step >= cfg.METHOD.DENSE_WARMUP_STEPS else 0.0
 
     shared: dict[str, Any] = {
-        "query_forward": distributed.data_parallel(encoder, device), "embed": bound_embed, "method": bound_method,
-        "batch_size": total, "micro_batches": micro_batches(groups, cfg.SOLVER.ACCUMULATE),
+        "encoder": encoder, "query_forward": distributed.data_parallel(encoder, device), "embed": bound_embed,
+        "method": bound_method, "batch_size": total, "micro_batches": micro_batches(groups, cfg.SOLVER.ACCUMULATE),
         "bn_groups": 1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size(),
     }  # fmt: skip
     if isinstance(model, SiameseEncoder):

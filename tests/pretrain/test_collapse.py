@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.collapse import CAUSES, CollapseChecks
 from pretrain.methods import METHODS
+from pretrain.watch import CAUSES, CollapseChecks
 from tests.pretrain.runs import lines, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")

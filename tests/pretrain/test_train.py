@@ -19,6 +19,7 @@ from pretrain.config import load_config
 from pretrain.data import datasets
 from pretrain.data.loader import build_loader
 from pretrain.data.recipes import RECIPES
+from pretrain.optim import set_learning_rate
 from tests.pretrain.ranks import start
 from tests.pretrain.runs import STEPS_PER_EPOCH, assert_same_end, lines, overrides, run
 
@@ -169,5 +170,5 @@ def test_the_learning_rate_follows_the_batch_where_a_recipe_says_so():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     for batch, reference, lr in (("64", "256", 0.0075), ("512", "256", 0.06), ("512", "0", 0.03)):
         cfg = load_config(None, ["SOLVER.IMS_PER_BATCH", batch, "SOLVER.REFERENCE_BATCH", reference])
-        assert train._set_learning_rate(optimizer, cfg, 0, 10) == pytest.approx(lr)
+        assert set_learning_rate(optimizer, cfg.SOLVER, 0, 10) == pytest.approx(lr)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)

@@ -148,8 +148,8 @@ def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
 
     source = Path(source)
     if os.path.isdir(source):
-        if found := checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle):
-            return found[0]
+        if newest := checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle):
+            return newest[0]
         if stage_of(source) == "transfer":
             raise UserError(
                 f"{source} is a detector's run folder, but holds no checkpoint (model_*.pth); resume its training, or "
@@ -175,11 +175,11 @@ def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, A
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
         fits |= {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-    own = backbone.provenance
+    source = backbone.provenance
     if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
-        own = {key: own[key] for key in ("source", "source_sha256", "arch", "stem")}
-        own["earlier_source"] = known.get("source")
-    return {**fits, **known, **own}
+        source = {key: source[key] for key in ("source", "source_sha256", "arch", "stem")}
+        source["earlier_source"] = known.get("source")
+    return {**fits, **known, **source}
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

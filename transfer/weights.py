@@ -167,7 +167,7 @@ def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> 
 
 
 def load_weights(
-    own_state: Callable[[], Mapping[str, Tensor]],
+    model_state: Callable[[], Mapping[str, Tensor]],
     weights: Weights,
     *,
     require_heads: bool = False,
@@ -176,7 +176,7 @@ def load_weights(
     """Copies ``weights`` into a detector.
 
     Args:
-        own_state: gives the detector's tensors under Detectron2's names, sharing its storage (as ``state_dict`` does).
+        model_state: returns the detector's tensors under Detectron2's names, in its storage (as ``state_dict`` does).
         require_heads: the heads must load too (to resume, or for evaluation only).
         log: called with one line that says what was loaded and which heads stay random.
 
@@ -187,36 +187,36 @@ def load_weights(
         UserError: a tensor of the stem or res2-res5 (with ``require_heads``, any tensor) is missing, has no place in
             the detector or has another shape; nothing was written.
     """
-    own = from_c4(own_state())
+    target = from_c4(model_state())
     if not weights.path:
         if require_heads:
             raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
-        return [name for name in own if not name.endswith(COUNTER)]
+        return [name for name in target if not name.endswith(COUNTER)]
     state, path = weights.state, weights.path
     required = "" if require_heads else PREFIX
     backbone_remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
     remedy = "use the config it was trained with" if require_heads else backbone_remedy
-    ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's own values, not persistent in the torchvision engine
+    ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's values, not persistent in the torchvision engine
     # Model-zoo files hold the anchors, which follow from the config, too.
     state = {name: tensor for name, tensor in state.items() if "anchor_generator.cell_anchors" not in name}
-    missing = [n for n in own if n not in state and n.startswith(required) and not n.endswith(ignored)]
+    missing = [n for n in target if n not in state and n.startswith(required) and not n.endswith(ignored)]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
         raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
     if missing:
         raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
-    if extra := [n for n in state if n not in own and n.startswith(required) and not n.endswith(ignored)]:
+    if extra := [n for n in state if n not in target and n.startswith(required) and not n.endswith(ignored)]:
         raise UserError(f"{path} holds {shortlist(extra)}, which this detector does not have; {remedy}")
-    shared = [name for name in own if name in state and not name.endswith(("pixel_mean", "pixel_std"))]
-    copied = [name for name in shared if own[name].shape == state[name].shape]
+    shared = [name for name in target if name in state and not name.endswith(("pixel_mean", "pixel_std"))]
+    copied = [name for name in shared if target[name].shape == state[name].shape]
     if name := next((name for name in shared if name not in copied and name.startswith(required)), ""):
-        needed, found = tuple(own[name].shape), tuple(state[name].shape)
-        turned = " (transposed?)" if sorted(needed) == sorted(found) else ""
-        raise UserError(f"{path}: {name} has shape {found}, the detector needs {needed}{turned}; {remedy}")
+        needed, shape = tuple(target[name].shape), tuple(state[name].shape)
+        turned = " (transposed?)" if sorted(needed) == sorted(shape) else ""
+        raise UserError(f"{path}: {name} has shape {shape}, the detector needs {needed}{turned}; {remedy}")
     with torch.no_grad():
         for name in copied:
-            own[name].copy_(state[name])
-    random = [name for name in own if name not in copied and not name.endswith(ignored)]
+            target[name].copy_(state[name])
+    random = [name for name in target if name not in copied and not name.endswith(ignored)]
     parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in random})
     log(f"loaded {len(copied)} tensors from {path}; random: {', '.join(parts) or 'nothing'}")
     return random

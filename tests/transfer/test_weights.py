@@ -134,7 +134,6 @@ def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights) -> Non
     [
         ("runs/jcl", "weights/jcl.pth"),
         ("runs/jcl/checkpoint_final.pth", "weights/jcl.pth"),
-        ("moco_v2_200ep_pretrain.pth.tar", "weights/moco_v2_200ep_pretrain.pth"),
         ("weights/jcl.pth", "weights/jcl_d2.pth"),
     ],
 )

@@ -78,7 +78,7 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the tables when they are asked for: command lines import this package before they need them."""
+    """Imports the tables on first use: command lines import this package before they need them."""
     if name == "METHODS":
         from .methods import METHODS
 

@@ -53,7 +53,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time of the block out of the rates: it is no step, and says nothing about later ones."""
+        """Excludes the time of the block from the rates, because it is not a step."""
         began = time.perf_counter()
         try:
             yield

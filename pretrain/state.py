@@ -49,7 +49,7 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
     """Restores what `to_checkpoint` returned; returns the step to continue from.
 
     Args:
-        log: takes a line for the log.
+        log: called with a line for the log.
 
     Raises:
         UserError: the checkpoint is incomplete, of another model, or holds weights that are not finite.

@@ -60,7 +60,7 @@ def _build(source: str, cache: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    """Runs a command, which says itself what went wrong."""
+    """Runs a command, whose own output says what went wrong."""
     if status := subprocess.run(command).returncode:
         raise UserError(
             f"{' '.join(command)} ended with status {status} (above); on a machine without internet, copy a git "

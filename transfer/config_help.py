@@ -1,4 +1,4 @@
-"""What --help-keys says about Detectron2's keys: default, values that both engines take, and meaning.
+"""What --help-keys says about Detectron2's keys: default, values that both engines accept, and meaning.
 
 Meanings are those of this project's own keys and of what decides the training; detectron2/config/defaults.py has the
 others.

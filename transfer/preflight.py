@@ -1,6 +1,6 @@
 """What fine-tuning refuses before it imports torch or starts a job: used folders, missing data, wrong weights.
 
-Only what names a module of the user's, or a data set of Detectron2's catalog, is looked up in imported modules.
+Only names from a user's module or from Detectron2's catalog are looked up in imported modules.
 """
 
 from __future__ import annotations

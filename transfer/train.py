@@ -286,7 +286,7 @@ def _precise_bn(state: State, iteration: int) -> None:
 
 
 def _settle_frozen_bn(state: State, count: int) -> None:
-    """Takes the statistics of the frozen norms from the first batches of the training."""
+    """Sets the statistics of the frozen norms from the first batches of the training."""
     model, engine = state.model, state.engine
     frozen_bn.settle(
         model,

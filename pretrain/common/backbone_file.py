@@ -61,7 +61,7 @@ class BackboneFile:
 
 
 def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
-    """Reads the backbone out of ``path`` (a run folder's newest checkpoint, or a file); see `extract_backbone`.
+    """Reads the backbone from ``path`` (a run folder's newest checkpoint, or a file); see `extract_backbone`.
 
     Raises:
         UserError: a file that is missing, damaged or changed since its conversion, or what `extract_backbone` refuses.

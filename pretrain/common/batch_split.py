@@ -26,7 +26,7 @@ def local_bn_groups(
         total: images of the global batch.
         wanted: parts of the global batch; 0: one per process and share of ``accumulate``; 1: one, by SyncBN.
         has_keys: queries and keys must not share statistics. A single process then has several parts by default.
-        log: takes a line for the log.
+        log: called with a line for the log.
         accumulate: shares of the rank's batch that go through the encoders by themselves; each has whole parts.
 
     Raises:

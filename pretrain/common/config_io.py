@@ -128,7 +128,7 @@ def _mismatch(error: BaseException, cfg: CfgNode) -> tuple[str, str] | None:
 
 
 def _widen(loaded: dict[str, Any], cfg: CfgNode) -> None:
-    """Turns whole numbers into fractions where the key takes one: ``BASE_LR: 30`` is 30.0 (yacs would refuse it)."""
+    """Turns whole numbers into fractions where the key needs one: ``BASE_LR: 30`` is 30.0 (yacs would refuse it)."""
     for key, value in loaded.items():
         current = cfg.get(key)
         if isinstance(value, dict) and isinstance(current, dict):
@@ -148,7 +148,7 @@ def _check_keys(cfg: CfgNode, keys: Iterable[str], where: str = "") -> None:
 
 
 def _refuse_none(key: str, value: Any, before: Any, where: str = "") -> None:
-    """yacs takes None for a value of any type."""
+    """yacs accepts None for a key of any type."""
     if value is None and before is not None:
         raise UserError(f"{key}{where} must be {kind(before)}, not None")
 

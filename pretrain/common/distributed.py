@@ -65,7 +65,7 @@ def barrier() -> None:
 def in_turns() -> Iterator[None]:
     """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks.
 
-    The block may take a day, longer than any other collective may: it may be a download.
+    The block may be a download that takes a day, longer than any collective may take.
     """
     group: Any = dist.new_group(backend="gloo") if world_size() > 1 else None  # nccl has no such time-out
 

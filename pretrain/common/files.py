@@ -41,7 +41,7 @@ def check_name(path: str, option: str) -> None:
 
 
 def empty_or_text(path: Path) -> str:
-    """What a file is that is empty or holds text, such as an error page or a Git LFS pointer; else an empty string."""
+    """Describes a file that is empty or holds text, such as an error page or a Git LFS pointer; or ""."""
     with open(path, "rb") as file:
         start = file.read(512)
     if not start:

@@ -135,7 +135,7 @@ def make_folder(path: str | Path) -> None:
     """Makes a folder and its parents.
 
     Raises:
-        UserError: the disk is read-only, or a file stands in the way.
+        UserError: the disk is read-only, or a file is in the way.
     """
     try:
         Path(path).mkdir(parents=True, exist_ok=True)

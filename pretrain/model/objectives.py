@@ -94,7 +94,7 @@ def build_objective(
     """The objective of METHOD.NAME, with initial weights and queue that are the same on every rank.
 
     Args:
-        log: takes a line for the log.
+        log: called with a line for the log.
         read_weights: start from MODEL.WEIGHTS; a resumed run no longer needs that file.
     """
     torch.manual_seed(cfg.SEED)

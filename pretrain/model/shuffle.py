@@ -12,7 +12,7 @@ from ..common.distributed import rank, world_size
 
 
 class ExchangePlan:
-    """Moves rows between ranks by a permutation that every rank knows, and moves results back.
+    """Moves rows between ranks by a permutation that every rank knows, and moves the results back.
 
     The M x N global rows are numbered m N + i. Rank r holds rows (m, i) of its slice of the N images, m-major; after
     `scatter` it holds the rows ``order[M start:M stop]``, M positions for each image of its slice. Only rows that

@@ -95,7 +95,7 @@ def _train(
     """Trains from ``state`` (None: from the start) to the end; returns every head's scores.
 
     Args:
-        about: what every checkpoint says of the work that it belongs to.
+        about: what every checkpoint records about the work it belongs to.
     """
     settings, device = run.cfg.LINEAR, run.device
     heads = Heads(feature_dim(backbone), len(data.train.classes), settings).to(device)

@@ -221,7 +221,7 @@ def rank_environment(
 
 
 def _has_ended(env: Any) -> bool:
-    """Did this SIGTERM end the job (cancelled, ended by the site), or is it a preemption with time for a checkpoint?
+    """Whether this SIGTERM ends the job (cancelled, ended by the site), or is a preemption with time for a checkpoint.
 
     Only rank 0 decides: another rank that exits first would end the step, and rank 0 with it.
     """

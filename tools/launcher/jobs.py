@@ -25,7 +25,7 @@ from .records import attempts, launch_files, read_launch
 def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of each job: PENDING (and in parentheses why), RUNNING, SLURM's name for how it ended, ENDED, or UNKNOWN.
 
-    ENDED: only the run folder tells more. UNKNOWN: a scheduler that does not answer, or another machine's process: it
+    ENDED: only the run folder has details. UNKNOWN: a scheduler that does not answer, or another machine's process: it
     may be running. SLURM is asked once for all jobs.
     """
     known = slurm.states([(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"])

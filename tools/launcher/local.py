@@ -118,7 +118,7 @@ def log_paths(logs: Path, rank: int) -> list[Path]:
 
 
 class Tail:
-    """Copies what is new in a job's files to this process's output, without submitit's own lines.
+    """Copies new lines of a job's files to this process's output, without submitit's own lines.
 
     Args:
         prefix: before every line.
@@ -142,7 +142,7 @@ class Tail:
 
 
 def _shown(line: str) -> str:
-    """A line without what would move the cursor, retitle the window and the like; colors stay."""
+    """A line without control sequences that move the cursor or retitle the window; colors remain."""
     return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
 
 

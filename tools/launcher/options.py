@@ -130,7 +130,7 @@ class Options:
         }  # fmt: skip
 
     def fitting(self, spec: StageSpec) -> Options:
-        """What a stage gets: a single process one task, and a GPU if it uses one."""
+        """The resources of a stage: one task for a single process, and a GPU if it uses one."""
         options = self
         if options.cluster == "slurm" and options.cpus_per_task is None:
             options = replace(options, cpus_per_task=spec.workers + 1)
@@ -259,7 +259,7 @@ def _check(options: Options) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs a local job may use, as CUDA_VISIBLE_DEVICES wants them; found without importing torch here."""
+    """Names of the GPUs a local job may use, in the form of CUDA_VISIBLE_DEVICES; torch is not imported here."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(index) for index in range(_device_count())]

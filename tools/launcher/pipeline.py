@@ -270,7 +270,7 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
 
 
 def split_words(value: str | Sequence[Any]) -> list[str]:
-    """Words of a command line: a list, or one string as a shell would split it."""
+    """Words of a command line: a list, or one string, split as a shell would."""
     try:
         return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
     except ValueError as error:

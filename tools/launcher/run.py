@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 @dataclass
 class _Running:
-    """A stage that was started, its output that is still to be shown, and the GPUs it has."""
+    """A stage that was started, its output that has not been shown yet, and the GPUs it has."""
 
     node: Node
     job: LocalJob
@@ -107,7 +107,7 @@ class LocalRun:
             running.job.ask_to_stop() if len(self._signals) == 1 else running.job.kill()
 
     def _ready(self) -> list[Node]:
-        """The stages that can start now; those that are complete or end with a failed one are taken off the list."""
+        """The stages that can start now; removes complete stages, and those that a failed one ends, from the list."""
         ready: list[Node] = []
         free, places = len(self._free_gpus), self._options.parallel or 1
         for node in list(self._waiting.values()):

@@ -38,13 +38,13 @@ def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def has_ended(job_id: str) -> bool:
-    """Asked inside the job: whether SLURM ends it for good. Uses scontrol, which a requeue needs, too."""
+    """Called inside the job: whether SLURM ends it for good. Uses scontrol, which a requeue needs, too."""
     found = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
     return found is not None and found[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
 def cancel(job_id: str, now: bool) -> None:
-    """Raises UserError where scancel refuses, is missing or does not answer."""
+    """Raises UserError if scancel fails, is missing or does not answer."""
     command = ["scancel", *(["--signal=KILL"] if now else []), job_id]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
@@ -54,7 +54,7 @@ def cancel(job_id: str, now: bool) -> None:
 
 
 def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
-    """States by id and name; None where the program is missing, does not answer, fails by itself, or talks nonsense."""
+    """States by id and name; None where the program is missing, does not answer, fails, or returns garbage."""
     text = _run(command)
     if text is None:
         return None

@@ -115,7 +115,7 @@ class StageSpec:
         return hashlib.sha256(json.dumps(self.work, sort_keys=True).encode()).hexdigest()[:16]
 
     def changes(self, then: dict[str, Any]) -> str:
-        """How this work differs from an earlier one that it may go on with: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
+        """How this work differs from an earlier one that it may continue: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
 
         Keys that a resumed stage may change, and those of stages that compare their own config, are not named.
         """
@@ -189,7 +189,7 @@ class StageSpec:
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")
 
     def has_checkpoint(self) -> bool:
-        """True if the stage would go on from one."""
+        """True if the stage would resume from a checkpoint."""
         return any(any(Path(self.folder).glob(pattern)) for pattern in ("checkpoint_*.pth", "model_*.pth"))
 
     def _changed_keys(self) -> list[tuple[str, Any]]:

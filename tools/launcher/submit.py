@@ -32,7 +32,7 @@ def submit(
     """Submits one job to SLURM, or an array where there are several specs; returns submitit's jobs.
 
     Args:
-        dependency: as sbatch takes it, ``afterok:12:13``.
+        dependency: in sbatch's form, ``afterok:12:13``.
         code: the copy of the code that the jobs import (`snapshot`); None: their own copy, next to their logs.
 
     Raises:

@@ -110,7 +110,7 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
 
 
 def _plan(path: Path) -> Plan:
-    """The pipeline or sweep of a record, wherever its folder is now."""
+    """The pipeline or sweep of a record, even if its folder was moved."""
     stages: dict[Path, str] = {}
     not_done: list[str] = []
     for stage in read_json(path)["stages"]:

@@ -67,14 +67,14 @@ def _shares_of(members: Sequence[tuple[float, str, Detection]]) -> Iterable[Tabl
 
 
 def _identity(run: Detection) -> str:
-    """What two runs share that began alike but for the seed."""
+    """What runs that differ only in their seed have in common."""
     origin = run.origin
     config = {key: value for key, value in origin.config.items() if key not in ("SEED", "OUTPUT_DIR")}
     return repr((origin.method or origin.source, origin.data, origin.epochs, origin.altered, sorted(config.items())))
 
 
 def _starts(runs: Sequence[Detection]) -> dict[str, str]:
-    """Identity -> the initialization in words; those that would read alike are numbered."""
+    """Identity -> the initialization in words; those with the same text are numbered."""
     names: dict[str, str] = {}
     for run in runs:
         origin = run.origin

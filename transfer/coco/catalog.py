@@ -1,4 +1,4 @@
-"""Data sets by their names in Detectron2's DatasetCatalog: its own, and those that a module of the user's registers.
+"""Data sets by their names in Detectron2's DatasetCatalog: built-in ones, and those that a user's module registers.
 
 The Detectron2 engine trains on the records that they return. It evaluates by the ``evaluator_type`` of their metadata:
 coco, against their ``json_file`` if they have one, and else against their own records; or one of `OTHER_EVALUATORS`.

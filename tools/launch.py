@@ -84,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
-    sub.add_argument("--follow", "-f", action="store_true", help="show it again until nothing is pending or running")
     sub.add_argument("--json", action="store_true", help="print all that is known as JSON")
     sub = _command(commands, "logs", "shows the output of a job")
     sub.add_argument("folder")

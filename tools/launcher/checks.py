@@ -118,11 +118,7 @@ def _world_size(spec: StageSpec, options: Options) -> int:
 
 
 def check_may_continue(spec: StageSpec, options: Options) -> None:
-    """Checks that the run folder holds no checkpoint and no results, or those of the same work.
-
-    Raises:
-        UserError: it belongs to another stage, or to work of another config, other arguments or other weights.
-    """
+    """Checks that the run folder holds no checkpoint and no results, or those of the same work."""
     folder = Path(spec.folder)
     check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():

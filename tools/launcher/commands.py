@@ -19,7 +19,7 @@ from .options import Options, from_arguments, from_record
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
 from .spec import StageSpec
-from .status import follow, print_status
+from .status import print_status
 
 
 def stage(args: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> None:
-    (follow if args.follow else print_status)(Path(args.folder), args.json)
+    print_status(Path(args.folder), args.json)
 
 
 def logs(args: argparse.Namespace) -> None:
@@ -98,11 +98,7 @@ def cancel(args: argparse.Namespace) -> None:
 
 
 def resume(args: argparse.Namespace) -> int:
-    """Starts again from the folder's record.
-
-    Raises:
-        UserError: nothing was started there, the record is damaged or another user's, or it does not name a stage.
-    """
+    """Starts again from the folder's record."""
     records = [Path(args.folder) / "launch" / f"{kind}.json" for kind in ("pipeline", "sweep", "launch")]
     path = next((path for path in records if path.exists()), None)
     if path is None:

@@ -6,8 +6,6 @@ Complete stages stay, missing ones run, and a failure ends only its own branch.
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import shlex
 import shutil
 import sys
@@ -50,9 +48,6 @@ class Graph:
         report: runs after everything else, failed or not; None for a single stage.
         file: the YAML file that describes it, absolute, for the report.
         facts: whatever the report needs in addition to the stages.
-
-    Raises:
-        UserError: two stages would share a folder.
     """
 
     kind: str
@@ -93,32 +88,26 @@ class Graph:
 
     @classmethod
     def from_record(cls, path: Path) -> Graph:
-        """The graph of a launch.json, or that `remember` wrote to ``path``, whose folder may have been moved since.
-
-        Raises:
-            UserError: the record is damaged, or names something else than a stage; a single stage's folder was moved.
-        """
-        record, folder = read_json(path), path.absolute().parents[1]
-        if path.stem == "launch":
-            spec = StageSpec.from_json(record.get("spec"))
-            spec.check_entry()
-            if Path(spec.folder).resolve() != folder.resolve():
-                raise UserError(f"{folder} was at {spec.folder} when its stage started; rerun the stage's own command")
-            return single(spec)
+        """The graph of a launch.json, or that `remember` wrote to ``path``."""
+        record = read_json(path)
         try:
-            then, now = (json.dumps(str(place))[1:-1] for place in (record["output"], folder))
-            moved = re.sub(rf'(?<![\w/.-]){re.escape(then)}(?=[/":\\\s])', lambda _: now, json.dumps(record))
-            record = json.loads(moved)
-            nodes = [
-                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
-                for stage in record["stages"]
-            ]
-            report, facts = StageSpec.from_json(record["report"]), {key: record[key] for key in record["facts"]}
+            listed = record["stages"] if "stages" in record else [{"key": record["spec"]["stage"], **record}]
+            nodes = tuple(
+                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage.get("parents", ())))
+                for stage in listed
+            )
+            report = StageSpec.from_json(record["report"]) if "report" in record else None
+            graph = cls(
+                "stage" if report is None else path.stem, record["output"] if report else nodes[0].spec.folder, nodes,
+                report, record.get("file", ""), {key: record[key] for key in record.get("facts", ())},
+            )  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} does not hold a {path.stem} ({error}); run its own command again") from error
-        for spec in (*(node.spec for node in nodes), report):
+            raise UserError(f"{path} records no stages ({error}); run its own command again") from error
+        for spec in (*(node.spec for node in nodes), *([report] if report else [])):
             spec.check_entry()
-        return cls(path.stem, str(folder), tuple(nodes), report, str(record.get("file", "")), facts)
+        if (folder := path.absolute().parents[1]).resolve() != Path(graph.output).resolve():
+            raise UserError(f"{folder} was at {graph.output} when it was started; run its own command again")
+        return graph
 
 
 def single(spec: StageSpec) -> Graph:

@@ -38,11 +38,7 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
-    """Two jobs in one run folder would overwrite each other.
-
-    Raises:
-        UserError: the ``folder``'s last job is pending or running, or its state cannot be found out.
-    """
+    """Two jobs in one run folder would overwrite each other."""
     state, place = state.split()[0], shlex.quote(str(folder))
     if state in ("PENDING", "RUNNING"):
         raise UserError(
@@ -129,11 +125,7 @@ def _elsewhere(what: str, folder: Path) -> str:
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
-    """The newest job's output of a rank; with ``follow`` until the job ends.
-
-    Raises:
-        UserError: no such rank, or nothing written yet and not following.
-    """
+    """The newest job's output of a rank; with ``follow`` until the job ends."""
     files = launch_files(folder, required=not (folder / "log.txt").is_file())
     if files[:1] != [folder / "launch" / "launch.json"] and (folder / "log.txt").is_file():
         raise UserError(f"{folder} was not started by this command; its output is in {folder / 'log.txt'}")

@@ -36,9 +36,6 @@ class LocalJob:
     Args:
         options: the stage's own (`Options.fitting`).
         gpus: names of its GPUs; None: CUDA_VISIBLE_DEVICES stays as it is, unless --gpus asked for a number.
-
-    Raises:
-        UserError: the run folder cannot be written.
     """
 
     def __init__(self, spec: StageSpec, options: Options, gpus: Sequence[str] | None = None) -> None:

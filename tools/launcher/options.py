@@ -159,11 +159,7 @@ def from_arguments(args: argparse.Namespace) -> Options:
 
 
 def from_record(record: dict[str, Any], path: Path) -> Options:
-    """The options of an earlier start, as launch.json and pipeline.json hold them, checked like new ones.
-
-    Raises:
-        UserError: the record at ``path`` holds none, or they do not fit this machine.
-    """
+    """The options of an earlier start, as launch.json and pipeline.json hold them, checked like new ones."""
     try:
         return resolve(dict(record["options"]))
     except UserError:
@@ -173,11 +169,7 @@ def from_record(record: dict[str, Any], path: Path) -> Options:
 
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
-    """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only.
-
-    Raises:
-        UserError: unknown key in the file, a value that cannot work.
-    """
+    """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only."""
     default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pretrain-to-transfer/cluster.yaml"
     path = Path(cluster_file) if cluster_file else default
     if cluster_file and not path.is_file():

@@ -21,11 +21,7 @@ Row = dict[str, str]
 
 
 def write_pipeline(table: str, word: str, folder: Path) -> Path:
-    """Writes ``<folder>/<table>.yaml``, the pipeline of the rows of ``table`` that hold ``word`` anywhere.
-
-    Raises:
-        UserError: no such file, it is no such table, or no row with a recipe holds ``word``.
-    """
+    """Writes ``<folder>/<table>.yaml``, the pipeline of the rows of ``table`` that hold ``word`` anywhere."""
     _, rows = papers.read(existing_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is no table of results; name a CSV file with the columns of those in configs/papers")

@@ -59,9 +59,6 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
     Args:
         output: instead of the file's OUTPUT_DIR.
         engine: instead of the file's ENGINE.
-
-    Raises:
-        UserError: unknown key, missing file, a value of the wrong kind, a branch without weights.
     """
     plan = read_plan(path, DEFAULTS)
     if engine and not plan["TRANSFER"]:
@@ -89,11 +86,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
 
 
 def _vary(plan: dict[str, Any], folder: Path, path: str) -> dict[str, Any]:
-    """Gives ``plan`` a branch per setting; returns what the report needs.
-
-    Raises:
-        UserError: no recipe, no settings, a grid of more than two keys.
-    """
+    """Gives ``plan`` a branch per setting; returns what the report needs."""
     if not plan["PRETRAIN"] or plan["BRANCHES"]:
         raise UserError(f"{path} needs PRETRAIN, the recipe that its settings vary, and no BRANCHES")
     plan["SEEDS"], plan["BRANCHES"] = plan["SEEDS"] or [0], {}
@@ -187,11 +180,7 @@ def _data_sets(given: Any, path: str) -> dict[str, list[str]]:
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """A YAML mapping with the keys of ``defaults`` and values of their kinds.
-
-    Raises:
-        UserError: no such file, not YAML, unknown key (the nearest known one is named), wrong kind.
-    """
+    """A YAML mapping with the keys of ``defaults`` and values of their kinds."""
     file = existing_file(path, "file", "*.yaml")
     try:
         loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -203,11 +192,7 @@ def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def single_word(name: Any, what: str) -> str:
-    """A name that is safe in a path, in a job's name and on a command line.
-
-    Raises:
-        UserError: it holds something else than letters, digits and ``._+=-``, or does not begin with one of the first.
-    """
+    """A name that is safe in a path, in a job's name and on a command line."""
     if isinstance(name, bool) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]*", str(name)):
         raise UserError(f"{what} is named {name!r}; use letters, digits and . _ + = - only, a letter or digit first")
     return str(name)

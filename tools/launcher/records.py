@@ -35,11 +35,7 @@ from .spec import StageSpec, read_record
 
 
 def launch_files(folder: Path, required: bool = True) -> list[Path]:
-    """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep.
-
-    Raises:
-        UserError: nothing was started there, and something is ``required``.
-    """
+    """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep."""
     own = folder / "launch" / "launch.json"
     files = [own] if own.is_file() else files_below(folder, "launch/launch.json")
     if required and not files:
@@ -57,11 +53,7 @@ def files_below(folder: Path, *names: str) -> list[Path]:
 
 
 def read_launch(file: Path) -> dict[str, Any]:
-    """Reads a launch.json.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """Reads a launch.json."""
     data = read_json(file)
     if not data.get("jobs"):
         raise UserError(f"{file} names no job; it is damaged or the wrong file")

@@ -59,9 +59,6 @@ class StageSpec:
             looked at those that no stage before this one makes.
         parents: fingerprints of the stages this one builds on, by name.
         root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
-
-    Raises:
-        UserError: a folder whose name no shell script or text file can hold.
     """
 
     stage: str
@@ -138,31 +135,19 @@ class StageSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> StageSpec:
-        """The spec of a record.
-
-        Raises:
-            UserError: the record lacks something, or holds something else.
-        """
+        """The spec of a record."""
         if isinstance(data, dict):
             with contextlib.suppress(TypeError, AttributeError):
                 return cls(**{**data, "args": tuple(data.get("args", ()))})
         raise UserError("the record of a stage is damaged, or of another version; start the stage by its own command")
 
     def check_entry(self) -> None:
-        """Checks that a record's stage is one of this launcher, before it is started again.
-
-        Raises:
-            UserError: it is not.
-        """
+        """Checks that a record's stage is one of this launcher, before it is started again."""
         if self.entry != ENTRIES.get(self.stage) and not (self.stage == "report" and self.entry in _REPORTS):
             raise UserError(f"{self.entry!r} is not a stage of this launcher; start the stage by its own command")
 
     def mark_complete(self) -> None:
-        """Records that exactly this work was completed in the folder.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Records that exactly this work was completed in the folder."""
         path = Path(self.folder) / "launch" / "complete.json"
         for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
             unfinished.unlink(missing_ok=True)
@@ -174,11 +159,7 @@ class StageSpec:
         return os.path.exists(Path(self.folder) / self.produces) and record.get("fingerprint") == self.fingerprint()
 
     def check_weights(self) -> None:
-        """Checks that there are weights to read, without reading all of them.
-
-        Raises:
-            UserError: nothing there, a folder without a checkpoint, or a text file.
-        """
+        """Checks that there are weights to read, without reading all of them."""
         if self.stage in ("pretrain", "transfer") and self.has_checkpoint():  # it goes on from its own
             return
         for path, content in self.inputs.items():
@@ -227,11 +208,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def content_of(weights: str) -> str:
-    """``sha256:...`` of a weights file, or of the checkpoint that is read in a run folder; empty: there is none.
-
-    Raises:
-        UserError: all of several checkpoints are damaged.
-    """
+    """``sha256:...`` of a weights file, or of the checkpoint that is read in a run folder; empty: there is none."""
     path = Path(weights)
     if os.path.isdir(path):  # pathlib's raise where the name is too long
         checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain.common.errors import UserError, nearest
 
-from .spec import ENTRIES, ROOT, StageSpec, read_record
+from .spec import ENTRIES, ROOT, StageSpec
 
 # The default recipe of a method: its paper's on ImageNet-1K where there is one.
 _RECIPES, _RECIPE = ROOT / "configs" / "pretrain", "_R50_IN1k_200ep.yaml"
@@ -26,11 +26,7 @@ _ENGINES = ("auto", "detectron2", "torchvision")  # as transfer/train_net.py has
 
 
 def recipe_of(method: str) -> Path:
-    """The default recipe of a method.
-
-    Raises:
-        UserError: the method has none.
-    """
+    """The default recipe of a method."""
     path = _RECIPES / _OTHER_RECIPES.get(method, f"{method}{_RECIPE}")
     if not path.is_file():
         raise UserError(
@@ -102,15 +98,20 @@ def transfer(
     own, eval_only/ in that of the training, so that the training's record and results stay.
 
     Args:
-        engine: empty or auto: that of the folder's earlier job, else Detectron2 where it is installed.
+        engine: empty or auto: Detectron2 where it is installed.
     """
     from transfer.config import default_config, load_config
 
+    if engine not in ("", *_ENGINES):
+        raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
     cfg = load_config(config_file, overrides)
-    own = "" if default_config().OUTPUT_DIR == cfg.OUTPUT_DIR else cfg.OUTPUT_DIR
-    output = _absolute(_override(overrides, "OUTPUT_DIR") or own or f"runs/{Path(config_file).stem}")
+    is_named = cfg.OUTPUT_DIR != default_config().OUTPUT_DIR or any(
+        word.partition("=")[0] == "OUTPUT_DIR" for word in overrides
+    )
+    output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     output = str(Path(output) / "eval_only") if eval_only else output
-    words = ["--eval-only" if eval_only else "--resume", "--engine", _engine(engine, output)]
+    engine = _installed_engine() if engine in ("", "auto") else engine
+    words = ["--eval-only" if eval_only else "--resume", "--engine", engine]
     words += ["--visualize", str(visualize)] if visualize else []
     return StageSpec(
         "transfer", output, ENTRIES["transfer"], config=cfg.dump(), args=([*words, "OUTPUT_DIR", output],),
@@ -205,16 +206,6 @@ def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any
     return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **given)
 
 
-def _engine(wanted: str, folder: str) -> str:
-    if wanted not in ("", "auto"):
-        if wanted not in _ENGINES:  # before a job is submitted
-            raise UserError(f"engine {wanted!r} is not one of {', '.join(_ENGINES)}{nearest(wanted, _ENGINES)}")
-        return wanted
-    record = read_record(Path(folder) / "launch" / "launch.json")
-    args = StageSpec.from_json(record["spec"]).args if "spec" in record else ()
-    return _override(args[0] if args else (), "--engine") or _installed_engine()
-
-
 @functools.cache
 def _installed_engine() -> str:
     if importlib.util.find_spec("detectron2") is not None:
@@ -231,14 +222,3 @@ def _label(run: str) -> str:
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute())
-
-
-def _override(words: Sequence[str], key: str) -> str:
-    """The value of the last ``KEY VALUE`` or ``KEY=VALUE`` among the words, or an empty string."""
-    value = ""
-    for place, word in enumerate(words):
-        if word == key and place + 1 < len(words):
-            value = words[place + 1]
-        elif word.startswith(f"{key}="):
-            value = word.removeprefix(f"{key}=")
-    return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,6 @@ from .records import attempts, files_below, progress, read_launch
 
 _PLANS = ("pipeline.json", "sweep.json")
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
-_INTERVAL_S = {False: 2.0, True: 30.0}  # between two looks, by whether SLURM has to be asked
-
-
-def follow(folder: Path, as_json: bool) -> None:
-    """Shows the status again and again until nothing is pending or running.
-
-    Raises:
-        UserError: as `print_status`.
-    """
-    while True:
-        stages = collect(folder)
-        if sys.stdout.isatty() and not as_json:
-            print("\x1b[H\x1b[2J", end="")  # to the top of an empty screen
-        _show(stages, as_json)
-        active = [entry for entry in stages if entry["state"] in ("pending", "running", "unknown")]
-        if not active:
-            return
-        time.sleep(_INTERVAL_S[any(entry["job"].get("cluster") == "slurm" for entry in active)])
 
 
 def print_status(folder: Path, as_json: bool = False) -> None:
@@ -48,7 +29,16 @@ def print_status(folder: Path, as_json: bool = False) -> None:
     Raises:
         UserError: nothing was started in ``folder``, or a record is damaged; the other stages are still shown.
     """
-    _show(collect(folder), as_json)
+    stages = collect(folder)
+    damaged = [entry["reason"] for entry in stages if entry["state"] == "damaged"]
+    if as_json:
+        print(json.dumps(stages, indent=2, default=str))
+    else:
+        notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
+        table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
+        print(printable("\n".join([table, *notes])))
+    if damaged:
+        raise UserError("; ".join(damaged))
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
@@ -141,18 +131,6 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
         if error := (folder / FAILED).read_text().strip():
             return {"state": "failed", "reason": error}
     return {"state": "done" if (folder / "results.json").is_file() else "stopped"}
-
-
-def _show(stages: list[dict[str, Any]], as_json: bool) -> None:
-    damaged = [entry["reason"] for entry in stages if entry["state"] == "damaged"]
-    if as_json:
-        print(json.dumps(stages, indent=2, default=str))
-    else:
-        notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
-        table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
-        print(printable("\n".join([table, *notes])))
-    if damaged:
-        raise UserError("; ".join(damaged))
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

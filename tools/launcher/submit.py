@@ -34,9 +34,6 @@ def submit(
     Args:
         dependency: in sbatch's form, ``afterok:12:13``.
         code: the copy of the code that the jobs import (`snapshot`); None: their own copy, next to their logs.
-
-    Raises:
-        UserError: SLURM refuses or is not installed; a run folder cannot be written.
     """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -50,19 +49,12 @@ def test_every_shipped_detector_is_resolved_as_its_file_says():
     assert len(files) >= 10
 
 
-def test_the_engine_of_the_first_run_is_kept(monkeypatch: pytest.MonkeyPatch):
-    def installed(yes: bool) -> None:
+def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
+    for spec, engine in ((object(), "detectron2"), (None, "torchvision")):
         stages._installed_engine.cache_clear()
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if yes else None)
-
-    installed(False)
-    spec = detector(engine="")
-    assert "torchvision" in spec.args[0]
-    installed(True)
-    assert "detectron2" in detector(engine="auto").args[0]
-    Path("mask/launch").mkdir(parents=True)
-    Path("mask/launch/launch.json").write_text(json.dumps({"spec": spec.to_json(), "jobs": []}))
-    assert detector(engine="auto").args == spec.args
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=spec: spec)
+        assert engine in detector(engine="auto").args[0]
+    stages._installed_engine.cache_clear()
 
 
 def test_an_evaluation_has_a_folder_of_its_own():

@@ -76,22 +76,6 @@ def test_json_and_a_damaged_record(tmp_path: Path, capsys: pytest.CaptureFixture
     assert shown["good"]["folder"] == str(tmp_path / "good")
 
 
-def test_follow_ends_with_the_last_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    folder = started(tmp_path / "run", {**SLURM, "cluster": "local"})
-    states = iter(["RUNNING", "RUNNING", "ENDED"])
-    monkeypatch.setattr(status, "job_states", lambda jobs: [next(states)])
-    waited: list[float] = []
-    monkeypatch.setattr(status.time, "sleep", waited.append)
-    RankRecord(folder, "s", 0, 0).end("failed", "why")
-    launch.main(["status", str(folder), "--follow"])
-    assert waited == [2.0, 2.0]
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("knn")] == [
-        "running", "running", "failed",
-    ]  # fmt: skip
-
-
 def write_run(folder: Path, stage: str, **files: str) -> Path:
     """A run folder as a stage without the launcher leaves it."""
     for name, text in {"stage.txt": f"{stage}\n", **{f"{name}.json": text for name, text in files.items()}}.items():

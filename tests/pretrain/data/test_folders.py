@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.common.errors import UserError
 from pretrain.data import folders
 from pretrain.data.datasets import ImageData, load
+from tests.errors import refused
 from tests.pretrain.images import picture, write_folder
 
 
@@ -42,8 +42,7 @@ def test_train_and_val_folders_are_splits_with_the_same_labels(tmp_path: Path):
     assert train.classes == val.classes == ["a", "b", "c"]
     assert val.labels is not None and val.labels.tolist() == [1, 2]
     write_folder(tmp_path, ["val/zebra/6.png"])
-    with pytest.raises(UserError, match="val/zebra has no counterpart among the training classes"):
-        load(f"folder:{tmp_path}", "val")
+    refused(lambda: load(f"folder:{tmp_path}", "val"), "val/zebra")
 
 
 def test_imagenet(tmp_path: Path):
@@ -54,8 +53,7 @@ def test_imagenet(tmp_path: Path):
     assert train.classes == val.classes == ["n01", "n02"]
     assert val.labels is not None and val.labels.tolist() == [0, 1]
     write_folder(root, ["val/loose.JPEG"])
-    with pytest.raises(UserError, match=r"images are directly in .*/val; expected one folder per class"):
-        load("imagenet", "val", tmp_path)
+    refused(lambda: load("imagenet", "val", tmp_path), root / "val", "one folder per class")
 
 
 @pytest.mark.parametrize("folder", ["imagenet", "imagenet100"])
@@ -67,8 +65,7 @@ def test_imagenet100_takes_its_classes_only(tmp_path: Path, folder: str):
     assert data.classes == classes and data.labels is not None and data.labels.tolist() == list(range(100))
     (tmp_path / folder / "train" / classes[3] / "1.JPEG").unlink()
     (tmp_path / folder / "train" / classes[3]).rmdir()
-    with pytest.raises(UserError, match=f"1 of 100 class folders are missing in .*: {classes[3]}"):
-        load("imagenet100", "train", tmp_path)
+    refused(lambda: load("imagenet100", "train", tmp_path), "1 of 100", classes[3])
 
 
 def test_links_are_followed(tmp_path: Path):
@@ -80,24 +77,14 @@ def test_links_are_followed(tmp_path: Path):
     assert Image.fromarray(data.read(0)).size == (56, 40)
 
 
-LAYOUTS = {  # folders of the root -> the folder of each split, or the error
-    "train val": ("train", "val"),
-    "train test": ("train", "test"),
-    "train val test": ("train", "val"),
-    "train test valid": ("train", "valid"),
-    "training validation": ("training", "validation"),
-    "Train Val extra": ("Train", "Val"),
-    "train val extra": ("train", "val"),
-    "train": ("train", "holds no folder of the val split; .*call it val/, .*, or name a folder of images itself"),
-    "val test": ("holds no folder of the train split; .*call it train/, training/, or name", "val"),
-    "test": ("holds no folder of the train split", "test"),
-    "train training val": ("holds train/ and training/, both of the train split; keep one", "val"),
-    "train val valid": ("train", "holds val/ and valid/, both of the val split; keep one"),
-    "extra train": ("holds train/ beside extra/: .*name folder:.*/train; if a class, move all class folders into",) * 2,
-    "cat dog test": ("holds test/ beside cat/: ",) * 2,
-    "cat dog": ("", ""),
-    "trainer tests": ("", ""),
-}
+LAYOUTS = {  # folders of the root -> the folder of each split, or what the error names
+    "train val": ("train", "val"), "train test": ("train", "test"), "train val test": ("train", "val"),
+    "train test valid": ("train", "valid"), "Training validation extra": ("Training", "validation"),
+    "train": ("train", ["val"]), "val test": (["train"], "val"), "test": (["train"], "test"),
+    "train training val": (["train/", "training/"], "val"), "train val valid": ("train", ["val/", "valid/"]),
+    "extra train": (["train/", "extra/"],) * 2, "cat dog test": (["test/", "cat/"],) * 2,
+    "cat dog": ("", ""), "trainer tests": ("", ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -107,10 +94,8 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: 
     folders = layout.split()
     write_folder(tmp_path, [f"{folder}/{c}/{folder}_{c}.png" for folder in folders for c in ("a", "b")], 4, 4)
     expected = LAYOUTS[layout][split == "val"]
-    if " " in expected:
-        with pytest.raises(UserError, match=expected) as caught:
-            load(f"folder:{tmp_path}", split)
-        assert "\n" not in str(caught.value)
+    if isinstance(expected, list):
+        refused(lambda: load(f"folder:{tmp_path}", split), *expected)
         return
     data = load(f"folder:{tmp_path}", split)
     if expected:
@@ -122,8 +107,9 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path, layout: str, split: 
 
 def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_folder(tmp_path, ["cat/1.png"])
-    with pytest.raises(UserError, match=r"cannot list .*aaa: File name too long"):
-        load(f"folder:{tmp_path}/{'a' * 300}", "train")
+    (tmp_path / "loop").symlink_to("loop")
+    refused(lambda: load(f"folder:{tmp_path}", "train"), tmp_path / "loop", "symbolic links")
+    (tmp_path / "loop").unlink()
     scandir = os.scandir
 
     def denied(folder):
@@ -132,5 +118,4 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         return scandir(folder)
 
     monkeypatch.setattr(folders.os, "scandir", denied)
-    with pytest.raises(UserError, match=f"cannot list {tmp_path}/cat: Permission denied"):
-        load(f"folder:{tmp_path}", "train")
+    refused(lambda: load(f"folder:{tmp_path}", "train"), tmp_path / "cat", "Permission denied")

@@ -20,6 +20,7 @@ from pretrain.common.errors import UserError
 from pretrain.data import recipes, views
 from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, eval_batches
+from tests.errors import refused
 from tests.pretrain.images import write_folder
 from tests.pretrain.ranks import START_METHOD
 
@@ -108,14 +109,8 @@ def test_seed_and_epoch_change_order_and_views(data: ImageData):
     assert len(shared) > 10 and not any(torch.equal(by_image[i], later[i]) for i in shared)
 
 
-def test_images_without_labels(tmp_path: Path):
-    data = load(f"folder:{write_folder(tmp_path, [f'{i}.png' for i in range(5)])}", "train")
-    assert next(epoch(make(data), 0)).label_N.tolist() == [-1] * 5
-
-
 def test_a_batch_larger_than_the_data(data: ImageData):
-    with pytest.raises(UserError, match=r"global batch is 24 images but the data set holds 23; .* at most 23"):
-        Loader(data, RECIPES, 16, batch_size=24, seed=0)
+    refused(lambda: Loader(data, RECIPES, 16, batch_size=24, seed=0), "24 images", "at most 23")
 
 
 @pytest.fixture
@@ -127,9 +122,7 @@ def damaged(tmp_path: Path) -> ImageData:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_corrupt_image_ends_the_epoch_in_one_line(damaged: ImageData, num_workers: int):
-    with pytest.raises(UserError) as caught:
-        list(epoch(make(damaged, num_workers), 0))
-    assert str(caught.value) == f"cannot decode image {damaged.image_name(3)}: it is not in a known image format"
+    refused(lambda: list(epoch(make(damaged, num_workers), 0)), damaged.image_name(3), "format")
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -137,27 +130,22 @@ def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, mo
     lines: list[str] = []
     monkeypatch.setattr(logging.getLogger("pretrain.data.loader"), "warning", lines.append)
     loader = make(damaged, num_workers, on_corrupt="skip")
-    index = torch.cat([b.index_N for b in epoch(loader, 0)])
+    batches = list(epoch(loader, 0))
+    index = torch.cat([b.index_N for b in batches])
     assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9] and loader.corrupt_count == 1
-    twins = torch.cat([b.views_VNCHW[0] for b in epoch(make(damaged, on_corrupt="skip"), 0)])[index == 4]
+    twins = torch.cat([b.views_VNCHW[0] for b in batches])[index == 4]
     assert not torch.equal(twins[0], twins[1])  # the stand-in has the random stream of the image it replaces
     list(epoch(loader, 1))
-    assert loader.corrupt_count == 2  # twice the same image
-    line = f"{damaged.image_name(3)} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)"
-    assert lines == [line] * 2  # once per loader
+    assert loader.corrupt_count == 2  # twice the same image, which is named once
+    assert len(lines) == 1 and damaged.image_name(3) in lines[0]
 
 
 def test_skip_fails_above_1_in_1000(damaged: ImageData):
     Path(damaged.image_name(7)).write_bytes(b"junk")
-    with pytest.raises(UserError, match=r"2 of 10 images are corrupt; .* allows 1 \(.*\); the last: .*/0[37]\.png"):
-        list(epoch(make(damaged, on_corrupt="skip"), 0))
-
-
-def test_no_readable_image_at_all(tmp_path: Path):
-    for i in range(BATCH):
-        (tmp_path / f"{i}.png").write_bytes(b"junk")
-    with pytest.raises(UserError, match=r"none of the 5 images can be read; the first: .*/0\.png"):
-        next(epoch(make(load(f"folder:{tmp_path}", "train"), on_corrupt="skip"), 0))
+    refused(lambda: list(epoch(make(damaged, on_corrupt="skip"), 0)), "2 of 10 images", "1 in 1,000")
+    for number in range(10):
+        Path(damaged.image_name(number)).write_bytes(b"junk")
+    refused(lambda: next(epoch(make(damaged, on_corrupt="skip"), 0)), "none of the 10 images", damaged.image_name(0))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -170,23 +158,20 @@ def test_eval_batches(data: ImageData, num_workers: int):
 
 
 def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
-    with pytest.raises(UserError, match="cannot decode image"):
-        list(eval_batches(damaged, 16, 0, 4, 0))
+    refused(lambda: list(eval_batches(damaged, 16, 0, 4, 0)), damaged.image_name(3))
     left = torch.cat([index for _, index in eval_batches(damaged, 16, 0, 4, 0, on_corrupt="skip")])
     assert left.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
 SCRIPT = """
 import sys
-from pretrain.data import recipes
 from pretrain.common.errors import run_command_line
+from pretrain.data import recipes
 from pretrain.data.datasets import load
 from pretrain.data.loader import Loader
-def main(_):
-    data = load(f"folder:{sys.argv[1]}", "train")
-    loader = Loader(data, [recipes.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
-    list(loader.batches(0, 100))
-run_command_line(main)
+data = load(f"folder:{sys.argv[1]}", "train")
+loader = Loader(data, [recipes.RECIPES["none"]], 16, batch_size=5, seed=0, num_workers=2)
+run_command_line(lambda _: list(loader.batches(0, 100)))
 """
 
 
@@ -194,8 +179,7 @@ def test_a_process_that_fails_with_live_workers_ends(damaged: ImageData):
     """Workers ignore the job's signals; the process must end them nevertheless, and print one line."""
     command = [sys.executable, "-c", SCRIPT, str(Path(damaged.image_name(0)).parent)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2
-    assert ended.stderr == f"error: cannot decode image {damaged.image_name(3)}: it is not in a known image format\n"
+    assert ended.returncode == 2 and damaged.image_name(3) in ended.stderr and ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("method", ["fork", START_METHOD, pytest.param("spawn", marks=pytest.mark.slow)])
@@ -217,16 +201,6 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
     assert len(started) >= 2 and not any(worker.is_alive() for worker in started)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS spawns")
-def test_workers_are_forked_whatever_pythons_default(data: ImageData, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)
-    multiprocessing.set_start_method("forkserver", force=True)
-    loader = make(data, num_workers=1)
-    batches = epoch(loader, 0)
-    assert same(next(batches), next(epoch(make(data), 0)))
-    assert {type(child).__name__ for child in multiprocessing.active_children()} == {"ForkProcess"}
-
-
 @pytest.mark.parametrize("seconds", [3, 120])
 def test_a_hanging_read_ends_the_run(data: ImageData, monkeypatch: pytest.MonkeyPatch, seconds: int):
     """A shorter one costs its time alone: a job that was suspended goes on."""
@@ -241,8 +215,7 @@ def test_a_hanging_read_ends_the_run(data: ImageData, monkeypatch: pytest.Monkey
         assert all(same(a, b) for a, b in zip(batches, plain[1:], strict=True))
         return
     (worker,) = set(multiprocessing.active_children()) - before
-    with pytest.raises(UserError, match=r"no batch for 4 s; check the disk or the file server"):
-        next(batches)
+    refused(lambda: next(batches), "no batch for 4 s")
     worker.join(20)
     assert not worker.is_alive() and time.monotonic() - began < 60  # alive, it would keep this process from ending
 
@@ -257,5 +230,4 @@ def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.Mo
         epoch(make(data, num_workers, on_corrupt="skip"), 0),
         eval_batches(data, 16, 0, 4, num_workers, on_corrupt="skip"),
     ):
-        with pytest.raises(UserError, match="Input/output error, twice"):
-            next(batches)
+        refused(lambda batches=batches: next(batches), "Input/output error")

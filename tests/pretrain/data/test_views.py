@@ -116,34 +116,21 @@ def worst_p_value(name: str, reference: Callable[[Image.Image], Image.Image], co
 
 
 BLURRED = T.RandomApply([T.Lambda(lambda x: x.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0))))], 0.5)
-GRAYED = T.RandomGrayscale(0.2)
+GRAYED, FLIPPED = T.RandomGrayscale(0.2), T.RandomHorizontalFlip()
+CROPPED, ANY_SCALE = T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomResizedCrop(SIZE, (0.08, 1))
+PADDED = T.Compose([T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4)])
+JITTERED = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
 PUBLISHED = {
-    "moco_v1": [
-        T.RandomResizedCrop(SIZE, (0.2, 1)), GRAYED, T.ColorJitter(0.4, 0.4, 0.4, 0.4), T.RandomHorizontalFlip(),
-    ],
-    "moco_v2": [
-        T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), GRAYED, BLURRED,
-        T.RandomHorizontalFlip(),
-    ],
-    "simclr": [
-        T.RandomResizedCrop(SIZE, (0.08, 1)), T.RandomHorizontalFlip(),
-        T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), GRAYED, BLURRED,
-    ],
-    "crop_flip": [T.RandomResizedCrop(SIZE, (0.08, 1)), T.RandomHorizontalFlip()],
-    "pad_flip": [T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4), T.RandomHorizontalFlip()],
-    "autoaugment_cifar": [
-        T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4), T.RandomHorizontalFlip(),
-        T.AutoAugment(T.AutoAugmentPolicy.CIFAR10),
-    ],
-    "autoaugment": [
-        T.Resize((SIZE, SIZE)), T.RandomCrop(SIZE, 4), T.RandomHorizontalFlip(), T.AutoAugment(),
-    ],
-    "simaugment": [
-        T.RandomResizedCrop(SIZE, (0.2, 1)), T.RandomHorizontalFlip(),
-        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8), GRAYED,
-    ],
-    "flip": [T.Resize((SIZE, SIZE)), T.RandomHorizontalFlip()],
-}  # fmt: skip
+    "moco_v1": [CROPPED, GRAYED, T.ColorJitter(0.4, 0.4, 0.4, 0.4), FLIPPED],
+    "moco_v2": [CROPPED, JITTERED, GRAYED, BLURRED, FLIPPED],
+    "simclr": [ANY_SCALE, FLIPPED, T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8), GRAYED, BLURRED],
+    "simaugment": [CROPPED, FLIPPED, JITTERED, GRAYED],
+    "crop_flip": [ANY_SCALE, FLIPPED],
+    "pad_flip": [PADDED, FLIPPED],
+    "flip": [T.Resize((SIZE, SIZE)), FLIPPED],
+    "autoaugment_cifar": [PADDED, FLIPPED, T.AutoAugment(T.AutoAugmentPolicy.CIFAR10)],
+    "autoaugment": [PADDED, FLIPPED, T.AutoAugment()],
+}
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
@@ -151,9 +138,8 @@ def test_a_recipe_is_distributed_as_torchvisions_transforms(name: str):
     assert worst_p_value(name, T.Compose(PUBLISHED[name])) > 0.01
 
 
-@pytest.mark.parametrize(("name", "other"), [("moco_v2", "moco_v1")])
-def test_the_comparison_tells_recipes_apart(name: str, other: str):
-    assert worst_p_value(name, T.Compose(PUBLISHED[other])) < 1e-4
+def test_the_comparison_tells_recipes_apart():
+    assert worst_p_value("moco_v2", T.Compose(PUBLISHED["moco_v1"])) < 1e-4
 
 
 def test_flips_and_probabilities():

@@ -41,7 +41,7 @@ KEYS = {
     (LAUNCH, "pretrain", "--help-keys", "SOLVER.EP"): "SOLVER.EPOCHS 200  (at least 1 and ",
     (LAUNCH, "knn", "--help-keys", "probe.knn_k"): "PROBE.KNN_K 200  (at least 1 and ",
     (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
-    ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0 and ",
+    ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0)",
 }  # fmt: skip
 # One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
 MISTAKES = {

@@ -137,9 +137,6 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "none: the image is resized to a square; auto: center for the imagenet stem, none for cifar",
         ),
         "PROBE.RESIZE": (0, Range(high=1 << 20), "shorter side before the center crop; 0: image size x 256/224"),
-        "PROBE.SPACE": (
-            "features", Choice(("features", "embedding")), "distributions: features after pooling, or after the head",
-        ),
         "LINEAR.ENCODER": ("query", Choice(("query", "key")), "which encoder of a momentum pair is probed"),
         "LINEAR.BASE_LR": (30.0, AT_LEAST_0, "learning rate of the linear classifier"),
         "LINEAR.IMS_PER_BATCH": (256, _AT_LEAST_1, "the global batch"),

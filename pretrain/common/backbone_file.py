@@ -49,14 +49,12 @@ class BackboneFile:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
         state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
-        head: the tensors in the place of the classifier (``fc.``), without that prefix; empty where there are none.
         provenance: plain values: source, source_sha256, encoder, arch, stem, method, epoch, step, config (YAML text).
     """
 
     arch: str
     stem: str
     state_dict: dict[str, Tensor]
-    head: dict[str, Tensor]
     provenance: dict[str, Any]
 
 
@@ -89,7 +87,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
         UserError: a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
     path = file.path
-    picked, head, chosen = _pick_backbone(file, encoder)
+    picked, chosen = _pick_backbone(file, encoder)
     picked = to_torchvision(picked)
     arch = infer_arch(picked, path)
     named = file.content.get("arch")
@@ -98,7 +96,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
     conv1 = picked.get("conv1.weight")
     stem = "cifar" if conv1 is not None and conv1.shape[-1:] == (3,) else "imagenet"
     state = check_tensors(picked, arch, stem, path)
-    return BackboneFile(arch, stem, state, head, _provenance(file, chosen, arch, stem))
+    return BackboneFile(arch, stem, state, _provenance(file, chosen, arch, stem))
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
@@ -155,8 +153,8 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
     return checked
 
 
-def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
-    """The tensors of one encoder's backbone and head, without prefixes, and which encoder it was ("": the only one)."""
+def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], str]:
+    """The tensors of one encoder's backbone, without prefixes, and which encoder it was ("": the only one)."""
     path = file.path
     if encoder not in _ENCODERS:
         raise UserError(f"encoder {encoder!r} is not one of query, key")
@@ -178,17 +176,14 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
     if root is None:
         raise UserError(f"{path} holds no ResNet; its tensors are {shortlist(list(file.tensors)) or 'none'}")
     picked: dict[str, Tensor] = {}
-    head: dict[str, Tensor] = {}
     for name, tensor in within.items():
         inside = name.startswith(root)
         short = name[len(root) :] if inside else name
         if inside and short.startswith(_PARTS):
             picked[short] = tensor
-        elif inside and short.startswith("fc."):
-            head[short.removeprefix("fc.")] = tensor
         elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
             raise UserError(f"{path} holds {name}, which belongs neither to a ResNet nor to a known head")
-    return picked, head, encoder if pair else ""
+    return picked, encoder if pair else ""
 
 
 def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[str, Any]:

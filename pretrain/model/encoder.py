@@ -5,7 +5,7 @@ MoCo's names: the head is ``fc``, so a two-layer head is ``fc.0`` and ``fc.2`` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,6 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..common.errors import UserError
 from .dense import add_dense_head
 
 
@@ -65,27 +64,6 @@ def build_head(in_dim: int, hidden_dims: Sequence[int], out_dim: int, batch_norm
         layers += [nn.Linear(in_dim, hidden), *([nn.BatchNorm1d(hidden)] if batch_norm else []), nn.ReLU(inplace=True)]
         in_dim = hidden
     return nn.Sequential(*layers, nn.Linear(in_dim, out_dim))
-
-
-def head_from(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The projection head that has these tensors, in evaluation mode.
-
-    Args:
-        tensors: by their names in `build_head`'s module.
-
-    Raises:
-        UserError: they are not those of such a head.
-    """
-    linear = [tensor for name, tensor in tensors.items() if name.endswith("weight") and tensor.ndim == 2]
-    if not linear:
-        raise UserError("there is no projection head in it")
-    hidden_dims, has_bn = [len(tensor) for tensor in linear[:-1]], any("running_mean" in name for name in tensors)
-    head = build_head(linear[0].shape[1], hidden_dims, len(linear[-1]), has_bn)
-    try:
-        head.load_state_dict(dict(tensors))
-    except RuntimeError as error:
-        raise UserError(f"its projection head is of another kind ({' '.join(str(error).split())})") from error
-    return head.eval()
 
 
 def build_encoder(

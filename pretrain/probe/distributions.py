@@ -1,9 +1,9 @@
 """Fig. 3 of JCL: how similar the views of one image are to a frozen encoder, one point per image.
 
-The paper's "features" are those after global average pooling, or the embeddings after the projection head, in which
-JCL's covariance is taken; it does not say which. PROBE.SPACE chooses, and the picture says what was chosen.
+The paper does not say whether its "features" are those after global average pooling or the embeddings after the
+projection head; here they are the former.
 
-Shape letters: B images at once, A augmentations per image, F features or dimensions of the embedding.
+Shape letters: B images at once, A augmentations per image, F features.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
     """Similarity and variance of every run's features, as histograms in one picture and numbers in CSV.
 
     Args:
-        cfg: DATA.TRAIN, VIEWS.KEY (the augmentation), VIEWS.IMAGE_SIZE, PROBE.SPACE, SEED, OUTPUT_DIR.
+        cfg: DATA.TRAIN, VIEWS.KEY (the augmentation), VIEWS.IMAGE_SIZE, SEED, OUTPUT_DIR.
         runs: name in the legend -> run folder, checkpoint or ``random``.
         images: points in the histogram (JCL: 32,768); all images where the data set has fewer.
         augmentations: A views per image (JCL: 32).
@@ -47,8 +47,7 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         count = min(images, len(data))
         if count < images:
             run.log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
-        is_embedding = cfg.PROBE.SPACE == "embedding"
-        frozen = {name: load_frozen(weights, cfg, run.device, is_embedding) for name, weights in runs.items()}
+        frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
         run.start()
         points = {
             name: _points(backbone, data, cfg, run.device, count, augmentations)
@@ -56,16 +55,14 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
         }
         count = min(len(p) for p in points.values())  # the last incomplete batch is dropped
         protocol = {"data": cfg.DATA.TRAIN, "view": cfg.VIEWS.KEY, "image_size": cfg.VIEWS.IMAGE_SIZE,
-                    "space": cfg.PROBE.SPACE, "seed": cfg.SEED}  # fmt: skip
+                    "seed": cfg.SEED}  # fmt: skip
         results = {"images": count, "augmentations": augmentations, "protocol": protocol,
                    "sources": {name: source for name, (_, source) in frozen.items()},
                    "runs": {name: _summary(p) for name, p in points.items()}}  # fmt: skip
         for name, row in results["runs"].items():
             run.log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
         rows = ([name, f"{s:.8g}", f"{v:.8g}"] for name, p in points.items() for s, v in p)
-        return run.finish(
-            results, csv_text(["run", "similarity", "variance"], rows), lambda: draw(points, cfg.PROBE.SPACE)
-        )
+        return run.finish(results, csv_text(["run", "similarity", "variance"], rows), lambda: draw(points))
 
 
 @torch.no_grad()
@@ -101,16 +98,11 @@ def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
     return similarity, (1 - similarity) / features_BAF.shape[2]
 
 
-def draw(points: Mapping[str, np.ndarray], space: str) -> Any:
-    """A figure of two histograms: similarity on the left, variance on the right, one color per run.
-
-    Args:
-        space: features | embedding.
-    """
+def draw(points: Mapping[str, np.ndarray]) -> Any:
+    """A figure of two histograms: similarity on the left, variance on the right, one color per run."""
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    figure.suptitle({"features": "features after global average pooling", "embedding": "embeddings"}[space])
     titles = ("mean cosine similarity of an image's views", "mean variance of an image's views")
     for column, (axis, title) in enumerate(zip(axes, titles, strict=True)):
         values = np.concatenate([p[:, column] for p in points.values()])

@@ -22,9 +22,9 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     Features are L2-normalized, as for kNN; at most 5,000 images, evenly spaced.
 
     Returns:
-        The content of results.json: the number of images and scikit-learn's trustworthiness of the map (0 to 1).
+        The content of results.json.
     """
-    from sklearn.manifold import TSNE, trustworthiness  # slow to import
+    from sklearn.manifold import TSNE  # slow to import
 
     with probe_run(cfg, "embedding") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
@@ -37,10 +37,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         unit = F.normalize(features.features_NF, dim=1).cpu().numpy()
         perplexity = min(30.0, (len(unit) - 1) / 3)
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
-        trust = float(trustworthiness(unit, points, n_neighbors=min(5, len(unit) // 2 - 1)))
-        results = {"source": source, "images": len(points), "protocol": protocol(cfg, data=data),
-                   "metrics": {"trustworthiness": trust}}  # fmt: skip
-        run.log.info(f"{run.folder / 'embedding.png'}: {len(points)} images, trustworthiness {trust:.3f}")
+        results = {"source": source, "images": len(points), "protocol": protocol(cfg, data=data)}
+        run.log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
         rows = ([f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True))
         return run.finish(results, csv_text(["x", "y", "label"], rows), lambda: draw(points, labels, classes))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from torchvision.models import ResNet
 from ..common import backbone_file, checkpoint, distributed
 from ..common.batch_split import slice_bounds
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
-from ..common.errors import UserError
 from ..common.interrupt import Stopped
 from ..data import datasets, loader, views
-from ..model.encoder import build_backbone, build_head, feature_dim, head_from, pooled_features
+from ..model.encoder import build_backbone, feature_dim, pooled_features
 from ..model.siamese import autocast
 from .protocol import evaluation_size
 
@@ -32,24 +31,18 @@ class Features(NamedTuple):
     num_classes: int
 
 
-def load_frozen(
-    weights: str | Path, cfg: CfgNode, device: torch.device, with_head: bool = False
-) -> tuple[ResNet, dict[str, Any]]:
+def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tuple[ResNet, dict[str, Any]]:
     """The backbone of a run folder or checkpoint in eval mode, and where it came from; the same on every rank.
 
     Args:
         weights: run folder, checkpoint file, or ``random`` for an untrained network of MODEL.ARCH and MODEL.STEM.
-        with_head: keep the projection head, so that the network's output is the embedding, not the feature.
 
     Raises:
-        UserError: the file is missing or damaged, holds no backbone, or no head where one is asked for.
+        UserError: the file is missing or damaged, or holds no backbone.
     """
     if str(weights) == "random":
         torch.manual_seed(cfg.SEED)
-        backbone, model = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM), cfg.MODEL
-        if with_head:
-            head = build_head(feature_dim(backbone), model.HEAD_HIDDEN_DIMS, model.EMBEDDING_DIM, model.HEAD_BN)
-            backbone.fc = cast(Any, head)
+        backbone = build_backbone(cfg.MODEL.ARCH, cfg.MODEL.STEM)
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
@@ -57,11 +50,6 @@ def load_frozen(
         check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)
-        if with_head:
-            try:
-                backbone.fc = cast(Any, head_from(file.head))
-            except UserError as error:
-                raise UserError(f"{path}: {error}; compare features instead (PROBE.SPACE features)") from error
     return backbone.eval().requires_grad_(False).to(device), source
 
 

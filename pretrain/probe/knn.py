@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from logging import Logger
 from typing import Any
 
 import torch
@@ -15,14 +14,12 @@ from torchvision.models import ResNet
 from ..common.distributed import AgreedStop, check_agreement, on_every_rank
 from ..common.interrupt import Stopped
 from ..data import datasets
-from ..model.encoder import build_backbone
 from .data import NotProbeable, ProbeData, probe_data
 from .features import Features, extract, load_frozen
 from .protocol import protocol
 from .run import probe_run
 
 _USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
-_SAMPLE = (2000, 1000)  # training and validation images for the comparison with random weights
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
@@ -38,7 +35,6 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         run.start()
         score = _score(backbone, data, cfg, run.device)
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
-        results |= warning_if_random(backbone, source, data, cfg, run.device, run.log)
         run.log.info(f"kNN top-1 {score['top1']:.2f}, top-5 {score['top5']:.2f} ({describe(cfg, score)})")
         return run.finish(results)
 
@@ -93,37 +89,6 @@ def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device)
     train = extract(encoder, data.train, cfg, device, cfg.PROBE.KNN_MAX_IMAGES)
     val = extract(encoder, data.val, cfg, device)
     return classify(train, val, k=cfg.PROBE.KNN_K, temperature=cfg.PROBE.KNN_TEMPERATURE)
-
-
-def warning_if_random(
-    backbone: ResNet, source: Mapping[str, Any], data: ProbeData, cfg: CfgNode, device: torch.device, log: Logger
-) -> dict[str, str]:
-    """Warns about features no better than those of random weights, by kNN on at most 2,000 and 1,000 images.
-
-    Args:
-        source: of the backbone, as `load_frozen` gives it.
-
-    Returns:
-        ``warning`` for results.json, where there is one.
-    """
-    if source["source"] == "random":
-        return {}
-    torch.manual_seed(cfg.SEED)
-    shares = []
-    for network in (backbone, build_backbone(source["arch"], source["stem"]).eval().to(device)):
-        train = extract(network, data.train, cfg, device, _SAMPLE[0])
-        val = extract(network, data.val, cfg, device, _SAMPLE[1])
-        score = classify(train, val, k=20, temperature=cfg.PROBE.KNN_TEMPERATURE)
-        shares.append(score["top1"] / 100)
-    noise = 1.96 * (sum(share * (1 - share) for share in shares) / score["val_images"]) ** 0.5
-    if shares[0] > shares[1] + noise:
-        return {}
-    text = (
-        f"these features are no better than those of random weights: kNN top-1 {100 * shares[0]:.1f} against "
-        f"{100 * shares[1]:.1f}, noise {100 * noise:.1f} ({score['val_images']} validation images)"
-    )
-    log.warning(text)
-    return {"warning": text}
 
 
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:

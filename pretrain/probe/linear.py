@@ -27,7 +27,6 @@ from ..progress import Progress
 from .data import ProbeData
 from .features import extract, load_frozen
 from .heads import Heads
-from .knn import warning_if_random
 from .protocol import check_same_probe, linear_settings, protocol
 from .run import ProbeRun, probe_run
 
@@ -64,7 +63,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             )
         sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
         if state:
-            _refuse_other_images(run.folder, state.get("sizes"), sizes)
+            check_same_probe(run.folder, state.get("sizes", {}), sizes)
         run.start()
         torch.manual_seed(cfg.SEED)
         score = _train(run, backbone, data, {"work": work, "sizes": sizes}, state)
@@ -75,18 +74,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         )
         return run.finish({
             "source": source, "metrics": best, "per_learning_rate": score, "protocol": protocol(cfg, "linear", data),
-            "work": work, **warning_if_random(backbone, source, data, cfg, run.device, run.log),
+            "work": work,
         })  # fmt: skip
-
-
-def _refuse_other_images(folder: Path, before: Any, now: dict[str, Any]) -> None:
-    before = before if isinstance(before, dict) else {}
-    if changed := "; ".join(f"{key} {before.get(key)} -> {value}" for key, value in now.items()
-                            if value != before.get(key)):  # fmt: skip
-        raise UserError(
-            f"the labeled images have changed since {folder} was begun ({changed}); restore the original ones, or "
-            "choose another OUTPUT_DIR"
-        )
 
 
 def _train(
@@ -108,7 +97,7 @@ def _train(
     total_steps = settings.EPOCHS * steps_per_epoch
     losses = torch.zeros(len(heads.rates), device=device)  # sums over the current epoch
     if state:
-        step, losses = restored(heads, state, losses, total_steps)
+        step, losses = restored(heads, state, losses)
         run.log.info(f"resumed at step {step} of {total_steps}")
         if distributed.is_main():  # it may have been killed before it removed the one before
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
@@ -142,18 +131,15 @@ def _train(
     return score
 
 
-def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor, total_steps: int) -> tuple[int, Tensor]:
+def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
     """Loads a checkpoint's ``state`` into ``heads``; returns its step and losses, in the form of ``losses_H``.
 
     Raises:
-        UserError: it is damaged, or another probe's.
+        UserError: it does not fit ``heads``.
     """
     with checkpoint.restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
         heads.load(state)
-        step, saved_H = int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
-        if not 0 <= step <= total_steps or saved_H.layout != losses_H.layout:
-            raise ValueError(f"it is of step {step} of {total_steps}")
-    return step, saved_H
+        return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
 
 
 def _split(train: ImageData) -> tuple[ImageData, ImageData]:
@@ -232,13 +218,8 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     results = read_json(path) if path.is_file() else None
     newest = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
     state = newest[1] if newest else None
-    earlier = results or state
-    if earlier is None:
-        return None, None
-    before = earlier.get("work")
-    if not isinstance(before, dict):
-        raise UserError(f"{run.folder} does not say what its {run.name} stage was made from; choose another OUTPUT_DIR")
-    check_same_probe(run.folder, before, work)
+    if earlier := results or state:
+        check_same_probe(run.folder, earlier.get("work", {}), work)
     return results, state
 
 

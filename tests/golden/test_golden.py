@@ -68,7 +68,7 @@ def test_pretraining_resumes():
 
 def test_a_linear_probe_resumes():
     heads = Heads(16, 2, load_config(None, ["LINEAR.STEPS", "[]", "LINEAR.EPOCHS", "1"]).LINEAR)
-    step, losses = restored(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1), 2)
+    step, losses = restored(heads, checkpoint.read(GOLDEN / "linear_probe.pth"), torch.zeros(1))
     assert (step, losses.tolist()) == (2, [0.0])
     assert heads.state()["state_dict"]["0.bias"].tolist() == pytest.approx([8.412827, -8.412827])
 

@@ -5,12 +5,11 @@ import torch
 
 from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
-from pretrain.common.errors import UserError
-from pretrain.config import load_config
-from pretrain.model.encoder import build_backbone
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
+from tests.errors import refused
+from tests.pretrain.probe.configs import probe_config
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import lines
 
@@ -19,12 +18,10 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 def _config(images, output, *more):
     """Pretraining: two epochs of three steps, kNN after each."""
-    return load_config(None, [
-        "METHOD.NAME", "simclr", "MODEL.ARCH", "resnet18", "PROBE.CROP", "none", "MODEL.HEAD_HIDDEN_DIMS", "[16]",
-        "MODEL.EMBEDDING_DIM", "8", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1",
-        "DATA.TRAIN", f"folder:{images}", "VIEWS.IMAGE_SIZE", "16", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
-        "PROBE.KNN_PERIOD", "1", "DEVICE", "cpu", "OUTPUT_DIR", str(output), *more,
-    ])  # fmt: skip
+    return probe_config(
+        images, output, "METHOD.NAME", "simclr", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
+        "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1", "PROBE.KNN_PERIOD", "1", *more,
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -82,30 +79,6 @@ def test_every_usual_k_is_scored_in_one_pass():
         assert got[f"top1_k{k}"] == classify(bank, queries, k=k, temperature=0.07)["top1"]
 
 
-def test_features_no_better_than_random_ones_are_named(images, tmp_path, caplog):
-    cfg = _config(images, tmp_path / "run")
-    encoder = build_backbone("resnet18", "cifar")
-    torch.save({"state_dict": encoder.state_dict(), "arch": "resnet18"}, tmp_path / "untrained.pth")
-    results = knn.main(cfg, str(tmp_path / "untrained.pth"))
-    assert results["warning"].startswith("these features are no better than those of random weights: kNN top-1 ")
-    assert results["warning"] in (tmp_path / "run/log.txt").read_text()
-    assert "warning" not in knn.main(cfg, "random")
-
-
-def test_better_features_are_not_warned_about(images, tmp_path, monkeypatch):
-    torch.save({"state_dict": build_backbone("resnet18", "cifar").state_dict()}, tmp_path / "weights.pth")
-    real = knn.build_backbone
-
-    def useless(*args):
-        network = real(*args)
-        for parameter in network.parameters():
-            torch.nn.init.zeros_(parameter)
-        return network
-
-    monkeypatch.setattr(knn, "build_backbone", useless)
-    assert "warning" not in knn.main(_config(images, tmp_path / "run"), str(tmp_path / "weights.pth"))
-
-
 def test_knn_of_the_random_encoder(images, tmp_path):
     results = knn.main(_config(images, tmp_path), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
@@ -114,13 +87,6 @@ def test_knn_of_the_random_encoder(images, tmp_path):
         "on_corrupt": "error", "train": f"folder:{images}", "val": f"folder:{images}", "train_images": 48,
         "val_images": 16,
     }  # fmt: skip
-
-
-def test_a_stop_is_noticed_between_two_parts_of_the_vote():
-    part = Features(torch.eye(6), torch.arange(6), 6)
-    interrupt.request_stop("asked")
-    with pytest.raises(interrupt.Stopped, match="asked"):
-        classify(part, part, k=1, temperature=0.1, chunk=2)
 
 
 @pytest.fixture(scope="module")
@@ -164,18 +130,13 @@ def test_every_rank_stops_in_the_same_batch(images, tmp_path):
     run_ranks(_one_rank_is_asked, 2, images, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "key, value, says",
-    [
-        ("DATA.VAL", "folder:/nowhere", "no image folder at /nowhere"),
-        ("DATA.PROBE_TRAIN", "folder:/nowhere", "no image folder at /nowhere"),
-        ("DATA.VAL", "folder:{images}/train/class0", "has no labels to probe with"),
-        ("DATA.VAL", "folder:{images}/train", "holds the same images that probes learn from"),
-    ],
-)
-def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value, says):
-    with pytest.raises(UserError, match=says):
-        train.main(_config(images, tmp_path / "run", key, value.format(images=images)))
+@pytest.mark.parametrize("key", ["DATA.VAL", "DATA.PROBE_TRAIN"])
+@pytest.mark.parametrize("value", ["folder:/nowhere", "folder:{images}/train/class0", "folder:{images}/train"])
+def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(images, tmp_path, key, value):
+    """Missing, without labels, or the images that probes learn from (or are scored on)."""
+    path = value.format(images=images)
+    words = (key, path, *(("DATA.VAL", f"folder:{images}/train") if key != "DATA.VAL" else ()))
+    refused(lambda: train.main(_config(images, tmp_path / "run", *words)), path.removeprefix("folder:"))
     assert not lines(tmp_path / "run", "loss")
 
 

@@ -2,11 +2,11 @@
 
 OUTPUT_DIR: runs/demo
 DATA: [digits, datasets/digits]            # optional: words for tools/make_data.py, the folder last, or a list of them
-SEEDS: [1, 2, 3]                           # optional: every branch once per seed; the report has means and intervals
-BASELINE: random                           # optional: the branch that others are compared with, seed by seed
+SEEDS: [1, 2, 3]                           # optional: every branch once per seed, which {seed} anywhere stands for
+BASELINE: random                           # optional: the branch that others are compared with
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
-  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere; with SEEDS, {seed} in it stands for the seed
+  supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # may have its LINEAR, TRANSFER
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
@@ -31,7 +31,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
             f"BASELINE in {path} is {baseline}, which is no branch; choose {', '.join(map(str, plan['BRANCHES']))}"
         )
     if baseline and not seeds:
-        raise UserError(f"BASELINE in {path} needs SEEDS: branches are compared with it seed by seed")
+        raise UserError(f"BASELINE in {path} needs SEEDS: a difference needs several runs")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
     facts = {"branches": branches, "baseline": baseline} if seeds else {}
     return Graph("pipeline", str(folder), _nodes(plan, folder, path), report, file, facts)
@@ -124,26 +124,26 @@ def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
+    plans = {seed: _for_seed(plan, seed) for seed in _seeds(plan["SEEDS"], path) or [""]}
     nodes = [
-        Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plan["DATA"], path).items()
+        Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plans.values(), path).items()
     ]
     first = tuple(node.key for node in nodes)
-    branches: dict[str, dict[str, Any]] = {}
+    branches: list[tuple[str, str, dict[str, Any]]] = []  # name, seed, content
     trained: dict[str, StageSpec] = {}
-    for (name, given), seed in itertools.product(plan["BRANCHES"].items(), _seeds(plan["SEEDS"], path) or [""]):
-        branch = _checked(given, _BRANCH, f"{path}: branch {single_word(name, f'branch in {path}')}")
+    for given, (seed, of_seed) in itertools.product(plan["BRANCHES"], plans.items()):
+        where = f"{path}: branch {single_word(given, f'branch in {path}')}"
+        branch = _checked(of_seed["BRANCHES"][given], _BRANCH, where)
         branch["SEED"] = ["SEED", seed] if seed else []
-        branch["WEIGHTS"] = branch["WEIGHTS"].replace("{seed}", seed)
-        branch["OVERRIDES"] = [*split_words(plan["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
-        name = _branch_name(name, seed)
-        branches[name] = branch
+        branch["OVERRIDES"] = [*split_words(of_seed["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
+        branches.append((_branch_name(given, seed), seed, branch))
         if branch["PRETRAIN"]:
-            words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / name / "pretrain")]
-            trained[name] = stages.pretrain(branch["PRETRAIN"], words)
-    for name, branch in branches.items():
-        # A branch without a pretraining is probed by data and architecture of the file's first one.
-        base = trained.get(name) or next(iter(trained.values()), None)
-        own = {**plan, **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
+            words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / branches[-1][0] / "pretrain")]
+            trained[branches[-1][0]] = stages.pretrain(branch["PRETRAIN"], words)
+    for name, seed, branch in branches:
+        # A branch without a pretraining is probed by data and architecture of the first one of its seed.
+        base = trained.get(name) or next((trained[n] for n, of, _ in branches if of == seed and n in trained), None)
+        own = {**plans[seed], **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
         weights, ready = branch["WEIGHTS"], first
         if name in trained:
             nodes.append(Node(f"{name}/pretrain", trained[name], first))
@@ -164,19 +164,28 @@ def _seeds(given: Any, path: str) -> list[str]:
     return seeds
 
 
-def _data_sets(given: Any, path: str) -> dict[str, list[str]]:
+def _for_seed(value: Any, seed: str) -> Any:
+    """A value of a pipeline file with ``seed`` instead of each ``{seed}`` in its texts."""
+    if isinstance(value, dict):
+        return {key: _for_seed(content, seed) for key, content in value.items()}
+    if isinstance(value, list):
+        return [_for_seed(content, seed) for content in value]
+    return value.replace("{seed}", seed) if isinstance(value, str) else value
+
+
+def _data_sets(plans: Iterable[dict[str, Any]], path: str) -> dict[str, list[str]]:
     """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
-    if not given:
-        return {}
-    one = isinstance(given, str) or not any(isinstance(words, list) for words in given)
-    sets = [given] if one else given
-    if not all((one or isinstance(words, list)) and split_words(words) for words in sets):
-        raise UserError(f"DATA in {path} is {given!r}; write the words of one data set, or a list of such lists")
-    if one:
-        return {"data": split_words(given)}
-    return {
-        f"data/{single_word(Path(str(words[-1])).name, f'a data set in {path}')}": split_words(words) for words in given
-    }
+    sets: list[list[str]] = []
+    is_list = False
+    for given in (plan["DATA"] for plan in plans if plan["DATA"]):
+        is_list = not isinstance(given, str) and any(isinstance(words, list) for words in given)
+        if is_list and not all(isinstance(words, list) and words for words in given):
+            raise UserError(f"DATA in {path} is {given!r}; write the words of one data set, or a list of such lists")
+        of_seed = [split_words(words) for words in (given if is_list else [given])]
+        sets += [words for words in of_seed if words not in sets]
+    if len(sets) == 1 and not is_list:
+        return {"data": sets[0]}
+    return {f"data/{single_word(Path(words[-1]).name, f'a data set in {path}')}": words for words in sets}
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:

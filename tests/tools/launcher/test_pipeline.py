@@ -37,10 +37,12 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
 def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_own(tmp_path: Path):
     (tmp_path / "mask.yaml").write_text("VERSION: 2\n")
     (tmp_path / "p.yaml").write_text(
-        "OUTPUT_DIR: out\nDATA: [[digits, data/a], [digits, --scenes, 40, data/b]]\nSEEDS: [4, 7]\nBASELINE: random\n"
+        "OUTPUT_DIR: out\nDATA: [[digits, data/a], [trees, --test-region, '{seed}', 'data/{seed}']]\n"
+        "SEEDS: [4, 7]\nBASELINE: random\n"
         "KNN: own\nDISTRIBUTIONS: [own]\nENGINE: torchvision\nTRANSFER_OVERRIDES: [SOLVER.MAX_ITER, 9]\nTRANSFER:\n"
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
-        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}}}\n"
+        f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, "
+        "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
         '  other: {WEIGHTS: "runs/{seed}.pth"}\n'
     )
     graph = pipeline.load("p.yaml")
@@ -48,13 +50,15 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "distributions", "long", "short")}
     of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
     of_branch["other"] = of_branch["moco"][1:]
-    assert set(nodes) == {"data/a", "data/b"} | {
+    assert set(nodes) == {"data/a", "data/4", "data/7"} | {
         f"{name}_seed={seed}/{stage}" for name, names in of_branch.items() for stage in names for seed in (4, 7)
     }
-    data = ("data/a", "data/b")
+    data = ("data/a", "data/4", "data/7")
     assert nodes["moco_seed=7/pretrain"].parents == nodes["random_seed=4/long"].parents == data
     assert nodes["moco_seed=7/short"].parents == ("moco_seed=7/convert", *data)
-    assert nodes["data/b"].spec.produces == str(tmp_path / "data/b")
+    assert nodes["data/7"].spec.produces == str(tmp_path / "data/7")
+    for name in ("random", "moco"):  # random weights are probed by the data of their seed
+        assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].spec.config)["DATA"]["TRAIN"] == "folder:data/7"
     for stage in ("pretrain", "knn", "distributions"):
         assert yaml.safe_load(nodes[f"moco_seed=7/{stage}"].spec.config)["SEED"] == 7
     assert nodes["random_seed=4/distributions"].spec.args == ({"random": "random"},)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,8 @@ from pretrain.common.run_folder import atomic_write, json_text
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
 
 
-def metadata(name: str, others: Iterable[str] = ()) -> Any:
+def metadata(name: str) -> Any:
     """Detectron2's metadata of a data set.
-
-    Args:
-        others: names that may have been meant.
 
     Raises:
         UserError: no such name, or Detectron2 is not installed.
@@ -37,14 +33,14 @@ def metadata(name: str, others: Iterable[str] = ()) -> Any:
     if name not in known:
         raise UserError(
             f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER, and is not in Detectron2's DatasetCatalog; "
-            f"--import the module that registers it{nearest(name, [*known, *others])}"
+            f"--import the module that registers it{nearest(name, known)}"
         )
     return MetadataCatalog.get(name)
 
 
-def files(name: str, others: Iterable[str] = ()) -> tuple[Path, Path] | None:
+def files(name: str) -> tuple[Path, Path] | None:
     """The annotation file in COCO's format and the image folder of a data set that has them; see `metadata`."""
-    data_set = metadata(name, others)
+    data_set = metadata(name)
     kind = data_set.get("evaluator_type", "")
     if kind == "coco" and data_set.get("json_file"):
         return Path(data_set.json_file), Path(data_set.get("image_root", ""))

@@ -89,7 +89,7 @@ def find(name: str) -> CocoSet | None:
         data_set = CocoSet(root / "coco" / annotations, root / "coco" / images)
         hint = f" of {name}; COCO's annotations/ and {images}/ belong in {root / 'coco'}; or set DETECTRON2_DATASETS"
     else:
-        if (files := catalog.files(name, _SPLITS)) is None:
+        if (files := catalog.files(name)) is None:
             return None
         data_set, hint = CocoSet(*files), f" of {name}"
     if not os.path.isfile(data_set.annotations):

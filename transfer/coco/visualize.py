@@ -6,6 +6,7 @@ import io
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def draw(
     """
     content = read(annotations_json)
     categories = {c["id"]: c for c in content["categories"]}
-    images = _sorted(content["images"])
+    images = sorted(content["images"], key=itemgetter("id"))
     truth_of, predictions_on = _by_image(content["annotations"]), _by_image(predictions)
     count = min(count, len(images))
     for image in (images[i * len(images) // count] for i in range(count)):
@@ -59,7 +60,7 @@ def draw(
 def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """The first ``count`` images, by id, that have an object."""
     annotated = {record["image_id"] for record in content["annotations"]}
-    return [image for image in _sorted(content["images"]) if image["id"] in annotated][:count]
+    return [i for i in sorted(content["images"], key=itemgetter("id")) if i["id"] in annotated][:count]
 
 
 def compare(
@@ -88,10 +89,6 @@ def compare(
         columns |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
         rows.append(_row(photo, _CELL / max(photo.size), columns, categories, _CELL))
     atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
-
-
-def _sorted(images: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(images, key=lambda image: image["id"])
 
 
 def _photo(folder: str | Path, image: Mapping[str, Any]) -> Image.Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.resolve("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
     assert data.resolve("keypoints_coco_2017_train")[1] == tmp_path / "coco" / "train2017"
-    with monkeypatch.context() as patch:
-        patch.setattr(importlib.util, "find_spec", lambda _: None)  # no Detectron2
-        refused(lambda: data.resolve("coco_2017_vall"), "'coco_2017_val'")
+    refused(lambda: data.refuse_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.resolve(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")

@@ -160,6 +160,13 @@ class SlurmCluster:
         for _, pid in tasks:
             _kill(pid)
 
+    def preempt(self) -> None:
+        """A job of the higher partition takes both nodes for a second."""
+        _output("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+
+    def node_of(self, job_id: str | int) -> str:
+        return _output("squeue", "-h", "-j", str(job_id), "-o", "%N").strip()
+
     def state(self, job_id: str | int) -> str:
         """SLURM's word for a job, as PENDING, RUNNING or COMPLETED."""
         return (_output("squeue", "-h", "--states=all", "-j", str(job_id), "-o", "%T").split() or ["UNKNOWN"])[0]

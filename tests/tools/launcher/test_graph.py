@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +13,12 @@ import pytest
 
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
-from tests.tools.launcher.helpers import HERE, ROOT, fake, wait_for
-from tools.launcher import checks, jobs
+from tests.tools.launcher.helpers import HERE, fake
+from tools.launcher import checks
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, run, show, single
 from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec, read_record
+from tools.launcher.spec import StageSpec
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
@@ -200,28 +198,6 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, submitted: list):
 def test_two_stages_in_one_folder_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="a/knn and a/linear would share"):
         graph_of(tmp_path, Node("a/linear", fake(tmp_path / "x")), Node("a/knn", fake(tmp_path / "x")))
-
-
-def test_the_record_has_the_options(tmp_path: Path):
-    chain(tmp_path).remember(SLURM)
-    record = read_record(tmp_path / "launch/pipeline.json")
-    assert record["file"] == "file.yaml"
-    assert (record["options"]["partition"], record["options"]["parallel"]) == ("long", 2)
-
-
-def test_a_stopped_local_graph_starts_no_other_stage(tmp_path: Path):
-    code = (
-        "import sys; from pathlib import Path; from tests.tools.launcher.test_graph import Options, chain, run\n"
-        f"sys.exit(run(chain(Path({str(tmp_path)!r}), '', 1000, 0.05), Options(cluster='local', gpus=0)))"
-    )
-    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    wait_for((tmp_path / "a/count.0").exists)
-    jobs.cancel(tmp_path)
-    _, shown = started.communicate(timeout=60)
-    assert started.returncode == 130
-    assert f"to continue: python tools/launch.py resume {tmp_path}" in shown
-    assert 0 < int((tmp_path / "a/count.0").read_text()) < 1000  # its checkpoint
-    assert not (tmp_path / "b").exists() and not (tmp_path / "c").exists()
 
 
 def test_a_graph_redoes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -39,20 +39,14 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
         ("echo '77|RUNNING|None|n'", None, "RUNNING"),
         ("echo '77|COMPLETING|None|n'", None, "RUNNING"),
         ("echo '77|RUNNING|None|of somebody else'", None, "ENDED"),  # ids have started anew
-        ("echo '78|RUNNING|None|n'", None, "ENDED"),
         ("echo '77|RUNNING|None|n'; echo no line of its own", None, "RUNNING"),
         ("echo '77|PENDING|Priority|n'", None, "PENDING (Priority)"),
-        (GONE, None, "ENDED"),
         (GONE, "echo '77|CANCELLED by 0|None|n'", "CANCELLED"),
-        ("exit 0", "exit 1", "ENDED"),
         (DOWN, None, "UNKNOWN"),
-        (DOWN, "exit 0", "UNKNOWN"),
         (DOWN, "echo '77|FAILED|None|n'", "FAILED"),
         ("echo '<html>Bad gateway</html>'", None, "UNKNOWN"),
-        (r"printf '\377\376\n'", None, "UNKNOWN"),
         (DOWN, "echo 'sacct: nonsense'", "UNKNOWN"),
         (None, None, "UNKNOWN"),
-        (None, "echo '77|RUNNING|None|n'", "RUNNING"),
     ],
 )
 def test_states_of_a_slurm_job(
@@ -204,11 +198,8 @@ def test_a_damaged_stage_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFi
     ("line", "shown"),
     [
         ('{"iteration": 4, "loss": 2.5, "eta_seconds": 3723}', "step 5  loss 2.5  eta 1:02:03"),
-        ('{"iteration": 4, "eta_seconds": 100000}', "step 5  eta 1 day, 3:46:40"),
-        ('{"iteration": 4, "eta_seconds": NaN}', "step 5"),
         ('{"iteration": 4, "eta_seconds": 1e300}', "step 5"),
         ('{"iteration": "x", "eta_seconds": []}', ""),
-        ("[]", ""),
     ],
 )
 def test_progress(tmp_path: Path, line: str, shown: str):

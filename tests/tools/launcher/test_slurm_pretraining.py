@@ -1,22 +1,33 @@
-"""A real pretraining on a real SLURM cluster whose time is too short, or whose node dies while it writes."""
+"""Real stages on a real SLURM cluster: interrupted in several ways, and on two nodes, with one process's results."""
 
 from __future__ import annotations
 
-import subprocess
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from pretrain.common import checkpoint
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.launcher.helpers import run_alone, tries, wait_for
-from tools.launcher import stages
+from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, tries, wait_for
+from tests.tools.launcher.test_slurm_slow import reasons
+from tools import make_data
+from tools.launcher import pipeline, stages
+from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
+from transfer import train_net
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
+ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 _SLOW_STEPS = """
 import time
 from pretrain.watch import Watch
@@ -63,7 +74,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
     (job,) = submit([spec], replace(slurm_options, time="1", signal_delay=40))
     slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", "TIMEOUT", seconds=420)
-    ended = [(one["state"], one["reason"].partition(":")[0]) for one in tries(tmp_path / "cut")]
+    ended = reasons(tmp_path / "cut")
     assert len(ended) > 1 and set(ended[:-1]) == {("requeued", "SIGUSR2")} and ended[-1] == ("done", "")
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
     assert_same_end(tmp_path / "cut", whole)
@@ -77,8 +88,7 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     extend(monkeypatch, tmp_path, _STUCK_CHECKPOINT.format(marker=str(marker)))
     (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut"))], slurm_options)
     wait_for(marker.exists, 120)
-    shown = subprocess.run(["squeue", "-h", "-j", job.job_id, "-o", "%N"], capture_output=True, text=True)
-    node = shown.stdout.strip()
+    node = slurm_cluster.node_of(job.job_id)
     slurm_cluster.kill_node(node)
     try:
         slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
@@ -89,3 +99,143 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
     assert not list((tmp_path / "cut").glob(".*tmp*"))
     assert read_record(tmp_path / "cut/launch/complete.json")
+
+
+def test_a_preempted_pretraining_ends_bit_equal(
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+):
+    more = ("SOLVER.EPOCHS", "6", "SOLVER.CHECKPOINT_PERIOD", "1000000")  # no checkpoint but the one asked for
+    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", *more)))
+    (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut", *more))], slurm_options)
+    wait_for(lambda: len(lines(tmp_path / "cut", "loss")) > 2, seconds=120)
+    slurm_cluster.preempt()
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=300)
+    assert reasons(tmp_path / "cut") == [("requeued", "SIGUSR2"), ("done", "")]
+    assert_same_end(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_pretraining_on_two_nodes_equals_one_process(
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+):
+    groups = ("MODEL.BN_GROUPS", "4", "SOLVER.MAX_STEPS", "3", "SOLVER.BASE_LR", "0.01")
+    spec = stages.pretrain("", overrides(images, tmp_path / "slurm", *groups))
+    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=2))
+    run_alone(stages.pretrain("", overrides(images, tmp_path / "here", *groups)))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    assert shown(tmp_path / "slurm")["failure"] == {}
+    one, two = ([line["loss"] for line in lines(tmp_path / name, "loss")] for name in ("slurm", "here"))
+    assert one == pytest.approx(two, rel=1e-4) and len(one) == 3
+
+
+def test_a_linear_probe_on_two_nodes_equals_one_process(
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
+):
+    more = ["LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.BASE_LR", "0.1"]
+    specs = [
+        stages.probe("linear", "random", "", overrides(images, tmp_path / name, *more)) for name in ("slurm", "here")
+    ]
+    (job,) = submit(specs[:1], replace(slurm_options, nodes=2, tasks=2))
+    run_alone(specs[1])
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
+    assert shown(tmp_path / "slurm")["failure"] == {}
+    first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
+    assert first and second
+    for name, value in first[1]["state_dict"].items():
+        assert torch.allclose(value, second[1]["state_dict"][name], atol=1e-4), name
+    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    assert one["metrics"] == two["metrics"]
+
+
+def smoke_plan(folder: Path) -> dict[str, Any]:
+    """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
+    digits = folder / "digits"
+    truth = f"coco:{digits}/coco/annotations/instances_"
+    coco = [f"('{truth}{split}.json:{digits}/coco/{split}',)" for split in ("train", "val")]
+    size = ["--images", "64", "--val-images", "16", "--scenes", "8", "--val-scenes", "4"]
+    return {
+        "DATA": ["digits", *size, str(digits)],
+        "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
+        "OVERRIDES": [
+            "DATA.TRAIN", f"folder:{digits}/images/train", "DATA.VAL", f"folder:{digits}/images/val", "METHOD.NUM_KEYS",
+            "2", "VIEWS.IMAGE_SIZE", "32", "MODEL.STEM", "imagenet", "MODEL.QUEUE_SIZE", "32", "SOLVER.IMS_PER_BATCH",
+            "8", "SOLVER.EPOCHS", "5", "SOLVER.LOG_PERIOD", "1", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
+            "DEVICE", "cpu",
+        ],
+        "TRANSFER": {"mask": str(MASK)},
+        "TRANSFER_OVERRIDES": [
+            "DATASETS.TRAIN", coco[0], "DATASETS.TEST", coco[1], "MODEL.ROI_HEADS.NUM_CLASSES", "10",
+            "MODEL.RESNETS.DEPTH", "18", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64", "MODEL.DEVICE", "cpu",
+            "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(36,)", "SOLVER.BASE_LR", "0.01",
+            "SOLVER.WARMUP_ITERS", "10", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "SOLVER.CHECKPOINT_PERIOD", "1000",
+            "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "DATALOADER.NUM_WORKERS", "0",
+            "MODEL.FPN.OUT_CHANNELS", "64", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "32",
+            "MODEL.ROI_BOX_HEAD.FC_DIM", "64", "MODEL.ROI_MASK_HEAD.NUM_CONV", "1",
+            "MODEL.ROI_MASK_HEAD.CONV_DIM", "32", "TEST.DETECTIONS_PER_IMAGE", "40",
+            "TEST.PRECISE_BN.NUM_ITER", "2", "SEED", "1",
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pipeline_preempted_twice_ends_in_the_same_table(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
+):
+    Path("smoke.yaml").write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
+    assert run(pipeline.load("smoke.yaml", "whole"), HERE) == 0
+    graph = pipeline.load("smoke.yaml", "cut")
+    assert run(graph, slurm_options) == 0
+    folders = {node.key: Path(node.spec.folder) for node in graph.nodes}
+    for key, sign in (("jcl/pretrain", "step 1/"), ("jcl/mask", "training (on|from)")):
+        log = folders[key] / "log.txt"
+        wait_for(lambda: log.exists() and re.search(sign, log.read_text()), seconds=240)  # noqa: B023
+        time.sleep(3)  # some steps into it
+        slurm_cluster.preempt()
+        slurm_cluster.wait_state(job_of(folders[key])["id"], "COMPLETED", "FAILED", seconds=300)
+        assert reasons(folders[key]) == [("requeued", "SIGUSR2"), ("done", "")]
+    slurm_cluster.wait_state(job_of("cut/report")["id"], "COMPLETED", seconds=240)
+    whole, cut = (read_record(Path(name, "jcl/mask/results.json"))["metrics"] for name in ("whole", "cut"))
+    assert whole == cut and whole["bbox"]["AP50"] > 0 and whole["segm"]["AP50"] > 0
+    one, two = (Path(name, "report.md").read_text() for name in ("whole", "cut"))
+    assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_transfer_on_two_nodes_equals_two_processes_here(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
+):
+    plan = smoke_plan(tmp_path)
+    make_data.main([str(word) for word in plan["DATA"]])
+    words = [*plan["TRANSFER_OVERRIDES"], "SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()", "MODEL.WEIGHTS", ""]
+    spec = stages.transfer(str(MASK), [*words, "OUTPUT_DIR", str(tmp_path / "slurm")], engine=engine)
+    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=1))
+    here = ["--config-file", str(MASK), "--num-gpus", "2", "--engine", engine, *words]
+    train_net.main([*here, "OUTPUT_DIR", str(tmp_path / "here")])
+    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
+    assert shown(tmp_path / "slurm")["failure"] == {}
+    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
+    assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
+    losses = [
+        {key: value for line in lines(tmp_path / name, "total_loss") for key, value in line.items() if "loss" in key}
+        for name in ("slurm", "here")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) > 4
+
+
+def test_a_sweep_on_slurm_ends_in_a_table(
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    Path("linear.yaml").write_text("LINEAR: {BASE_LR: 1.0, EPOCHS: 1, IMS_PER_BATCH: 16}\n")
+    plan = {
+        "PRETRAIN": str(RECIPE), "GRID": {"METHOD.JCL_LAMBDA": [1, 4]}, "LINEAR": "linear.yaml",
+        "OVERRIDES": overrides(images, tmp_path, "SOLVER.MAX_STEPS", "2"),
+    }  # fmt: skip
+    Path("sweep.yaml").write_text(yaml.safe_dump(plan))
+    graph = pipeline.load("sweep.yaml", "out")
+    assert run(graph, replace(slurm_options, parallel=1)) == 0
+    slurm_cluster.wait_state(job_of("out/report")["id"], "COMPLETED", seconds=300)
+    table = Path("out/sweep.md").read_text()
+    assert re.search(r"^\| 1 +\|", table, re.M) and re.search(r"^\| 4 +\|", table, re.M) and "not done" not in table
+    assert Path("out/sweep.png").exists()
+    capsys.readouterr()
+    assert run(graph, slurm_options) == 0  # again: nothing is submitted, the table is drawn at once
+    assert "array" not in (printed := capsys.readouterr().out) and table in printed

@@ -88,7 +88,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
     tables = [
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
-        *samples.shares(detections), *samples.published(rows, detections), *samples.similarities(found),
+        *samples.shares(detections), *samples.published(items),
     ]  # fmt: skip
     pictures: list[Picture] = []
     if pictures_beside:

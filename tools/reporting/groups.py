@@ -149,7 +149,7 @@ def difference(ours: Mapping[str, float], base: Mapping[str, float], paired: boo
         return Difference(mean)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # equal scores, as of fixed weights, have no variance
-        test = ttest_rel(a, b) if paired else ttest_ind(a, b, equal_var=False)
+        test: Any = ttest_rel(a, b) if paired else ttest_ind(a, b, equal_var=False)
     interval = test.confidence_interval()
     p = float(test.pvalue)
     return Difference(mean, float(interval.high - interval.low) / 2, 1.0 if math.isnan(p) else p)

@@ -40,15 +40,15 @@ class Verdict(NamedTuple):
     row: Mapping[str, str] | None = None
 
 
-def linear_result(origin: Origin, probe: Probe) -> Verdict:
+def linear_result(probe: Probe) -> Verdict:
     """The published top1 and top5 of a linear probe, from the row whose recipe differs least from the run's config."""
-    config, best = origin.config, (Verdict(), math.inf)
-    for table, row in _linear_rows():
+    config, best = probe.origin.config, (Verdict(), math.inf)
+    for table, row in _linear_rows() if probe.kind == "linear" else ():
         recipe = _pretrain_recipe(row["pretrain"], row["overrides"])
         if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):
             continue
         scored_on, protocol = _probe_recipe(row["pretrain"], row["overrides"], row["linear"])
-        reasons = [origin.altered] if origin.altered else []
+        reasons = [probe.origin.altered] if probe.origin.altered else []
         reasons += _pretraining_differences(config, recipe)
         reasons += _differences({"scored on": probe.scored_on}, {"scored on": scored_on}, "linear ")
         reasons += _differences(probe.protocol, protocol, "linear ")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -74,40 +73,22 @@ def _about(row: Row, names: dict[Path, str]) -> list[str]:
 
 def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
     """A row per backbone, a column per protocol and score; a heading names what distinguishes its protocol."""
-    head, notes, refused = list(_ABOUT), [], defaultdict(list)
-    lines = [_about(row, names) for row in rows]
+    head, notes, lines = list(_ABOUT), [], [_about(row, names) for row in rows]
     for kind, scores in _SCORES.items():
         protocols = _distinct(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
         different = differing(protocols)
         if protocols:
             notes.append(f"{kind}: {words(protocols[0], [name for name in protocols[0] if name not in different])}.")
         for protocol in protocols:
-            cells = [[p for p in row.probes if (p.kind, p.protocol) == (kind, protocol)] for row in rows]
             for score in scores:
                 which = f" ({words(protocol, different)})" if different else ""
                 head.append(f"{kind} {score.replace('top', 'top-')}{which}")
-                for line, probes in zip(lines, cells, strict=True):
+                for line, row in zip(lines, rows, strict=True):
+                    probes = [probe for probe in row.probes if (probe.kind, probe.protocol) == (kind, protocol)]
                     line.append(_numbers([probe.scores.get(score) for probe in probes]))
-            verdicts = [linear_result(row, probes) for row, probes in zip(rows, cells, strict=True)]
-            for row, verdict in zip(rows, verdicts, strict=True):
-                refused[verdict.table, verdict.reason].append(names[row.folder])
-            if any(verdict.numbers for verdict in verdicts):
-                head += ["paper's top-1", "difference"]
-                for line, probes, verdict in zip(lines, cells, verdicts, strict=True):
-                    top1 = verdict.numbers["top1"] if verdict.numbers else None
-                    line += [_numbers([top1]), _numbers([_minus(p.scores["top1"], top1) for p in probes], "+.1f")]
-                tables = dict.fromkeys(verdict.table for verdict in verdicts if verdict.numbers)
-                notes.append(f"Paper: {', '.join(tables)}.")
-    notes += _refusals(refused)
+    verdicts = [(names[row.folder], papers.linear_result(probe)) for row in rows for probe in row.probes]
     title = f"Accuracy on the validation images of {scored_on}, in percent"
-    return _table(title, notes, head, lines)
-
-
-def linear_result(row: Row, probes: Sequence[Probe]) -> papers.Verdict:
-    """The verdict on probes by one protocol; a probe's record of its checkpoint is preferred to the folder's config."""
-    if not probes or probes[0].kind != "linear":
-        return papers.Verdict()
-    return papers.linear_result(probes[0].origin if probes[0].origin.config else row.origin, probes[0])
+    return _table(title, [*notes, *_refusals(verdicts)], head, lines)
 
 
 def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
@@ -122,38 +103,30 @@ def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Itera
 
 
 def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
-    (detector, *protocol), task = runs[0].headline, papers.TASKS[runs[0].detector]
+    detector, *protocol = runs[0].headline
     tasks = [task for task in TASK_NAMES if any(task in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
-    head += [f"{TASK_NAMES[t]} {name}" for t in tasks for name in _METRICS]
-    verdicts, refused = [papers.detection_result(run) for run in runs], defaultdict(list)
-    is_compared = any(verdict.numbers for verdict in verdicts)
-    head += [f"paper's {TASK_NAMES[task]} {name}" for name in _METRICS if is_compared]
+    head += [f"{TASK_NAMES[task]} {name}" for task in tasks for name in _METRICS]
     lines = []
-    for run, verdict in zip(runs, verdicts, strict=True):
-        o, name = run.origin, names[run.folder]
-        refused[verdict.table, verdict.reason].append(name)
-        cells = [name + " (evaluation only)" * run.evaluated_only]
+    for run in runs:
+        o = run.origin
+        cells = [names[run.folder] + " (evaluation only)" * run.evaluated_only]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
-        cells += [_numbers([run.metrics.get(t, {}).get(metric)]) for t in tasks for metric in _METRICS]
-        for metric in _METRICS if is_compared else ():
-            paper, ours = (verdict.numbers or {}).get(metric), run.metrics.get(task, {}).get(metric)
-            cells.append(f"{_numbers([paper])} ({_numbers([_minus(ours, paper)], '+.1f')})" if paper else "-")
+        cells += [_numbers([run.metrics.get(task, {}).get(metric)]) for task in tasks for metric in _METRICS]
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
-    if is_compared:
-        table = next(verdict.table for verdict in verdicts if verdict.numbers)
-        notes.append(f"Paper: {table}; in parentheses, the difference from it. 0.3 AP is ordinary variation.")
-        if runs[0].engine != "detectron2":
-            notes.append("The paper's engine is Detectron2, this table's is not.")
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
-    notes += _refusals(refused)
+    notes += _refusals([(names[run.folder], papers.detection_result(run)) for run in runs])
     return _table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
 
-def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
-    return [f"Not compared with {table}: {', '.join(runs)}: {why}." for (table, why), runs in refused.items() if why]
+def _refusals(verdicts: Iterable[tuple[str, papers.Verdict]]) -> list[str]:
+    refused: dict[tuple[str, str], dict[str, None]] = {}
+    for run, verdict in verdicts:
+        if verdict.reason:
+            refused.setdefault((verdict.table, verdict.reason), {})[run] = None
+    return [f"Not compared with {table}: {', '.join(runs)}: {why}." for (table, why), runs in refused.items()]
 
 
 def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
@@ -177,10 +150,6 @@ def _table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequenc
     return Table(title, notes, cells[0], cells[1:])
 
 
-def _numbers(values: Sequence[float | None], form: str = ".1f") -> str:
+def _numbers(values: Sequence[float | None]) -> str:
     """One number, or several if a run was probed more than once by one protocol; ``-`` for none."""
-    return " / ".join(dict.fromkeys(f"{value:{form}}" for value in values if value is not None)) or "-"
-
-
-def _minus(ours: float | None, published: float | None) -> float | None:
-    return None if ours is None or published is None else ours - published
+    return " / ".join(dict.fromkeys(f"{value:.1f}" for value in values if value is not None)) or "-"

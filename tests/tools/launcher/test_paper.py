@@ -31,7 +31,7 @@ def published_top1(config: str) -> float | None:
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     probe = Probe(Path(), "linear", {}, origin, *probe_protocol("linear", protocol(cfg, "linear")))
-    return (papers.linear_result(origin, probe).numbers or {}).get("top1")
+    return (papers.linear_result(probe).numbers or {}).get("top1")
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ def ran(folder: Path, hours: float, devices: str, processes: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline with two pretrainings and three detectors, a run of Fig. 3, and a run with HTML as name."""
+    """A pipeline with two pretrainings and three detectors, and a run with HTML as name."""
     root = tmp_path_factory.mktemp("page")
     test, folder = tiny_coco.write(root / "data"), root / "runs/demo"
     stages = ("pretrain", "knn", "mask")
@@ -71,7 +71,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (run / "mask/found.json").write_text("[]")
         log(run / "mask", total_loss=3.0, **{"bbox/AP": ap})
         ran(run / "mask", 0.5, "cpu")
-    spread(root / "runs/fig3")
     write(root / "runs" / ATTACK, detector(weights={"source": ATTACK, "method": f"</script>{ATTACK}", "epoch": "'\">"}))
     log(root / "runs" / ATTACK, total_loss=3.0)
     (root / "runs/broken").mkdir()
@@ -79,15 +78,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"stage": "knn", "metrics": {"top1": ATTACK}, "source": {}})
     )
     return root / "runs"
-
-
-def spread(folder: Path) -> None:
-    names = ("$jcl_$", ATTACK)  # matplotlib would read the first as mathematics
-    row = {"similarity_mean": 0.85, "similarity_std": 0.01, "variance_mean": 1e-3, "variance_std": 1e-4}
-    write(folder, {"stage": "distributions", "images": 2, "augmentations": 32, "runs": dict.fromkeys(names, row),
-                   "protocol": {"data": "digits", "space": "features"}})  # fmt: skip
-    points = "".join(f"{name},0.8{i},0.00{i + 1}\n" for name in names for i in range(2))
-    (folder / "distributions.csv").write_text(f"run,similarity,variance\n{points}")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +137,7 @@ def test_what_is_in_run_folders_is_text(source: str):
     assert "script" not in [tag for tag, _ in elements]
     assert not [(tag, name) for tag, attributes in elements for name in attributes if name.startswith("on")]
     assert all(attributes["src"].startswith("data:image/") for tag, attributes in elements if tag == "img")
-    for place in (f"</script>{ATTACK}", f"fig3: {ATTACK}", repr(ATTACK)):
+    for place in (f"</script>{ATTACK}", repr(ATTACK)):
         assert any(place in one for one in words)
 
 

@@ -49,8 +49,7 @@ def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
     checkpoint stay.
     """
     periodic = sorted(Path(output_dir).glob("model_[0-9]*.pth"), reverse=True)
-    is_periodic = saved in periodic
-    kept = [path for path in periodic if path.name <= saved.name or not is_periodic][:keep]
+    kept = [path for path in periodic if path.name <= saved.name][:keep]
     for path in set(periodic) - set(kept) if keep else ():
         remove(path)
 

@@ -32,18 +32,17 @@ def settle(
     """Sets means and variances of frozen norms to those of their inputs over ``count`` batches of every rank.
 
     Meanwhile each norm normalizes with the statistics of the batch, as precise BN does, so that those behind it see
-    normalized inputs.
+    normalized inputs. Batch norms that are trained come behind all frozen ones, and are evaluated.
 
     Args:
-        model: its other batch norms, which are trained, keep the statistics of their weights.
+        model: is left in evaluation mode.
         norms: FrozenBatchNorm2d of torchvision or Detectron2; those that ``features`` does not run keep their values.
         features: runs the network that holds them on a batch.
 
     Raises:
         Stopped: a stop was requested; nothing was changed.
     """
-    frozen = {id(buffer) for norm in norms for buffer in norm.buffers()}
-    trained = [buffer for buffer in model.buffers() if id(buffer) not in frozen]
+    model.eval()
     sums = {norm: torch.zeros_like(norm.get_buffer("running_mean"), dtype=torch.float64).repeat(2, 1) for norm in norms}
     pixels = dict.fromkeys(norms, 0)
 
@@ -56,15 +55,12 @@ def settle(
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps).to(inputs[0].dtype)
 
     hooks = [norm.register_forward_hook(normalize) for norm in norms]
-    kept = [buffer.clone() for buffer in trained]
     try:
         for batch in islice(reported(until_stopped(batches), count, "frozen batch norm", log), count):
             features(batch)
     finally:
         for hook in hooks:
             hook.remove()
-        for buffer, value in zip(trained, kept, strict=True):
-            buffer.copy_(value)
     for norm in (norm for norm in norms if pixels[norm]):
         moments = torch.cat([sums[norm].flatten(), sums[norm].new_tensor([pixels[norm]])])
         if dist.is_initialized() and dist.get_world_size() > 1:

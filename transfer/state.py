@@ -18,7 +18,7 @@ from fvcore.common.config import CfgNode
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain.common import checkpoint
+from pretrain.common import checkpoint, distributed
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
@@ -45,12 +45,9 @@ class State(contextlib.ExitStack):
         schedule: iteration -> learning rate, which it sets.
         precision: of the forward pass; None: float32.
         window: the losses and times of the last LOG_PERIOD iterations.
-        noted: the last line's scalars of the model and of hooks, from the checkpoint, until there are new ones.
     """
 
-    def __init__(
-        self, engine: Engine, cfg: CfgNode, model: Any, device: torch.device, rank: int, world: int, log: Logger
-    ) -> None:
+    def __init__(self, engine: Engine, cfg: CfgNode, model: Any, device: torch.device, log: Logger) -> None:
         super().__init__()
         is_half, is_bf16 = cfg.SOLVER.AMP.ENABLED, cfg.SOLVER.get("BF16", False)
         if is_half and not is_bf16 and device.type != "cuda":
@@ -59,14 +56,14 @@ class State(contextlib.ExitStack):
             )
         self.precision = (torch.bfloat16 if is_bf16 else torch.float16) if is_half else None
         self.engine, self.cfg, self.model, self.device, self.log = engine, cfg, model, device, log
-        self.rank, self.world, self.iter, self.start_iter, self.max_iter = rank, world, 0, 0, cfg.SOLVER.MAX_ITER
+        self.rank, self.world = distributed.rank(), distributed.world_size()
+        self.iter, self.start_iter, self.max_iter = 0, 0, cfg.SOLVER.MAX_ITER
         self.batches, self.images = engine.training_data(cfg)
         self.optimizer = engine.build_optimizer(cfg, model)
         self.schedule = engine.build_schedule(cfg, self.optimizer)
         self.scaler = torch.amp.grad_scaler.GradScaler(device.type, enabled=self.precision == torch.float16)
         self.skipped = SkippedSteps("set SOLVER.AMP.ENABLED False")
         self.window: deque[dict[str, float]] = deque(maxlen=LOG_PERIOD)
-        self.noted: dict[str, float] = {}
         self.writer: MetricsWriter | None = None  # rank 0's
         self.hooks: dict[str, Any] = {name: HOOKS[name](cfg) for name in cfg.SOLVER.get("HOOKS", ())}
         for hook in self.hooks.values():
@@ -93,10 +90,6 @@ class State(contextlib.ExitStack):
         for hook in self.hooks.values():
             getattr(hook, name, lambda: None)()
 
-    def scalars(self) -> dict[str, float]:
-        """What the model and hooks have noted in this iteration."""
-        return self.storage.scalars() or self.noted
-
     def write_images(self) -> None:
         """Writes the model's pictures of training (VIS_PERIOD) for TensorBoard."""
         for name, image, iteration in self.storage.take_images():
@@ -120,7 +113,7 @@ class State(contextlib.ExitStack):
             dist.all_reduce(longest, dist.ReduceOp.MAX)
             waited = longest.tolist()
         line |= {"data_time": statistics.median(waited), "lr": self.schedule(iteration)}
-        line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.scalars()}
+        line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.storage.scalars()}
         share = sum(waited) / sum(step["time"] for step in self.window)
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
         memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
@@ -146,7 +139,6 @@ class State(contextlib.ExitStack):
             "iteration": iteration,
             "seed": self.cfg.SEED,
             "window": list(self.window),
-            "scalars": self.scalars(),
             "skipped_steps": self.skipped.up_to(self.scaler.get_scale()),
             "hooks": {name: hook.state_dict() for name, hook in self.hooks.items() if hasattr(hook, "state_dict")},
             "engine": self.engine.NAME,
@@ -164,7 +156,6 @@ class State(contextlib.ExitStack):
             self.optimizer.load_state_dict(content["optimizer"])
             self.scaler.load_state_dict(content["scaler"])
             self.window.extend(content["window"])
-            self.noted = content.get("scalars", {})
             self.skipped.total = int(content.get("skipped_steps", 0))
             for name, hook_state in content.get("hooks", {}).items():
                 if hook_state:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import nn
 
+from pretrain.common import distributed
 from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.interrupt import Stopped
@@ -28,7 +28,7 @@ from pretrain.common.run_folder import atomic_write, remove, setup_logging, writ
 from pretrain.common.skipped_steps import summary
 
 from . import checkpoints, frozen_bn
-from .accumulate import Accumulated
+from .accumulate import accumulated_losses
 from .coco.results import Metrics, flat_sets
 from .distributed import check_same_start, join, pool_batch_norm, reported, until_stopped
 from .samplers import mix
@@ -42,46 +42,27 @@ class Engine(Protocol):
     Attributes:
         NAME: in checkpoints and results.
         FROZEN_NORM: the class of batch norms whose statistics are fixed.
+        prepare: (config, log) -> the engine's own config.
+        build_model: a detector that maps a list of records to losses by name (in training) or detections.
+        backbone_features: (model, batch) runs the ResNet alone on the images of a batch.
+        build_optimizer: its step clips gradients as SOLVER.CLIP_GRADIENTS says.
+        build_schedule: iteration (from 0) -> learning rate, which it sets in all groups of the optimizer.
+        training_data: function of (seed, start, workers) to an iterator of this rank's batches; the number of images.
+        storage: takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
+        evaluate: (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others;
+            draws predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
     """
 
     NAME: str
     FROZEN_NORM: type[nn.Module]
-
-    def prepare(self, cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-        """The engine's own config, on which it has checked what needs its imports."""
-        ...
-
-    def build_model(self, cfg: CfgNode, device: torch.device) -> Any:
-        """A detector that maps a list of records to losses by name (in training) or detections."""
-        ...
-
-    def backbone_features(self, model: Any, batch: list[dict[str, Any]]) -> Any:
-        """Runs the ResNet alone on the images of a batch."""
-        ...
-
-    def build_optimizer(self, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-        """An optimizer whose step clips gradients as SOLVER.CLIP_GRADIENTS says."""
-        ...
-
-    def build_schedule(self, cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-        """Iteration (from 0) -> learning rate, which it sets in all groups of the optimizer."""
-        ...
-
-    def training_data(self, cfg: CfgNode) -> tuple[Callable[..., Any], int]:
-        """Function of (seed, start, workers) to an iterator of this rank's batches, and the number of images."""
-        ...
-
-    def storage(self, start: int) -> AbstractContextManager[Any]:
-        """Takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage."""
-        ...
-
-    def evaluate(self, cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:
-        """Metrics of each set of DATASETS.TEST on rank 0, {} on others; predictions drawn on ``pictures`` images.
-
-        Args:
-            final: not one of a training's intermediate evaluations.
-        """
-        ...
+    prepare: Callable[[CfgNode, Callable[[str], None]], CfgNode]
+    build_model: Callable[[CfgNode, torch.device], Any]
+    backbone_features: Callable[[Any, list[dict[str, Any]]], Any]
+    build_optimizer: Callable[[CfgNode, nn.Module], torch.optim.Optimizer]
+    build_schedule: Callable[[CfgNode, torch.optim.Optimizer], Callable[[int], float]]
+    training_data: Callable[[CfgNode], tuple[Callable[..., Any], int]]
+    storage: Callable[[int], AbstractContextManager[Any]]
+    evaluate: Callable[..., dict[str, Metrics]]
 
 
 def run(
@@ -106,15 +87,14 @@ def run(
             same checkpoint.
         Stopped: a stop was requested; the checkpoint is written.
     """
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
-    log = setup_logging(out, rank, "transfer")
+    log = setup_logging(out, distributed.rank(), "transfer")
     found = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
     path, content = found or (None, {})
     start = content["iteration"] + 1 if found else 0
     recorded = recorded or cfg
     recorded.SEED = cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
-    if rank == 0:
+    if distributed.is_main():
         atomic_write(out / "config.yaml", recorded.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
@@ -138,7 +118,7 @@ def run(
     if eval_only:
         return engine.evaluate(cfg, model, visualize, final=True)
     evaluating = path is not None and path.name == checkpoints.EVALUATING
-    with State(engine, cfg, model, device, rank, world, log) as state:
+    with State(engine, cfg, model, device, log) as state:
         if found:
             state.restore(content)
         elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
@@ -168,8 +148,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
     cfg, end, log = state.cfg, state.max_iter, state.log
     repeats = evaluating or start >= end  # the last evaluation, whose line in metrics.json is replaced
     bar = state.report_from(start, first_line=start - repeats)
-    network = data_parallel(state.model, state.device)
-    parallel = Accumulated(network, cfg.SOLVER.get("ACCUMULATE", 1), state.scaler.scale, state.precision)
+    parallel = data_parallel(state.model, state.device)
     stop, results = AgreedStop(state.device), {}
     state.model.train()
     if repeats:
@@ -207,7 +186,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
 
 def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) -> None:
     """One iteration: data, losses, gradients, update."""
-    state.iter, state.storage.iter, state.noted = iteration, iteration, {}
+    state.iter = state.storage.iter = iteration
     state.call_hooks("before_step")
     began = time.perf_counter()
     batch = next(batches)
@@ -216,12 +195,14 @@ def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) ->
     # The sampling of anchors and proposals depends on the seed, the iteration and the rank, not on history.
     torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
     state.optimizer.zero_grad()
-    losses = parallel(batch)
+    parts = state.cfg.SOLVER.get("ACCUMULATE", 1)
+    losses = accumulated_losses(parallel, batch, parts, state.scaler.scale, state.precision)
     total = torch.stack(list(losses.values())).sum()
     state.scaler.scale(total).backward()
     state.call_hooks("after_backward")
     scale = state.scaler.scale(torch.ones_like(total, dtype=torch.float32))
-    *values, scale = _mean_over_ranks([*losses.values(), scale])  # the losses are read only here
+    stacked = torch.stack([value.detach().float() for value in (*losses.values(), scale)])
+    *values, scale = distributed.mean_(stacked).tolist()  # the losses are read only here
     losses = dict(zip(losses, values, strict=True))
     if not all(map(math.isfinite, values)):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
@@ -294,14 +275,6 @@ def _settle_frozen_bn(state: State, count: int) -> None:
         lambda batch: engine.backbone_features(model, batch),
         state.batches(seed=state.cfg.SEED, start=0, workers=0), count, state.log.info,
     )  # fmt: skip
-
-
-def _mean_over_ranks(values: list[torch.Tensor]) -> list[float]:
-    stacked = torch.stack([value.detach().float() for value in values])
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return stacked.tolist()
-    dist.all_reduce(stacked)
-    return [value / dist.get_world_size() for value in stacked.tolist()]
 
 
 def _diverged(what: str) -> UserError:

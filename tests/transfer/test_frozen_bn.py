@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
-from pretrain.common.errors import UserError
+from tests.errors import refused
+from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import work
 from transfer import frozen_bn
 
-DETECTRON2 = pytest.mark.detectron2
 NORM = "backbone.bottom_up.stem.conv1.norm"
 
 
@@ -28,24 +30,29 @@ def network(norm: type[nn.Module]) -> nn.Sequential:
     return made
 
 
+def norms_of(frozen: nn.Module) -> list[Any]:
+    return [part for part in frozen.modules() if isinstance(part, FrozenBatchNorm2d)]
+
+
+GENERATOR = torch.Generator().manual_seed(0)  # the same in every process
+BATCHES = [torch.randn(2, 3, 12, 12, generator=GENERATOR), torch.randn(3, 3, 20, 8, generator=GENERATOR) * 2 + 1]
+
+
 def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
     frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
-    norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
-    images, lines = torch.randn(5, 3, 12, 12), []
-    frozen_bn.settle(frozen, norms, frozen, iter([images] * 9), 1, lines.append)
+    images = torch.randn(5, 3, 12, 12)
+    frozen_bn.settle(frozen, norms_of(frozen), frozen, iter([images] * 9), 1, lambda _: None)
     torch.testing.assert_close(frozen(images), plain(images), rtol=1e-4, atol=1e-5)
-    assert lines == ["2 frozen batch norms take their statistics from 1 training batches"]
 
 
 def test_every_pixel_of_several_batches_counts_alike() -> None:
     """The first norm's statistics are those of all its inputs together, though the batches differ in size."""
     frozen, unused = network(FrozenBatchNorm2d), FrozenBatchNorm2d(4)
-    batches = [torch.randn(2, 3, 12, 12), torch.randn(3, 3, 20, 8) * 2 + 1]
-    norms = [*(part for part in frozen if isinstance(part, FrozenBatchNorm2d)), unused]
-    frozen_bn.settle(frozen, norms, frozen, iter(batches), 2, lambda _: None)
-    inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in batches], dim=1)
+    norms = [*norms_of(frozen), unused]
+    frozen_bn.settle(frozen, norms, frozen, iter(BATCHES), 2, lambda _: None)
+    inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
     torch.testing.assert_close(norms[0].running_mean, inputs.mean(1))
     torch.testing.assert_close(norms[0].running_var, inputs.var(1, unbiased=False))
     assert (unused.running_mean == 0).all() and (unused.running_var == 1).all()
@@ -60,24 +67,24 @@ def test_norms_that_are_trained_keep_their_statistics() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model[3].state_dict().items())
 
 
-def test_ranks_pool_their_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another rank with the same batch changes nothing; without the pixels in the sum it would halve the values."""
-    images, found = torch.randn(4, 3, 12, 12), []
-    for world in (1, 2):
-        monkeypatch.setattr(frozen_bn.dist, "is_initialized", lambda world=world: world > 1)
-        monkeypatch.setattr(frozen_bn.dist, "get_world_size", lambda world=world: world)
-        monkeypatch.setattr(frozen_bn.dist, "all_reduce", lambda moments: moments.mul_(2))
-        frozen = network(FrozenBatchNorm2d)
-        norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
-        monkeypatch.setattr(frozen_bn, "until_stopped", lambda batches: batches)
-        frozen_bn.settle(frozen, norms, frozen, [images], 1, lambda _: None)
-        found.append(norms[1].running_var)
-    torch.testing.assert_close(found[0], found[1])
+def _ranks(folder: Path) -> None:
+    """Each rank settles on its own batches, of different sizes."""
+    frozen = network(FrozenBatchNorm2d)
+    frozen_bn.settle(frozen, norms_of(frozen), frozen, [BATCHES[dist.get_rank()]], 1, lambda _: None)
+    torch.save(frozen.state_dict(), folder / f"{dist.get_rank()}.pth")
+
+
+def test_ranks_pool_their_pixels(tmp_path: Path) -> None:
+    run_ranks(_ranks, 2, tmp_path)
+    alone = network(FrozenBatchNorm2d)
+    frozen_bn.settle(alone, norms_of(alone)[:1], alone, iter(BATCHES), 2, lambda _: None)
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth")["1.running_var"], alone[1].running_var)
 
 
 def test_a_stop_changes_nothing() -> None:
     frozen = network(FrozenBatchNorm2d)
-    norms = [part for part in frozen if isinstance(part, FrozenBatchNorm2d)]
+    norms = norms_of(frozen)
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):
@@ -90,30 +97,19 @@ def test_a_stop_changes_nothing() -> None:
 KEYS = {"MODEL__BACKBONE__FREEZE_AT": 5, "SOLVER__FROZEN_BN_ITER": 2, "SOLVER__MAX_ITER": 2, "SEED": 3}
 
 
-@pytest.mark.parametrize("engine", ["torchvision", pytest.param("detectron2", marks=DETECTRON2)])
-def test_a_frozen_resnet_of_random_weights_gets_statistics(tmp_path: Path, engine: str) -> None:
-    results = work(tmp_path, engine, **KEYS)
-    assert results["protocol"]["freeze_at"] == 5 and "FROZEN_BN_ITER: 2" in results["config"]
-    state = torch.load(tmp_path / "out/model_final.pth")["model"]
-    assert state[f"{NORM}.running_mean"].abs().max() > 1e-3
-    assert (state[f"{NORM}.running_var"] - 1).abs().max() > 1e-3
-    with pytest.raises(UserError, match=r"a different config \(SOLVER\.FROZEN_BN_ITER 2 -> 0\)"):
-        work(tmp_path, engine, "--resume", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0})
-
-
-@DETECTRON2
+@pytest.mark.detectron2
 def test_both_engines_take_the_same(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pth"
     work(tmp_path / "first", "torchvision", **KEYS | {"SOLVER__FROZEN_BN_ITER": 0, "SOLVER__MAX_ITER": 1})
     torch.save(torch.load(tmp_path / "first/out/model_final.pth")["model"], weights)
     found = []
-    alike = {
-        "INPUT__MIN_SIZE_TRAIN": [64],
-        "INPUT__RANDOM_FLIP": "none",
-    }  # the engines draw sizes and flips differently
+    alike = {"INPUT__MIN_SIZE_TRAIN": [64], "INPUT__RANDOM_FLIP": "none"}  # the engines draw them differently
     for engine in ("torchvision", "detectron2"):
         work(tmp_path / engine, engine, **KEYS, **alike, MODEL__WEIGHTS=str(weights))
         found.append(torch.load(tmp_path / engine / "out/model_final.pth")["model"])
     for name, tensor in found[0].items():
         if name.startswith("backbone.bottom_up.") and "running" in name:
             torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+    assert found[0][f"{NORM}.running_mean"].abs().max() > 1e-3
+    again = KEYS | {"SOLVER__FROZEN_BN_ITER": 0}
+    refused(lambda: work(tmp_path / "torchvision", "torchvision", "--resume", **again), "SOLVER.FROZEN_BN_ITER", 2, 0)

@@ -83,8 +83,6 @@ def test_a_stop_in_precise_bn_and_in_evaluation_loses_nothing(
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     what = ("AP", "loss")
     assert len(recorded(whole, what)) == 2 and recorded(cut, what) == recorded(whole, what)
-    names = [{iteration: set(line) for iteration, line in recorded(out, ("",)).items()} for out in (whole, cut)]
-    assert names[0] == names[1]  # Detectron2's own scalars, too, whose medians start over with each process
     evaluated = work(tmp_path, engine, "--eval-only", "--resume", **keys, OUTPUT_DIR=str(cut))
     assert evaluated["metrics"] == expected["metrics"]
     assert evaluated["weights"]["path"] == str(cut / "model_final.pth")

@@ -89,7 +89,7 @@ def _summarize(rank: int, folder: Path, name: str) -> None:
     messages: list[str] = []
     window = [{"data_time": 0.25 + 0.5 * rank, "time": 1.0, "total_loss": 2.0}] * 2
     training = SimpleNamespace(cfg=tiny_coco.config(folder, name), max_iter=100_000, window=window, world=2,
-                               schedule=lambda i: 0.1, scalars=dict,
+                               schedule=lambda i: 0.1, storage=SimpleNamespace(scalars=dict),
                                device=torch.device("cpu"), log=SimpleNamespace(info=messages.append))  # fmt: skip
     line = State.summary(training, 1)  # type: ignore[arg-type]
     assert "eta: 1 day, 3:46:38  iter: 1  " in messages[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,14 +44,9 @@ class Storage:
     def take_images(self) -> Iterator[Any]:
         return iter(())
 
-    def __enter__(self) -> Storage:
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-
-storage = Storage
+def storage(start: int) -> AbstractContextManager[Storage]:
+    return nullcontext(Storage(start))
 
 
 def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:

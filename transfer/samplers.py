@@ -1,4 +1,4 @@
-"""The infinite, shuffled stream of training images and its batches, for both engines.
+"""The infinite, shuffled stream of training images, its batches and their loading, for both engines.
 
 The content of a batch is a function of (seed, position in the stream), so that a resumed run continues in the middle of
 a pass with the batches of an uninterrupted one.
@@ -9,23 +9,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
+
+from pretrain.common.errors import UserError
+from pretrain.common.workers import ShieldedDataLoader
 
 
 def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """An endless stream of indices: each pass is shuffled and contains index i ``weights[i]`` times on average.
-
-    Raises:
-        ValueError: a weight below 1 (LVIS's repeat factors are at least 1).
-    """
+    """An endless stream of indices: each pass is shuffled and contains index i ``weights[i]`` >= 1 times on average."""
     whole = torch.tensor(weights).trunc()
     part = torch.tensor(weights) - whole
-    if (whole < 1).any():
-        raise ValueError("repeat factors are at least 1")
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.arange(len(whole))
@@ -76,6 +73,37 @@ class Batches(Sampler):
             if len(bucket) == self.size:
                 yield list(bucket)
                 bucket.clear()
+
+
+class Mapped(Dataset):
+    """Records as the model takes them, by (position in the stream, index).
+
+    A bad record is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
+
+    Args:
+        mapper: (record, position) -> the model's input.
+    """
+
+    def __init__(self, records: Any, mapper: Callable[[dict[str, Any], int], dict[str, Any]]) -> None:
+        self._records, self._mapper = records, mapper
+
+    def __getitem__(self, item: tuple[int, int]) -> dict[str, Any] | UserError:
+        position, index = item
+        try:
+            return self._mapper(self._records[index], position)
+        except UserError as error:
+            return error
+
+
+def load(
+    records: Mapped, batches: Iterable[list[tuple[int, int]]], workers: int, *, pin: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """Yields the batches, in pinned memory if ``pin``; raises the UserError of a bad record."""
+    for batch in ShieldedDataLoader(records, batches, workers, collate_fn=list, pin_memory=pin):
+        for record in batch:
+            if isinstance(record, UserError):
+                raise record
+        yield batch
 
 
 def mix(seed: int, iteration: int, rank: int) -> int:

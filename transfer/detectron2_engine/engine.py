@@ -22,8 +22,9 @@ from torch import nn
 
 from ..coco.results import Metrics
 from . import evaluation, heads
-from .data import TrainingBatches, register
+from .data import register, training_data
 
+__all__ = ["FROZEN_NORM", "NAME", "training_data"]
 NAME: str = "detectron2"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -122,11 +123,6 @@ def build_schedule(cfg: Any, optimizer: torch.optim.Optimizer) -> Callable[[int]
         return max(optimizer.param_groups, key=lambda group: len(group["params"]))["lr"]  # as Detectron2 logs it
 
     return schedule
-
-
-def training_data(cfg: CfgNode) -> tuple[Callable[..., Any], int]:
-    data = TrainingBatches(cfg)
-    return data.batches, len(data)
 
 
 def evaluate(cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:

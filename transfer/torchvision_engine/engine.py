@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import nn
 
@@ -78,12 +77,8 @@ def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[
 
 def training_data(cfg: CfgNode) -> tuple[Callable[..., Any], int]:
     records, info = training_records(cfg)
-    return partial(training_batches, cfg, records, info.flip, *_rank_and_world()), len(records)
+    return partial(training_batches, cfg, records, info.flip), len(records)
 
 
 def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:
-    return evaluation.evaluate(cfg, model, *_rank_and_world(), pictures)
-
-
-def _rank_and_world() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return evaluation.evaluate(cfg, model, pictures)

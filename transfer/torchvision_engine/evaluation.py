@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +12,14 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
+from pretrain.common.batch_split import slice_bounds
 from pretrain.common.copies import to_device
+from pretrain.common.distributed import is_main, rank, world_size
 from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped, reported
-from .data import load_coco
+from .data import Records, load_coco
 from .loader import evaluation_batches
 from .model import Detector
 
@@ -26,29 +27,19 @@ log = logging.getLogger("transfer")
 _PIXELS_AT_ONCE = 2**26  # of masks that a GPU pastes: three quarters of a GiB
 
 
-def evaluate(cfg: CfgNode, model: Detector, rank: int, world: int, pictures: int = 0) -> dict[str, Metrics]:
-    """Metrics of every data set in DATASETS.TEST; all ranks take part; rank 0 returns them, the other ranks {}.
-
-    Predictions go to OUTPUT_DIR/inference/<data set>/coco_instances_results.json; ``pictures`` images with predictions
-    and ground truth to OUTPUT_DIR/visualizations.
-
-    Returns:
-        ``{data set: {"bbox": {"AP": ..., ...}, ...}}``.
-    """
+def evaluate(cfg: CfgNode, model: Detector, pictures: int) -> dict[str, Metrics]:
+    """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, info = load_coco(name)
-        predictions = predict(cfg, model, records, info.category_ids, rank, world)
-        if rank > 0:
-            continue
-        results[name] = score(cfg, name, predictions, log.info, pictures)
+        predictions = predict(cfg, model, records, info.category_ids)
+        if is_main():
+            results[name] = score(cfg, name, predictions, log.info, pictures)
     return results
 
 
 @torch.no_grad()
-def predict(
-    cfg: CfgNode, model: Detector, records: Sequence[dict[str, Any]], category_ids: list[int], rank: int, world: int
-) -> list[dict[str, Any]]:
+def predict(cfg: CfgNode, model: Detector, records: Records, category_ids: list[int]) -> list[dict[str, Any]]:
     """The model's detections on ``records`` in COCO's result format, gathered on rank 0 (other ranks: []).
 
     Raises:
@@ -57,15 +48,15 @@ def predict(
     was_training = model.training
     model.eval()
     found: list[dict[str, Any]] = []
-    share = range(len(records) * rank // world, len(records) * (rank + 1) // world)
+    share = range(*slice_bounds(len(records), rank(), world_size()))
     for batch in reported(evaluation_batches(cfg, records, share), len(share), "evaluation", log.info):
         if stop_requested():
             break
         found += to_coco(model(batch)[0], batch[0], category_ids)
     model.train(was_training)
     raise_if_stopped()
-    if world > 1:
-        gathered: list[Any] | None = [None] * world if rank == 0 else None
+    if world_size() > 1:
+        gathered: list[Any] | None = [None] * world_size() if is_main() else None
         dist.gather_object(found, gathered)
         found = [p for part in gathered or () for p in part]
     return found

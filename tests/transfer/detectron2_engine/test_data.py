@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import multiprocessing
 import subprocess
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from fvcore.common.config import CfgNode
 from PIL import Image
 
@@ -22,19 +20,19 @@ from tests.transfer import tiny_coco
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import get_cfg
-from detectron2.data import DatasetMapper, build_detection_train_loader, get_detection_dataset_dicts
+from detectron2.data import build_detection_train_loader
 
 from transfer.detectron2_engine import data
 
 pytestmark = pytest.mark.detectron2
 
 
-def own_config(folder: Path, keypoints: bool = False, **keys: Any) -> tuple[CfgNode, str]:
+def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     """Detectron2's config of a tiny detector, and the name of its data set, which is registered."""
-    name = tiny_coco.write(folder / "data", keypoints=keypoints)
+    name = tiny_coco.write(folder / "data")
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
-    data.register(name, keypoints=keypoints)
+    data.register(name)
     return cfg, name
 
 
@@ -48,7 +46,7 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     assert len(images) == 6 and images[0].unique().tolist() == [100]
     path = tmp_path / "data" / "2.png"
     path.write_bytes(path.read_bytes()[:300])
-    training = data.TrainingBatches(cfg).batches(seed=5, start=0, workers=workers)
+    training = data.training_data(cfg)[0](seed=5, start=0, workers=workers)
     for loaded in (batches, itertools.islice(training, 9)):
         with pytest.raises(UserError, match=r"cannot read image .*2\.png") as caught:
             list(loaded)
@@ -57,26 +55,12 @@ def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
 
 def test_the_stream_of_images_is_detectron2s(tmp_path: Path) -> None:
     cfg, _ = own_config(tmp_path, SEED=5)
-    own = data.TrainingBatches(cfg)
-    batches = itertools.islice(own.batches(seed=5, start=0, workers=0), 9)
+    own, _ = data.training_data(cfg)
+    batches = itertools.islice(own(seed=5, start=0, workers=0), 9)
     ids = [[record["image_id"] for record in batch] for batch in batches]
     theirs = itertools.islice(build_detection_train_loader(cfg), 9)
     assert ids == [[record["image_id"] for record in batch] for batch in theirs]
-    assert [record["image_id"] for record in next(own.batches(seed=5, start=4, workers=0))] == ids[4]
-
-
-@pytest.mark.parametrize("kind", ["mask", "keypoint"])
-def test_a_record_is_mapped_as_detectron2_maps_it(tmp_path: Path, kind: str) -> None:
-    cfg, name = own_config(tmp_path, keypoints=kind == "keypoint", **{f"MODEL__{kind.upper()}_ON": True})
-    records = get_detection_dataset_dicts([name])
-    for is_train in (True, False):
-        pair = []
-        for mapper in (data.Mapper(cfg, is_train), DatasetMapper(cfg, is_train)):
-            np.random.seed(3)
-            pair.append([mapper(copy.deepcopy(record)) for record in records])
-        for own, theirs in zip(*pair, strict=True):
-            assert own.keys() == theirs.keys() and torch.equal(own["image"], theirs["image"])
-            assert str(own.get("instances")) == str(theirs.get("instances"))
+    assert [record["image_id"] for record in next(own(seed=5, start=4, workers=0))] == ids[4]
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
+import pytest
 
 from tests.transfer import tiny_coco
 from transfer.torchvision_engine import data
@@ -42,3 +44,13 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     assert [r["image_id"] for r in records] == [1, 2, 4, 5]
     off = tiny_coco.config(tmp_path / "out", name, DATALOADER__FILTER_EMPTY_ANNOTATIONS=False)
     assert len(data.training_records(off)[0]) == 6
+
+
+def test_records_come_back_as_they_were_packed():
+    plain = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
+    records = pickle.loads(pickle.dumps(data.Records(iter(plain))))  # as a worker that is not forked gets them
+    assert len(records) == 5 and [record["file_name"] for record in records] == [one["file_name"] for one in plain]
+    assert records[3]["annotations"][2]["box"].tolist() == [0, 1, 2]
+    with pytest.raises(IndexError):
+        records[5]
+    assert list(data.Records(())) == []

@@ -18,7 +18,7 @@ def test_losses_in_half_precision_are_near_those_in_full(tmp_path, kind, dtype):
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
     cfg = tiny_coco.config(tmp_path, name, MODEL__ROI_HEADS__NUM_CLASSES=1 if kind == "keypoint" else 3, **keys)
     records, info = training_records(cfg)
-    batch = next(training_batches(cfg, records, info.flip, 0, 1, seed=0, start=0, workers=0))
+    batch = next(training_batches(cfg, records, info.flip, seed=0, start=0, workers=0))
     torch.manual_seed(0)
     model = build_model(cfg, torch.device("cpu")).train()
     values = {}

@@ -46,7 +46,7 @@ def test_every_key_says_what_it_means_and_which_methods_read_it():
 
 
 def test_overrides_come_last_and_the_text_round_trips():
-    cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml", ["SOLVER.BASE_LR", "0.5", "SEED=3"])
+    cfg = load_config(ROOT / "configs/pretrain/jcl_R50_IN1k_200ep.yaml", ["SOLVER.BASE_LR", "0.5", "SEED", "3"])
     assert cfg.SOLVER.BASE_LR == 0.5 and cfg.SEED == 3
     assert from_yaml_text(cfg.dump()) == cfg
 

@@ -77,7 +77,7 @@ DOOR = {  # a key of each kind of check, as a word of a command line, and what t
 @pytest.mark.parametrize("word", DOOR)
 def test_values_that_cannot_train_are_refused(word):
     keys = tiny_coco.MODEL_KEYS | {"MODEL.KEYPOINT_ON": True, "DATASETS.TRAIN": ("a",), "DATASETS.TEST": ("a",)}
-    cfg, (key, value) = config.load_config(None, [*tiny_coco.words(keys), word]), word.split("=")
+    cfg, (key, value) = config.load_config(None, [*tiny_coco.words(keys), *word.split("=")]), word.split("=")
 
     def check():
         config_ranges.check_ranges(cfg)
@@ -118,7 +118,9 @@ def test_base_files_overrides_and_their_order(tmp_path):
 
 def test_scaling_to_the_number_of_processes():
     keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
-    cfg = config.load_config(None, [*(f"SOLVER.{k}={v}" for k, v in keys.items()), "TEST.EVAL_PERIOD=10000"])
+    cfg = config.load_config(
+        None, [*(word for k, v in keys.items() for word in (f"SOLVER.{k}", str(v))), "TEST.EVAL_PERIOD", "10000"]
+    )
     cfg.freeze()
     scaled = config.scale_to_world(cfg, 2)
     assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)

@@ -105,9 +105,7 @@ def transfer(
     if engine not in ("", *_ENGINES):
         raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
     cfg = load_config(config_file, overrides)
-    is_named = cfg.OUTPUT_DIR != default_config().OUTPUT_DIR or any(
-        word.partition("=")[0] == "OUTPUT_DIR" for word in overrides
-    )
+    is_named = cfg.OUTPUT_DIR != default_config().OUTPUT_DIR or any(word == "OUTPUT_DIR" for word in overrides)
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     output = str(Path(output) / "eval_only") if eval_only else output
     engine = _installed_engine() if engine in ("", "auto") else engine

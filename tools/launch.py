@@ -1,16 +1,11 @@
 """Starts stages on this machine or on a SLURM cluster, and shows, follows, cancels and resumes them.
 
     python tools/launch.py pretrain --method jcl
-    python tools/launch.py pretrain --config-file configs/pretrain/jcl_R18_IN100_100ep.yaml SOLVER.BASE_LR 0.05
     python tools/launch.py linear runs/jcl_R50_IN1k_200ep
-    python tools/launch.py knn runs/jcl_R50_IN1k_200ep
     python tools/launch.py convert runs/jcl_R50_IN1k_200ep weights/jcl_R50_IN1k_200ep.pth
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml
-    python tools/launch.py pipeline configs/examples/demo.yaml --engine detectron2 --output runs/demo_detectron2
-    python tools/launch.py pipeline configs/pretrain/sweeps/jcl_num_keys.yaml --cluster slurm --parallel 4
     python tools/launch.py paper configs/papers/sce_table2_linear.csv --rows cifar100
-    python tools/launch.py report runs/*
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fvcore.common.config import CfgNode
 
@@ -34,17 +32,13 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
     folders = {key: Path(node.spec.folder) for key, node in missing.items()}
     if graph.report:
         folders["report"] = Path(graph.report.folder)
-    last: dict[str, dict[str, Any]] = {}
+    files = {key: folder / "launch" / "launch.json" for key, folder in folders.items()}
+    last = {key: read_launch(file)["jobs"][-1] for key, file in files.items() if os.path.exists(file)}
+    states = dict(zip(last, job_states(list(last.values())), strict=True))
     jobs: dict[str, str] = {}
     refused: dict[str, str] = {}
     for key, folder in folders.items():
-        file = folder / "launch" / "launch.json"
-        with _collecting(refused, key):
-            if os.path.exists(file):
-                last[key] = read_launch(file)["jobs"][-1]
-    states = dict(zip(last, job_states(list(last.values())), strict=True))
-    for key, folder in folders.items():
-        with _collecting(refused, key):
+        try:
             if job := last.get(key):
                 is_queued = job["cluster"] == "slurm" and states[key].split()[0] in ("PENDING", "RUNNING")
                 if is_queued and graph.report and options.cluster == "slurm":
@@ -52,24 +46,19 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
                     missing.pop(key, None)
                 else:
                     check_not_running(folder, job, states[key])
-            if key in missing and key not in refused:
+            if key in missing:
                 check_stage(missing[key], options)
-    if refused and not graph.report:
+        except UserError as error:
+            refused[key] = str(error)
+    if refused and graph.report is None:
         raise UserError(*refused.values())
-    if len(refused) > 1:
-        print("\n".join(f"{key}: {reason}" for key, reason in refused.items()), file=sys.stderr)
-        raise UserError(f"{len(refused)} of {len(graph.nodes)} stages are refused (see above); nothing was started")
-    for key, reason in refused.items():
-        raise UserError(f"{key}: {reason}; nothing was started")
+    lines = [f"{key}: {reason}" for key, reason in refused.items()]
+    if len(lines) > 1:
+        print("\n".join(lines), file=sys.stderr)
+        lines = [f"{len(refused)} of {len(graph.nodes)} stages are refused (see above)"]
+    if lines:
+        raise UserError(f"{lines[0]}; nothing was started")
     return missing, jobs
-
-
-@contextlib.contextmanager
-def _collecting(refused: dict[str, str], key: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        refused[key] = str(error)
 
 
 def check_stage(node: Node, options: Options, *, download: bool = True) -> None:

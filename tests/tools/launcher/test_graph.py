@@ -27,8 +27,8 @@ def graph_of(folder: Path, *nodes: Node, kind: str = "pipeline") -> Graph:
     return Graph(kind, str(folder), nodes, fake(folder / "report"), "file.yaml")
 
 
-def chain(folder: Path, extra: str = "", steps: int = 1, seconds: float = 0.0) -> Graph:
-    a, b = (fake(folder / name, "count", steps, seconds, extra) for name in ("a", "b"))
+def chain(folder: Path, extra: str = "") -> Graph:
+    a, b = (fake(folder / name, "count", 1, 0.0, extra) for name in ("a", "b"))
     return graph_of(folder, Node("a", a), Node("b", b, ("a",)), Node("c", fake(folder / "c")))
 
 
@@ -100,17 +100,6 @@ def test_a_job_that_is_not_slurms_is_refused_before_anything_is_submitted(tmp_pa
     with pytest.raises(UserError, match=r"b: .*job 77"):
         run(chain(tmp_path), SLURM)
     assert submitted == []
-
-
-def test_weights_that_are_not_there_are_refused_at_once(tmp_path: Path, submitted: list, capsys):
-    spec = replace(fake(tmp_path / "a"), inputs={str(tmp_path / "none.pth"): ""})
-    graph = graph_of(tmp_path, Node("a", spec))
-    for options in (SLURM, HERE):
-        with pytest.raises(UserError, match=r"no weights at .*none\.pth"):
-            run(graph, options)
-    assert submitted == [] and not (tmp_path / "a").exists()
-    show(graph, HERE)
-    assert "refused  a" in (shown := capsys.readouterr().out) and "no weights at" in shown
 
 
 def test_jobs_before_one_that_sbatch_refuses_are_cancelled(tmp_path: Path, submitted: list, capsys):

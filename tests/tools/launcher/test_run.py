@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,61 +79,77 @@ class Attached:
     def __init__(self, folder: Path, function: str, *args: object, by: tuple[str, ...] = ()) -> None:
         code = (
             "import sys; from tests.tools.launcher.helpers import fake, run_alone\n"
-            "from tools.launcher.options import Options\n"
-            f"spec = fake({str(folder)!r}, {function!r}, *{args!r})\n"
-            "sys.exit(run_alone(spec, Options(cluster='local', gpus=0)))"
+            f"sys.exit(run_alone(fake({str(folder)!r}, {function!r}, *{args!r})))"
         )
         self._process = subprocess.Popen(
             [*by, sys.executable, "-c", code], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup themselves
         )  # fmt: skip
-        assert self._process.stderr is not None
-        self._stderr = self._process.stderr
 
-    def interrupt(self) -> None:
-        os.killpg(self._process.pid, signal.SIGINT)
-
-    def close_terminal(self) -> int:
-        os.killpg(self._process.pid, signal.SIGHUP)
-        return self._process.wait(60)
+    def signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
 
     def interrupt_twice(self) -> None:
-        self.interrupt()
-        while "press Ctrl-C again" not in self._stderr.readline():
+        assert self._process.stderr is not None
+        self.signal(signal.SIGINT)
+        while "press Ctrl-C again" not in self._process.stderr.readline():
             assert self._process.poll() is None
-        self.interrupt()
+        self.signal(signal.SIGINT)
 
-    def end(self) -> str:
-        """What it printed on standard error until it ended, by a signal or `cancel`."""
+    def end(self, status: int = 130) -> str:
+        """What it printed on standard error until it ended; 130: by a signal or `cancel`."""
         _, shown = self._process.communicate(timeout=60)
-        assert self._process.returncode == 130, shown
+        assert self._process.returncode == status, shown
         return shown
 
 
-def shown_by_status(folder: Path, capfd: pytest.CaptureFixture) -> str:
+COUNT = ("count", 1000, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("stage", "moment", "how", "said"),
+    [
+        (COUNT, "count.0", "Ctrl-C", "Ctrl-C: counted to"),
+        (COUNT, "launch/launch.json", "Ctrl-C", "Ctrl-C"),  # a rank that is still importing dies by the signal
+        (("own",), "owned", "twice", "stopped immediately by a second Ctrl-C"),
+        (COUNT, "count.0", "cancel", "launch.py cancel"),
+        (COUNT, "launch/launch.json", "now", "launch.py cancel --now"),
+    ],
+)
+def test_a_stage_that_its_user_ends_is_stopped_and_has_not_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture, stage: tuple[Any, ...], moment: str, how: str, said: str
+):
+    started = Attached(tmp_path, *stage)
+    wait_for((tmp_path / moment).exists)
+    if how == "cancel":
+        with pytest.raises(UserError, match="is already working on"):
+            run_alone(fake(tmp_path))
+    if how in ("cancel", "now"):
+        jobs.cancel(tmp_path, now=how == "now")
+    else:
+        started.interrupt_twice() if how == "twice" else started.signal(signal.SIGINT)
+    printed = started.end()
+    assert said in printed and "to continue: python tools/launch.py resume" in printed
+    assert not re.search("SIG|killed|memory|failed|without reporting an error", printed)
     capfd.readouterr()
-    status.print_status(folder)
-    return capfd.readouterr().out
-
-
-def test_ctrl_c_ends_what_it_started_with_a_checkpoint(tmp_path: Path):
-    started = Attached(tmp_path, "count", 1000, 0.1)
-    wait_for((tmp_path / "count.0").exists)
-    started.interrupt()
-    shown = started.end()
-    assert "to continue: python tools/launch.py resume" in shown
-    assert "Ctrl-C: counted to" in shown and "SIGTERM" not in shown
-    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
-    done = int((tmp_path / "count.0").read_text())
-    assert run_alone(fake(tmp_path, "count", done + 2), here()) == 0
-    assert steps(tmp_path) == list(range(done + 2))
+    status.print_status(tmp_path)
+    shown = capfd.readouterr().out.replace(LOCAL_STOP, "")
+    assert re.search(r"fake +stopped", shown)
+    assert not re.search("SIG|running|failed|without reporting an error", shown)
+    jobs.cancel(tmp_path)
+    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
+    if stage == COUNT and moment == "count.0":
+        done = int((tmp_path / "count.0").read_text())
+        assert run_alone(fake(tmp_path, "count", done + 2)) == 0
+        assert steps(tmp_path) == list(range(done + 2))
 
 
 @pytest.mark.parametrize(("by", "status"), [((), 130), (("nohup",), 0)])
 def test_only_a_run_under_nohup_outlives_its_terminal(tmp_path: Path, by: tuple[str, ...], status: int):
     started = Attached(tmp_path, "count", 30, 0.1, by=by)
     wait_for((tmp_path / "count.0").exists)
-    assert started.close_terminal() == status
+    started.signal(signal.SIGHUP)
+    started.end(status)
     assert (len(steps(tmp_path)) == 30) is (status == 0)
 
 
@@ -140,61 +157,19 @@ def test_ctrl_c_at_the_end_of_a_stage_still_ends_the_command(tmp_path: Path):
     """The stage completes, having no step left to stop after; a pipeline must not start the next one."""
     started = Attached(tmp_path, "count", 20, 0.1, "", True)
     wait_for((tmp_path / "count.0").exists)
-    started.interrupt()
+    started.signal(signal.SIGINT)
     assert "completed before it could be stopped" in started.end()
     assert steps(tmp_path) == list(range(20))
-
-
-def test_a_second_ctrl_c_kills_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
-    started = Attached(tmp_path, "own")
-    wait_for((tmp_path / "owned").exists)
-    assert list(tmp_path.glob(".owner.*"))
-    started.interrupt_twice()
-    shown = started.end()
-    assert "stopped immediately by a second Ctrl-C" in shown and "killed" not in shown and "memory" not in shown
-    shown = shown_by_status(tmp_path, capfd)
-    assert re.search(r"fake +stopped", shown) and "it was ended by a second Ctrl-C" in shown
-    assert "running" not in shown and "without reporting an error" not in shown
-
-
-def test_ctrl_c_before_the_ranks_have_handlers(tmp_path: Path, capfd: pytest.CaptureFixture):
-    """A rank that is still importing dies by the signal, which is not its own failure."""
-    started = Attached(tmp_path, "count", 1000, 0.1)
-    wait_for((tmp_path / "launch/launch.json").exists)
-    started.interrupt()
-    shown = started.end()
-    assert "SIGTERM" not in shown and "without reporting an error" not in shown
-    shown = shown_by_status(tmp_path, capfd)
-    assert re.search(r"fake +stopped", shown) and "Ctrl-C" in shown and "SIGTERM" not in shown.replace(LOCAL_STOP, "")
 
 
 def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The job has begun, but the launcher is still asking git about the code."""
     programs(monkeypatch, tmp_path, os.environ["PATH"], git="exec sleep 30")
-    started = Attached(tmp_path, "count", 1000, 0.1)
+    started = Attached(tmp_path, *COUNT)
     wait_for((tmp_path / "count.0").exists)
-    started.interrupt()  # ends git, too
+    started.signal(signal.SIGINT)  # ends git, too
     assert "Ctrl-C: counted to" in started.end()
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
-
-
-@pytest.mark.parametrize(("moment", "now"), [("count.0", False), ("launch/launch.json", True)])
-def test_an_attached_command_says_that_its_job_was_cancelled(
-    tmp_path: Path, capfd: pytest.CaptureFixture, moment: str, now: bool
-):
-    started = Attached(tmp_path, "count", 1000, 0.1)
-    wait_for((tmp_path / moment).exists)
-    if not now and moment == "count.0":
-        with pytest.raises(UserError, match="is already working on"):
-            run_alone(fake(tmp_path, "count", 3), here())
-    jobs.cancel(tmp_path, now)
-    shown = started.end()
-    assert "launch.py cancel" in shown and "SIG" not in shown and "failed" not in shown
-    assert "to continue: python tools/launch.py resume" in shown
-    shown = shown_by_status(tmp_path, capfd)
-    assert re.search(r"fake +stopped", shown) and "failed" not in shown and "without reporting an error" not in shown
-    jobs.cancel(tmp_path)
-    assert f"nothing runs in {tmp_path}" in capfd.readouterr().out
 
 
 def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
-from pretrain.common import checkpoint
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, tries, wait_for
 from tests.tools.launcher.test_slurm_slow import reasons
-from tools import make_data
 from tools.launcher import pipeline, stages
 from tools.launcher.graph import run
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
-from transfer import train_net
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
@@ -127,25 +123,6 @@ def test_pretraining_on_two_nodes_equals_one_process(
     assert one == pytest.approx(two, rel=1e-4) and len(one) == 3
 
 
-def test_a_linear_probe_on_two_nodes_equals_one_process(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
-):
-    more = ["LINEAR.AUGMENT", "none", "LINEAR.EPOCHS", "3", "LINEAR.IMS_PER_BATCH", "16", "LINEAR.BASE_LR", "0.1"]
-    specs = [
-        stages.probe("linear", "random", "", overrides(images, tmp_path / name, *more)) for name in ("slurm", "here")
-    ]
-    (job,) = submit(specs[:1], replace(slurm_options, nodes=2, tasks=2))
-    run_alone(specs[1])
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=120)
-    assert shown(tmp_path / "slurm")["failure"] == {}
-    first, second = (checkpoint.newest(tmp_path / name) for name in ("slurm", "here"))
-    assert first and second
-    for name, value in first[1]["state_dict"].items():
-        assert torch.allclose(value, second[1]["state_dict"][name], atol=1e-4), name
-    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
-    assert one["metrics"] == two["metrics"]
-
-
 def smoke_plan(folder: Path) -> dict[str, Any]:
     """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
     digits = folder / "digits"
@@ -197,28 +174,6 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert whole == cut and whole["bbox"]["AP50"] > 0 and whole["segm"]["AP50"] > 0
     one, two = (Path(name, "report.md").read_text() for name in ("whole", "cut"))
     assert re.sub(r"\b[0-9a-f]{8}\b", "", one) == re.sub(r"\b[0-9a-f]{8}\b", "", two)  # files' hashes know their folder
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_transfer_on_two_nodes_equals_two_processes_here(
-    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
-):
-    plan = smoke_plan(tmp_path)
-    make_data.main([str(word) for word in plan["DATA"]])
-    words = [*plan["TRANSFER_OVERRIDES"], "SOLVER.MAX_ITER", "3", "SOLVER.STEPS", "()", "MODEL.WEIGHTS", ""]
-    spec = stages.transfer(str(MASK), [*words, "OUTPUT_DIR", str(tmp_path / "slurm")], engine=engine)
-    (job,) = submit([spec], replace(slurm_options, nodes=2, tasks=1))
-    here = ["--config-file", str(MASK), "--num-gpus", "2", "--engine", engine, *words]
-    train_net.main([*here, "OUTPUT_DIR", str(tmp_path / "here")])
-    slurm_cluster.wait_state(job.job_id, "COMPLETED", "FAILED", seconds=240)
-    assert shown(tmp_path / "slurm")["failure"] == {}
-    one, two = (read_record(tmp_path / name / "results.json") for name in ("slurm", "here"))
-    assert one["engine"]["name"] == engine and one["iteration"] == two["iteration"] == 3
-    losses = [
-        {key: value for line in lines(tmp_path / name, "total_loss") for key, value in line.items() if "loss" in key}
-        for name in ("slurm", "here")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) > 4
 
 
 def test_a_sweep_on_slurm_ends_in_a_table(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pretrain.common.errors import UserError
 from pretrain.state import digest, from_checkpoint, to_checkpoint
+from tests.errors import refused
 from tests.pretrain.runs import training
 from tests.pretrain.test_steps import config
 
@@ -27,36 +27,28 @@ def test_weights_that_are_not_finite_are_not_saved():
     poisoned = training(config("mocov2"))
     with torch.no_grad():
         poisoned.objective.encoder.conv1.weight[0] = float("nan")
-    with pytest.raises(UserError, match="weights are not finite after step 1; nothing was saved"):
-        to_checkpoint(poisoned, config("mocov2"), 1, 9, 0)
+    refused(lambda: to_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "name"),
     [
-        (
-            {"optimizer": None},
-            "the checkpoint lacks 'optimizer', so no run can resume from it; choose another OUTPUT_DIR",
-        ),
-        ({"state_dict": [1]}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
-        ({"step": -4}, "the checkpoint does not fit this config: its step is -4; choose another OUTPUT_DIR"),
-        ({"step": float("inf")}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
-        ({"bn_groups": torch.ones(2)}, "the checkpoint does not fit this config: .*; choose another OUTPUT_DIR"),
+        ({"optimizer": None}, "'optimizer'"),
+        ({"state_dict": [1]}, "fit"),
+        ({"step": -4}, "-4"),
+        ({"step": torch.inf}, "fit"),
     ],
 )
-def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, says):
+def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, name):
     one = training(config("mocov2"))
     state = {**to_checkpoint(one, config("mocov2"), 1, 9, 0), **changes}
     state = {key: value for key, value in state.items() if value is not None}
-    with pytest.raises(UserError, match=says) as caught:
-        from_checkpoint(one, state, lambda _: None)
-    assert "\n" not in str(caught.value)
+    refused(lambda: from_checkpoint(one, state, lambda _: None), "the checkpoint", name, "choose another OUTPUT_DIR")
 
 
 @pytest.mark.parametrize("name", ["encoder_q.conv1.weight", "encoder_k.bn1.running_var", "queue"])
 def test_a_checkpoint_with_weights_that_are_not_finite_is_not_resumed(name):
-    one, other = training(config("mocov2")), training(config("mocov2"))
+    one = training(config("mocov2"))
     state = to_checkpoint(one, config("mocov2"), 1, 9, 0)
     state["state_dict"][f"module.{name}"].view(-1)[0] = float("inf")
-    with pytest.raises(UserError, match=r"holds weights that are not finite.*; choose another OUTPUT_DIR"):
-        from_checkpoint(other, state, lambda _: None)
+    refused(lambda: from_checkpoint(one, state, lambda _: None), "not finite", "choose another OUTPUT_DIR")

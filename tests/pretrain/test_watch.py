@@ -1,11 +1,18 @@
-"""The watch over steps: what it reports, and that it reads nothing of the last step."""
+"""What is reported of a run that goes wrong: a loss that is not finite or jumps, skipped steps, a collapse."""
+
+import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 from pretrain.common import skipped_steps
-from pretrain.common.errors import UserError
-from pretrain.watch import Watch
+from pretrain.methods import METHODS
+from pretrain.watch import CAUSES, CollapseChecks, Watch
+from tests.errors import refused
+from tests.pretrain.runs import lines, run
+
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 INDEX = torch.arange(9)
 
@@ -18,8 +25,9 @@ def _watch(skipped_steps: int = 0) -> Watch:
 def test_a_loss_that_is_not_finite_is_reported_one_step_later():
     report = _watch()
     report.step(torch.tensor(torch.nan), 4, 0.5, INDEX)
-    with pytest.raises(UserError, match=r"not finite at step 4 \(learning rate 0.5; images: 0.png, .*7.png, \.\.\.\)"):
-        report.step(torch.tensor(1.0), 5, 0.5, INDEX)
+    refused(
+        lambda: report.step(torch.tensor(1.0), 5, 0.5, INDEX), "step 4", "learning rate 0.5", "0.png, ", "7.png, ..."
+    )
 
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
@@ -32,5 +40,51 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatc
     report.check()
     assert report.skipped.total == 5  # steps 0, 2 and 3
     report.step(torch.tensor(1.0), 4, 0.1, INDEX)
-    with pytest.raises(UserError, match=r"fp16: the 3 steps up to step 4 were all skipped.* loss scale of 2; set"):
-        report.check()
+    refused(report.check, "3 steps up to step 4", "scale of 2")
+
+
+OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
+
+
+def lines_of(values, name, first_epoch=1.0):
+    checks = CollapseChecks()
+    return [checks.warnings(10 * i, first_epoch + i, {"loss": 5.0, name: value}) for i, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize(("name", "bad", "good"), [("feature_spread", 0.01, 0.6), ("queue_accuracy", 100.0, 97.0)])
+def test_three_bad_lines_in_a_row_are_reported_once(name, bad, good):
+    lines = lines_of([bad, bad, good, bad, bad, bad, bad, good, bad, bad, bad], name)
+    assert [len(found) for found in lines] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert lines[5] == [f"step 60: {name} is {bad:.3g}: {CAUSES[name]}"]
+
+
+def test_the_first_epoch_says_nothing():
+    assert not any(lines_of([0.01] * 4, "feature_spread", first_epoch=-4.5))
+
+
+def test_a_loss_that_jumps_is_reported_and_noise_is_not():
+    checks = CollapseChecks()
+    noise = torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist()
+    assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
+    (line,) = checks.warnings(60, 2.0, {"loss": 12.0})
+    assert line.startswith("step 60: the loss jumped to 12, from 3.993 on average") and line.endswith(CAUSES["loss"])
+    assert not checks.warnings(61, 2.0, {"loss": 13.0})  # of the same jump
+
+
+@pytest.mark.parametrize("method", ["mocov2", "simclr"])
+def test_black_images_end_in_a_warning_of_collapse_not_in_a_loss_that_is_not_finite(tmp_path, method):
+    images = tmp_path / "images"
+    images.mkdir()
+    for index in range(16):
+        Image.new("RGB", (40, 40)).save(images / f"{index}.png")
+    run(images, tmp_path / "run", "SOLVER.EPOCHS", "3", "METHOD.NAME", method, *OF_JCL_ALONE)
+    assert (tmp_path / "run/log.txt").read_text().count(CAUSES["feature_spread"]) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_black_image_among_others_leaves_the_loss_finite(images, tmp_path, method):
+    shutil.copytree(images, tmp_path / "images")
+    Image.new("RGB", (20, 20)).save(tmp_path / "images/train/class0/000.png")
+    words = [*OF_JCL_ALONE, *(["METHOD.NUM_KEYS", "2"] if METHODS[method].many_keys else [])]
+    run(tmp_path / "images", tmp_path / "run", "SOLVER.EPOCHS", "1", "METHOD.NAME", method, *words)
+    assert [type(line["loss"]) for line in lines(tmp_path / "run", "loss")] == [float] * 6

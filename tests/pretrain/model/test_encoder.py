@@ -3,8 +3,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pretrain.common.batch_split import local_bn_groups
-from pretrain.common.errors import UserError
 from pretrain.model.encoder import GroupedBatchNorm2d, build_backbone, build_encoder, pooled_features
 
 
@@ -60,22 +58,3 @@ def test_grouped_bn_is_one_bn_per_group(count, groups, channels_last):
     torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))
     assert bn.num_batches_tracked == 1
     torch.testing.assert_close(bn.eval()(x), F.batch_norm(x, bn.running_mean, bn.running_var, bn.weight, bn.bias))
-
-
-def test_a_single_process_splits_bn_and_says_so():
-    lines: list[str] = []
-    assert local_bn_groups(256, 0, True, lines.append) == [32] * 8
-    assert "split BN with 8 groups stands in for ShuffleBN" in lines[0]
-    for accumulate, groups in ((2, 8), (4, 8), (5, 10), (16, 16)):  # never fewer than without micro-batches
-        assert len(local_bn_groups(256, 0, True, lines.append, accumulate)) == groups
-    assert local_bn_groups(1, 0, True, lines.append) == [1]
-    with pytest.raises(UserError, match="BN_GROUPS is 99"):
-        local_bn_groups(8, 99, True, lines.append)
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_statistics_that_query_and_keys_share_are_said_to_leak(ranks: int):
-    lines: list[str] = []
-    local_bn_groups(8, 1, True, lines.append, ranks=ranks)
-    local_bn_groups(8, 1, False, lines.append, ranks=ranks)  # nothing to leak within the batch
-    assert len(lines) == 1 and "share BN statistics, which can leak the answer" in lines[0]

@@ -102,7 +102,7 @@ def _assert_same_steps(
                 ("simclr", "SOLVER.IMS_PER_BATCH", "9"),
             ],
         ),
-        (3, [("jcl", "MODEL.BN_GROUPS", "6", "SOLVER.IMS_PER_BATCH", "16")]),  # parts of unequal size
+        (4, [("jcl", *DENSE, "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "18")]),  # parts of unequal size
         (2, [(*case, "SOLVER.IMS_PER_BATCH", "18", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
 )

@@ -40,12 +40,11 @@ def smoke_words(tmp_path: Path, recipe: str) -> list[str]:
     return tiny_coco.words(SMOKE | data | {"MODEL.ROI_HEADS.NUM_CLASSES": 1 if keypoints else 3})
 
 
-@pytest.mark.parametrize(("schedule", "times", "steps"), [("2x", 2, (120000, 160000)), ("3x", 3, (210000, 250000))])
-def test_a_schedule_is_mixed_into_a_recipe(tmp_path: Path, schedule: str, times: int, steps: tuple[int, int]) -> None:
+def test_a_schedule_is_mixed_into_a_recipe(tmp_path: Path) -> None:
     mixed = tmp_path / "mixed.yaml"
-    mixed.write_text(f"_BASE_: [{CONFIGS}/coco_mask_R50_FPN_1x_jcl.yaml, {CONFIGS}/schedules/{schedule}.yaml]\n")
+    mixed.write_text(f"_BASE_: [{CONFIGS}/coco_mask_R50_FPN_1x_jcl.yaml, {CONFIGS}/schedules/2x.yaml]\n")
     solver = load_config(mixed).SOLVER
-    assert (solver.MAX_ITER, tuple(solver.STEPS), solver.BASE_LR) == (90000 * times, steps, 0.02)
+    assert (solver.MAX_ITER, tuple(solver.STEPS), solver.BASE_LR) == (180000, (120000, 160000), 0.02)
 
 
 @pytest.mark.parametrize("recipe", [*LEAVES, *BASES])

@@ -46,12 +46,16 @@ def check_not_running(folder: Path, job: Mapping[str, Any], state: str) -> None:
             f"wait for it, or: python tools/launch.py cancel {place}"
         )
     if state == "UNKNOWN" and not is_finished(folder, job):
-        silent = "SLURM does not answer" if job["cluster"] == "slurm" else f"it was started on {job['host']}"
         file = folder / "launch" / "launch.json"
         raise UserError(
-            f"job {job['id']} may still be working on {folder} ({silent}); try again later or on the machine "
-            f"that started it, or, if you know that it has ended: rm {shlex.quote(str(file))}"
+            f"job {job['id']} may still be working on {folder} ({why_unknown(job)}); if you know that it has ended: "
+            f"rm {shlex.quote(str(file))}"
         )
+
+
+def why_unknown(job: Mapping[str, Any]) -> str:
+    """Why the state of a job is UNKNOWN, and what to do."""
+    return "SLURM does not answer; try again" if job["cluster"] == "slurm" else f"use {job['host']}, where it started"
 
 
 def is_finished(folder: Path, job: Mapping[str, Any]) -> bool:
@@ -84,11 +88,7 @@ def cancel(folder: Path, now: bool = False) -> None:
             problems.append(str(error))
     for (stage, job, is_last), state in zip(jobs, job_states([job for _, job, _ in jobs]), strict=True):
         if state == "UNKNOWN" and is_last and not is_finished(stage, job):
-            if job["cluster"] == "slurm":
-                again = f"try again, or: scancel {job['id']}"
-                problems.append(f"SLURM does not answer about job {job['id']} of {stage}; {again}")
-            else:
-                problems.append(_elsewhere(f"job {job['id']} of {stage} runs on {job['host']}", stage))
+            problems.append(f"job {job['id']} of {stage} may still run ({why_unknown(job)})")
         if state.split()[0] not in ("PENDING", "RUNNING"):
             continue
         try:
@@ -111,17 +111,12 @@ def _end_launcher(folder: Path, problems: list[str]) -> bool:
         return False
     what = f"process {owner['pid']} on {owner['host']} runs the {owner['work']} in {folder}"
     if owner["host"] != socket.gethostname():
-        problems.append(_elsewhere(what, folder))
+        problems.append(f"{what}; cancel it there")
         return False
     with contextlib.suppress(ProcessLookupError):
         os.kill(owner["pid"], signal.SIGTERM)
         print(f"cancelled: {what}")
     return True
-
-
-def _elsewhere(what: str, folder: Path) -> str:
-    place = shlex.quote(str(folder))
-    return f"{what}, as far as this machine can tell; on that machine, run: python tools/launch.py cancel {place}"
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:

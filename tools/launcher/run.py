@@ -74,13 +74,10 @@ class LocalRun:
         """
         with self._handling_signals():
             while True:
-                for node in [] if self._signals or self._interruptions else self._ready():
-                    if not self._signals:
-                        self._start(node)
+                while not (self._signals or self._interruptions) and (node := self._next()):
+                    self._start(node)
                 if not self._running:
-                    if self._signals or self._interruptions or not self._waiting:
-                        break
-                    continue
+                    break
                 self._finish(self._wait())
         if self._signals and self._waiting and not self._interruptions:
             self._interruptions.append(f"{self._head(next(iter(self._waiting)))} was not started: {self._signals[0]}")
@@ -106,12 +103,11 @@ class LocalRun:
         for running in self._running.values():
             running.job.ask_to_stop() if len(self._signals) == 1 else running.job.kill()
 
-    def _ready(self) -> list[Node]:
-        """The stages that can start now; removes complete stages, and those that a failed one ends, from the list."""
-        ready: list[Node] = []
-        free, places = len(self._free_gpus), self._options.parallel or 1
+    def _next(self) -> Node | None:
+        """A stage that can start now; removes complete stages, and those that a failed one ends, from the list."""
+        free = len(self._free_gpus)
         for node in list(self._waiting.values()):
-            if len(self._running) + len(ready) >= places:
+            if len(self._running) == (self._options.parallel or 1):
                 break
             if cause := next((self._failed[parent] for parent in node.parents if parent in self._failed), ""):
                 print(f"{self._head(node.key)}: skipped, because {cause} failed", file=sys.stderr, flush=True)
@@ -121,16 +117,15 @@ class LocalRun:
                 print(f"{self._head(node.key)}: already complete", flush=True)
                 self._waiting.pop(node.key)
             elif not any(parent in self._waiting or parent in self._running for parent in node.parents):
-                needed = self._gpus(node)
-                if needed > free and (ready or self._running):
-                    free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
-                    continue
-                free = max(0, free - needed)
-                ready.append(node)
-        return ready
+                if self._gpus(node) <= free or not self._running:
+                    return node
+                free = 0  # it is next in line for the GPUs that others have; a stage that needs none may start
+        return None
 
     def _start(self, node: Node) -> None:
-        self._announce(node)
+        self._waiting.pop(node.key)
+        if not self._is_alone:
+            print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
         count = self._gpus(node)
         gpus, self._free_gpus = self._free_gpus[:count], self._free_gpus[count:]
         is_shared = self._options.gpus is not None or (self._options.parallel or 1) > 1
@@ -184,11 +179,6 @@ class LocalRun:
             self._fail(
                 node, f"{node.spec.stage} in {folder} {state}: {reason}; run the same command again to resume", 1
             )
-
-    def _announce(self, node: Node) -> None:
-        self._waiting.pop(node.key)
-        if not self._is_alone:
-            print(f"{self._head(node.key)} -> {short(node.spec.folder)}", flush=True)
 
     def _end_well(self, node: Node, started: float) -> None:
         if not self._is_alone:

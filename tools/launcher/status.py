@@ -16,7 +16,7 @@ from pretrain.common.lock import holder
 from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from . import local
-from .jobs import is_finished, job_states, silent_end
+from .jobs import is_finished, job_states, silent_end, why_unknown
 from .records import attempts, files_below, progress, read_launch
 
 _PLANS = ("pipeline.json", "sweep.json")
@@ -97,7 +97,7 @@ def _of_job(folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
     state, _, detail = state.partition(" ")
     reason = last.get("reason", "")
     if state == "UNKNOWN" and not is_finished(folder, job):
-        reason = "SLURM does not answer" if job["cluster"] == "slurm" else f"run status on {job['host']}"
+        reason = why_unknown(job)
     elif state == "PENDING":
         reason = detail.strip("()") or reason
     elif state != "RUNNING":

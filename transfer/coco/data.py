@@ -26,7 +26,7 @@ from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
 from .check import SECTIONS, Problem, box_format_problem, check, drop_bad
-from .keypoints import check_flips
+from .keypoints import flip_pairs
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -250,8 +250,12 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
         known = catalog.metadata(name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
             check_same_categories({f"the thing_classes of {name}": known.thing_classes, where: category_names(content)})
-    elif model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN:
-        check_flips(content, where)
+    is_flipped = model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN
+    if is_flipped and not in_catalog(name) and flip_pairs(content) is None:
+        raise UserError(
+            f"{where}: its keypoint names do not distinguish left from right; give the category "
+            '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
+        )
     return content, problems
 
 

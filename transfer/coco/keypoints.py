@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.common.errors import UserError
-
 _WORDS = re.compile(r"left|right|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", re.ASCII)
 _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 
@@ -42,15 +40,6 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
         if not {"l", "left"}.isdisjoint(words):
             pairs.append((name, by_words[mirrored]))
     return pairs or None
-
-
-def check_flips(content: Mapping[str, Any], where: str) -> None:
-    """Raises UserError if images cannot be flipped, as `flip_pairs` are unknown."""
-    if flip_pairs(content) is None:
-        raise UserError(
-            f"{where}: its keypoint names do not distinguish left from right; give the category "
-            '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
-        )
 
 
 def mirror(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int]:

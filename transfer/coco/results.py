@@ -43,11 +43,12 @@ def score(
     if keep:
         atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
-    metrics = evaluate(annotations, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
+    content = read(annotations)
+    metrics = evaluate(content, predictions, tasks, cfg.TEST.KEYPOINT_OKS_SIGMAS)
     log(f"{name}: {len(predictions)} predictions\n{table(metrics)}")
     if pictures:
         folder = folder_name(name) if len(cfg.DATASETS.TEST) > 1 else ""
-        draw(annotations, images, predictions, out / "visualizations" / folder, count=pictures)
+        draw(content, images, predictions, out / "visualizations" / folder, count=pictures)
     return metrics
 
 
@@ -57,7 +58,7 @@ def predictions_file(name: str) -> str:
 
 
 def evaluate(
-    annotations: str | Path | Mapping[str, Any],
+    content: Mapping[str, Any],
     predictions: Sequence[Mapping[str, Any]],
     tasks: Sequence[str],
     oks_sigmas: Sequence[float] = (),
@@ -65,7 +66,7 @@ def evaluate(
     """COCO's metrics.
 
     Args:
-        annotations: file in COCO's format, or its content.
+        content: of the annotation file.
         predictions: COCO's result format: image_id, category_id (the file's), bbox [x, y, w, h], score and, where the
             task needs it, segmentation (RLE) or keypoints. May be empty: every metric is then 0.
         tasks: of bbox, segm, keypoints.
@@ -75,7 +76,6 @@ def evaluate(
         {task: {AP, AP50, AP75, APs, APm, APl, AR, ARs, ARm, ARl, "AP-<category>"...}}, 0 to 100 (no APs and ARs for
         keypoints); None where the ground truth has no such object.
     """
-    content = annotations if isinstance(annotations, Mapping) else read(annotations)
     truth = _ground_truth(content)
     results: Metrics = {}
     for task in tasks:

@@ -20,8 +20,6 @@ from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmenta
 from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write
 
-from .data import read
-
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _CELL = 360  # sides of a panel of `compare`
 _TITLE = 28  # height of the strip above a panel
@@ -29,7 +27,7 @@ SCORE_THRESHOLD = 0.5
 
 
 def draw(
-    annotations_json: str | Path,
+    content: Mapping[str, Any],
     image_dir: str | Path,
     predictions: Sequence[Mapping[str, Any]],
     output_dir: str | Path,
@@ -39,13 +37,13 @@ def draw(
     """Draws ``count`` images spread evenly over a COCO data set: predictions on the left, ground truth on the right.
 
     Args:
+        content: of the annotation file.
         predictions: in COCO's result format; those that score below SCORE_THRESHOLD are skipped, except the best one.
         output_dir: gets `<image id>.jpg`.
 
     Raises:
         UserError: an image that cannot be read.
     """
-    content = read(annotations_json)
     categories = {c["id"]: c for c in content["categories"]}
     images = sorted(content["images"], key=itemgetter("id"))
     truth_of, predictions_on = _by_image(content["annotations"]), _by_image(predictions)

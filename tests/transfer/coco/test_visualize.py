@@ -20,7 +20,9 @@ def predictions_of(folder) -> list[dict]:
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     tiny_coco.write(tmp_path, keypoints=kind == "keypoints", rle=kind == "rle")
-    visualize.draw(tmp_path / "annotations.json", tmp_path, predictions_of(tmp_path), tmp_path / "out", count=6)
+    visualize.draw(
+        data.read(tmp_path / "annotations.json"), tmp_path, predictions_of(tmp_path), tmp_path / "out", count=6
+    )
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.jpg" for i in range(1, 7)]
     canvas = cv2.imread(str(written[0])).astype(int)  # image 1: two objects, no crowd
@@ -39,7 +41,7 @@ def test_weak_predictions_are_skipped_except_the_best_one(tmp_path):
     best, *rest = predictions_of(tmp_path)
     weak = [best | {"score": 0.3}] + [p | {"score": 0.1} for p in rest]
     for folder, records in (("a", weak), ("b", weak[:1])):
-        visualize.draw(tmp_path / "annotations.json", tmp_path, records, tmp_path / folder, count=1)
+        visualize.draw(data.read(tmp_path / "annotations.json"), tmp_path, records, tmp_path / folder, count=1)
     assert (tmp_path / "a/1.jpg").read_bytes() == (tmp_path / "b/1.jpg").read_bytes()
 
 

@@ -52,7 +52,7 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
 
 def holder(folder: str | Path) -> dict[str, Any]:
     """Who holds ``folder``, as far as this machine can tell: ``work``, ``host``, ``pid``, ...; {} if nobody does."""
-    return next((owner for path, owner in _owners(Path(folder), "").items() if not _is_dead(path, owner)), {})
+    return next((owner for path in _owners(Path(folder), "") if not _is_dead(path, owner := _read(path))), {})
 
 
 def start_of(pid: int) -> str:
@@ -66,25 +66,25 @@ def start_of(pid: int) -> str:
 def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
     """Makes the next file in number once every earlier owner is known to be dead; returns it."""
     while True:
-        dead = _owners(folder, of)
-        for path, owner in dead.items():
-            while not owner and not _is_dead(path, owner):  # about to write its name, or killed before that
-                time.sleep(0.1)
-                dead[path] = owner = _read(path)
-            if not _is_dead(path, owner):
-                job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
-                raise UserError(
-                    f"{folder / of} is in use: {owner.get('work', 'a run')} on {owner.get('host', 'another machine')}, "
-                    f"process {owner.get('pid', '?')}{job}; wait for it ({_DEAD_AFTER_S:.0f} s if it was killed on "
-                    "another machine), stop it, or choose another folder"
-                )
-        number = 1 + max((int(path.suffixes[-2][1:]) for path in dead), default=0)
+        owners = _owners(folder, of)
+        for path in owners:
+            while not _is_dead(path, owner := _read(path)):
+                if owner:
+                    job = f", SLURM job {owner['job'][0]}" if owner.get("job", [""])[0] else ""
+                    raise UserError(
+                        f"{folder / of} is in use: {owner.get('work', 'a run')} on "
+                        f"{owner.get('host', 'another machine')}, process {owner.get('pid', '?')}{job}; wait for it "
+                        f"({_DEAD_AFTER_S:.0f} s if it was killed on another machine), stop it, or choose another"
+                        " folder"
+                    )
+                time.sleep(0.1)  # it is about to write its name, or was killed before that
+        number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
         mine = folder / f".{of}{'.' if of else ''}owner.{number}.json"
         try:
             with open(mine, "x") as file:
                 file.write(json.dumps(me))
-            others = {path: owner for path, owner in _owners(folder, of).items() if path != mine}
-            if all(dead.get(path) == owner for path, owner in others.items()):
+            others = [path for path in _owners(folder, of) if path != mine]
+            if all(_is_dead(path, _read(path)) for path in others):
                 for path in (*others, *folder.glob(f".{glob.escape(of) or '*'}.*.tmp*")):  # and what they were writing
                     path.unlink(missing_ok=True)
                 return mine
@@ -93,7 +93,7 @@ def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
         except FileExistsError:  # another process was faster
             continue
         except OSError as error:  # a full disk, or another user's file
-            if _read(mine) in ({}, me):
+            if not _read(mine):
                 with contextlib.suppress(OSError):
                     mine.unlink(missing_ok=True)
             raise cannot_write(mine, error) from error
@@ -105,8 +105,8 @@ def _touch(path: Path, released: threading.Event) -> None:
             os.utime(path)
 
 
-def _owners(folder: Path, of: str) -> dict[Path, dict[str, Any]]:
-    return {path: _read(path) for path in folder.glob(f".{glob.escape(of)}{'.' if of else ''}owner.*.json")}
+def _owners(folder: Path, of: str) -> list[Path]:
+    return list(folder.glob(f".{glob.escape(of)}{'.' if of else ''}owner.*.json"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
     """
-    from pretrain.model.encoder import build_backbone
-
     from .common import backbone_file
+    from .model.encoder import build_backbone
 
     file = backbone_file.read_backbone(path, encoder)
     resnet = build_backbone(file.arch, file.stem)
@@ -79,12 +78,9 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
 
 def __getattr__(name: str) -> Any:
     """Imports the tables on first use: command lines import this package before they need them."""
-    if name == "METHODS":
-        from .methods import METHODS
+    if name not in ("METHODS", "RECIPES"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .data.recipes import RECIPES
+    from .methods import METHODS
 
-        return METHODS
-    if name == "RECIPES":
-        from .data.recipes import RECIPES
-
-        return RECIPES
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return {"METHODS": METHODS, "RECIPES": RECIPES}[name]

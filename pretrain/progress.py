@@ -103,19 +103,16 @@ class Progress:
         self._bar.close()
 
 
-def reduce_metrics(
-    values: dict[str, Tensor], share: float, corrupt: int, seconds_waited: float
-) -> tuple[dict[str, float], int, float]:
-    """Means over the global batch, corrupt images in total, and the seconds the slowest rank waited for its data.
+def reduce_metrics(values: dict[str, Tensor], share: float, seconds_waited: float) -> tuple[dict[str, float], float]:
+    """Means over the global batch, and the seconds the slowest rank waited for its data.
 
     Args:
         values: means over this rank's images.
         share: this rank's share of the images of the global batch.
     """
-    device = next(iter(values.values())).device
-    counts = torch.tensor([share, corrupt, seconds_waited], device=device)
-    row = torch.cat([counts, torch.stack([v.float() for v in values.values()])])
+    own = torch.tensor([share, seconds_waited], device=next(iter(values.values())).device)
+    row = torch.cat([own, torch.stack([v.float() for v in values.values()])])
     rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
-    shares, corrupts, waits, *columns = zip(*rows, strict=True)
+    shares, waits, *columns = zip(*rows, strict=True)
     means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
-    return dict(zip(values, means, strict=True)), round(sum(corrupts)), max(waits)
+    return dict(zip(values, means, strict=True)), max(waits)

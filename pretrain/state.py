@@ -64,8 +64,6 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
             training.scaler.load_state_dict(state["scaler"])
         step, now = int(state["step"]), training.objective.bn_groups
         earlier = int(state.get("bn_groups", now))
-        if step < 0:
-            raise ValueError(f"its step is {step}")
     if not _is_finite(model):
         raise UserError(f"the checkpoint holds weights that are not finite, from which no run can continue; {_REMEDY}")
     if earlier != now:

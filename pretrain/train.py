@@ -223,15 +223,14 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
 
 
 def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, corrupt, waited = reduce_metrics(values, share, run.loader.corrupt_count, run.progress.seconds_waited)
+    means, waited = reduce_metrics(values, share, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return
-    notes: dict[str, float] = {"corrupt_images": corrupt} if corrupt else {}
-    if run.training.scaler.is_enabled():
-        notes |= run.watch.skipped.values()
-    run.metrics.write(done - 1, {**means, "lr": lr, "epoch": done / run.steps_per_epoch, **notes, **rates})
-    for line in run.checks.warnings(done, done / run.steps_per_epoch, means):
+    epoch, fp16 = done / run.steps_per_epoch, run.training.scaler.is_enabled()
+    skipped = run.watch.skipped.values() if fp16 else {}
+    run.metrics.write(done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
+    for line in run.checks.warnings(done, epoch, means):
         run.log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
 

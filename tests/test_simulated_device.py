@@ -28,7 +28,6 @@ from transfer import train_net
 HEADS = {"faster": set(), "mask": {"mask"}, "keypoint": {"keypoint"}}
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 Waits = collections.Counter[tuple[str, str]]
-OBJECTIVES = [name for name in METHODS if name != "mocov1"]  # mocov2 is the same objective
 
 
 def _prepare() -> None:
@@ -98,9 +97,7 @@ def _pretrain(images: Path, output: Path, device: str, steps: int, *more: str) -
     return [line["loss"] for line in lines if "loss" in line], results["metrics"], waits
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("jcl", "tcl"))) for name in OBJECTIVES]
-)
+@pytest.mark.parametrize("method", ["jcl", "tcl", pytest.param("sce", marks=pytest.mark.slow)])
 def test_pretraining_has_the_cpus_numbers(elsewhere: Callable, images: Path, tmp_path: Path, method: str) -> None:
     many = "2" if METHODS[method].many_keys else "1"
     words = ("METHOD.NAME", method, "METHOD.NUM_KEYS", many, "SOLVER.LOG_PERIOD", "1")

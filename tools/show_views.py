@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, or folder:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets")
-    parser.add_argument("--split", default="train", choices=("train", "val", "unlabelled"))
+    parser.add_argument("--split", default="train", choices=("train", "val"))
     parser.add_argument("--size", type=int, default=224, help="pixels per side of a view")
     parser.add_argument("--images", type=int, default=6, help="rows, evenly spaced over the data set")
     parser.add_argument("--views", type=int, default=8, help="columns next to the image itself")

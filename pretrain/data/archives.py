@@ -39,11 +39,11 @@ def load_with_torchvision(name: str, split: str, root: Path, download: bool) -> 
     return ImageData(Array(images, f"{name}/{split}"), np.asarray(data.targets, dtype=np.int64), list(data.classes))
 
 
-def load_stl10(split: str, root: Path, download: bool) -> ImageData:
+def load_stl10(name: str, split: str, root: Path, download: bool) -> ImageData:
     """STL10 from memory-mapped files: torchvision's reader would hold 2.7 GB in every process."""
     folder = root / "stl10_binary"
     layout = "stl10_binary/{train_X.bin,train_y.bin,test_X.bin,test_y.bin,unlabeled_X.bin,class_names.txt}"
-    parts = {"train": ("train", "unlabeled"), "val": ("test",), "unlabelled": ("unlabeled",)}[split]
+    parts = ("train", "unlabeled") if split == "train" else ("test",)
     try:
         if download:
             from torchvision.datasets import STL10
@@ -58,14 +58,14 @@ def load_stl10(split: str, root: Path, download: bool) -> ImageData:
             for part, array in zip(parts, arrays, strict=True)
         ]
     except _READER_ERRORS as error:
-        raise _missing("stl10", root, layout, download, error) from error
+        raise _missing(name, root, layout, download, error) from error
     if [len(part) for part in labels] != [len(array) for array in arrays]:
         raise UserError(f"stl10: {folder} has different numbers of images and labels; download it again")
     sources = [Array(array, f"stl10/{part}", transposed=True) for part, array in zip(parts, arrays, strict=True)]
     return ImageData(Concatenated(sources), np.concatenate(labels), classes)
 
 
-def load_tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
+def load_tiny_imagenet(name: str, split: str, root: Path, download: bool) -> ImageData:
     """Tiny-ImageNet, whose validation labels are in a text file."""
     folder = root / "tiny-imagenet-200"
     layout = "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}"
@@ -76,13 +76,13 @@ def load_tiny_imagenet(split: str, root: Path, download: bool) -> ImageData:
             _fetch(root, layout, lambda folder: download_and_extract_archive(_TINY_URL, folder, md5=_TINY_MD5))
         classes = sorted((folder / "wnids.txt").read_text().split())
         if split == "train":
-            return load_classes(folder / "train", classes, "tiny_imagenet")
+            return load_classes(folder / "train", classes, name)
         rows = sorted(line.split("\t")[:2] for line in (folder / "val/val_annotations.txt").read_text().splitlines())
         labels = np.array([classes.index(wnid) for _, wnid in rows], np.int64)
     except UserError:
         raise
     except _READER_ERRORS as error:
-        raise _missing("tiny_imagenet", root, layout, download, error) from error
+        raise _missing(name, root, layout, download, error) from error
     return ImageData(Files(folder / "val/images", [image for image, _ in rows]), labels, classes)
 
 

@@ -13,35 +13,33 @@ from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
-__all__ = ["FOLDERS", "LOADERS", "NAMES", "SPLITS", "ImageData", "MissingSplit", "load", "refuse_missing"]
+__all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "load", "refuse_missing"]
 
 FOLDERS = {  # where a named data set may lie in DATA.ROOT
     "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
     "cifar100": ("cifar-100-python",), "fashion_mnist": ("FashionMNIST",), "stl10": ("stl10_binary",),
     "tiny_imagenet": ("tiny-imagenet-200",),
 }  # fmt: skip
-NAMES = tuple(FOLDERS)
 LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # by name, (split, DATA.ROOT) -> images: the user's own
-SPLITS = ("train", "val", "unlabelled")
 
 
 def load(name: str, split: str, root: str | Path = "datasets", download: bool = False) -> ImageData:
     """Opens a split of a data set.
 
     Args:
-        name: one of NAMES or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
+        name: one of FOLDERS or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
             Folders in it that are named like splits (train, training, val, valid, validation, test) are splits, never
             classes; test is the val split where there is no other.
-        split: ``train``, ``val`` (the test split where a data set has no other) or, of stl10, ``unlabelled``. The
-            ``train`` split of stl10 is its labeled images followed by its unlabeled ones (label -1).
+        split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
+            labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
         download: fetch the data set if it is missing and may be fetched.
 
     Raises:
         UserError: unknown name or split; missing, empty or damaged data (the message shows the layout expected).
     """
-    if split not in SPLITS or (split == "unlabelled" and name != "stl10"):
-        raise UserError(f"{name} has no split {split!r}; choose train or val (stl10 also has unlabelled)")
+    if split not in ("train", "val"):
+        raise UserError(f"{name} has no split {split!r}; choose train or val")
     if download:  # one process at a time: those after the first find the data
         from ..common import distributed  # imports torch, which refuse_missing does without
 
@@ -72,13 +70,10 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
         return folders.load_folder(_path_in(name), split)
     if name in ("imagenet", "imagenet100"):
         return folders.load_imagenet(name, split, root)
-    if name in ("cifar10", "cifar100", "fashion_mnist"):
-        return archives.load_with_torchvision(name, split, root, download)
-    if name == "stl10":
-        return archives.load_stl10(split, root, download)
-    if name == "tiny_imagenet":
-        return archives.load_tiny_imagenet(split, root, download)
-    known = (*NAMES, *LOADERS)
+    if name in FOLDERS:
+        readers = {"stl10": archives.load_stl10, "tiny_imagenet": archives.load_tiny_imagenet}
+        return readers.get(name, archives.load_with_torchvision)(name, split, root, download)
+    known = (*FOLDERS, *LOADERS)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")
     raise UserError(f"unknown data set {name!r}; choose {', '.join(known)}, or folder:/path{nearest(name, known)}")

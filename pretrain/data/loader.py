@@ -60,11 +60,8 @@ class Loader:
         seed: of the order and of every view.
         rank, world_size: this process and how many share a global batch.
         num_workers: worker processes; 0: decode in this process.
-        on_corrupt: ``error``, or ``skip``: take the next readable image instead; counted in ``corrupt_count``.
+        on_corrupt: ``error``, or ``skip``: take the next readable image instead.
         pin_memory: batches come in pinned memory, which is copied to a GPU without a host-device synchronization.
-
-    Attributes:
-        corrupt_count: images replaced so far on this rank.
 
     Raises:
         UserError: fewer images than ``batch_size``.
@@ -89,7 +86,6 @@ class Loader:
                 f"the global batch is {batch_size} images but the data set holds {len(data)}; "
                 f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(data)}, or add images"
             )
-        self.corrupt_count = 0
         self._corrupt_images: set[int] = set()
         self._total, self._images, self._seed = batch_size, len(data), seed
         self._share = slice_bounds(batch_size, rank, world_size)
@@ -122,16 +118,13 @@ class Loader:
             yield [(epoch, int(i)) for i in order[at * self._total + start : at * self._total + stop]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
-        self.corrupt_count += len(replaced)
-        for position, name in replaced.items():
-            if position not in self._corrupt_images:
-                _log.warning(f"{name} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)")
+        for position in replaced.keys() - self._corrupt_images:
+            _log.warning(f"{replaced[position]} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
-        if len(self._corrupt_images) * 1000 > max(self._images, 1000):
+        if len(self._corrupt_images) > max(1, self._images // 1000):
             raise UserError(
-                f"{len(self._corrupt_images)} of {self._images} images are corrupt; DATALOADER.ON_CORRUPT skip "
-                f"allows {max(1, self._images // 1000)} (1 in 1,000, or a single one); the last: "
-                f"{list(replaced.values())[-1]}"
+                f"{len(self._corrupt_images)} of {self._images} images are corrupt; DATALOADER.ON_CORRUPT skip allows "
+                f"1 in 1,000, or a single one; the last: {list(replaced.values())[-1]}"
             )
 
 

@@ -106,13 +106,9 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def center_view(image: np.ndarray, size: int, shorter_side: int) -> np.ndarray:
-    """The evaluation view (S, S, 3): shorter side to ``shorter_side`` pixels, middle S x S; 0: straight to S x S."""
+    """The evaluation view (S, S, 3): shorter side to ``shorter_side`` >= S pixels, then the middle; 0: all of it."""
     if not shorter_side:
         return resize(image, size, size)
-    if shorter_side < size:
-        raise ValueError(
-            f"a shorter side of {shorter_side} pixels is below the crop of {size}; resize to at least {size}"
-        )
     height, width = image.shape[:2]
     shorter = min(height, width)
     image = resize(image, int(shorter_side * height / shorter), int(shorter_side * width / shorter))

@@ -16,9 +16,9 @@ class NegativeQueue(nn.Module):
     queue: Tensor
     queue_ptr: Tensor
 
-    def __init__(self, dim: int, size: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, dim: int, size: int) -> None:
         super().__init__()
-        self.register_buffer("queue", F.normalize(torch.randn(dim, size, generator=generator), dim=0))
+        self.register_buffer("queue", F.normalize(torch.randn(dim, size), dim=0))
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
         self._ptr: int | None = None  # host copy: reading the buffer would synchronize with the device
 

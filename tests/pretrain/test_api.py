@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 
 import pretrain
 from pretrain.common import interrupt
-from pretrain.common.resnet_names import PREFIX, to_detectron2
 from pretrain.watch import Watch
 from tests.pretrain.runs import overrides
 
@@ -39,18 +37,6 @@ def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
     assert torch.equal(resnet.conv1.weight, file["state_dict"]["module.encoder_q.conv1.weight"])
     key = pretrain.load_backbone(tmp_path / "run", encoder="key")
     assert not torch.equal(key(IMAGES), resnet(IMAGES))
-
-
-@pytest.mark.parametrize("kind", ["torchvision", "detectron2"])
-def test_files_of_others_give_torchvisions_features(kind: str, tmp_path: Path):
-    torch.manual_seed(0)
-    source = torchvision.models.resnet18(weights=None)
-    state = {name: tensor for name, tensor in source.state_dict().items() if kind == "torchvision" or "fc" not in name}
-    if kind == "detectron2":
-        state = {"model": {PREFIX + name: tensor for name, tensor in to_detectron2(state, "resnet18").items()}}
-    torch.save(state, tmp_path / "weights.pth")
-    source.fc = torch.nn.Identity()  # type: ignore[assignment]
-    assert torch.equal(pretrain.load_backbone(tmp_path / "weights.pth")(IMAGES), source.eval()(IMAGES))
 
 
 def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -81,16 +81,3 @@ def test_the_nearest_name_is_suggested():
 def test_every_number_has_a_range():
     numbers = {key for key, value in flatten(default_config()) if type(value) in (int, float, list)}
     assert numbers == {key for key, (_, limits, _) in _keys().items() if isinstance(limits, Range)}
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("SOLVER:\n  BASE_LRR: 1\n", "SOLVER.BASE_LR"), ("SOLVER: [1\n", "a.yaml"), ("- 1\n", "a.yaml"),
-        ("_BASE_: nowhere.yaml\n", "nowhere.yaml"), ("SOLVER: 3\n", "SOLVER"),
-        ("SOLVER:\n  GAMMA: .nan\n", "SOLVER.GAMMA"),
-    ],
-)  # fmt: skip
-def test_files_that_cannot_work_are_refused(tmp_path: Path, text: str, name: str):
-    (tmp_path / "a.yaml").write_text(text)
-    refused(lambda: load_config(tmp_path / "a.yaml"), name)

@@ -1,15 +1,11 @@
 """Optimizers: a skipped first step under a gradient scaler, and LARS by its own equation."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from pretrain.config import load_config
 from pretrain.optim import build_optimizer
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _solver(*overrides: str):
@@ -64,11 +60,6 @@ def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust, clip, 
     rate = min(ratio, lr) if clip else lr * ratio
     torch.testing.assert_close(model.weight.detach(), weight - rate * (gradient + decay * weight))
     torch.testing.assert_close(model.bias.detach(), bias - lr)
-
-
-@pytest.mark.parametrize(("recipe", "clip"), [("simclr_R50_IN1k_200ep", False), ("tcl_R18_cifar10_1000ep", True)])
-def test_simclr_multiplies_and_solo_learns_settings_clip(recipe, clip):
-    assert clip == load_config(ROOT / f"configs/pretrain/{recipe}.yaml").SOLVER.LARS_CLIP
 
 
 def test_lars_takes_the_first_step_of_a_warm_up_at_rate_zero():

@@ -16,7 +16,6 @@ from pretrain.methods.method import Method
 from pretrain.model.objectives import build_objective
 from pretrain.model.siamese import embed
 from pretrain.optim import build_optimizer
-from pretrain.state import to_checkpoint
 from pretrain.steps import Training, training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -219,12 +218,3 @@ def test_an_objective_that_returns_no_tensor_is_refused(monkeypatch, returned):
     own = Method(lambda *_: returned, "batch", {})
     monkeypatch.setitem(METHODS, "simclr", own)
     refused(lambda: _loss("simclr", batch_of(2)), "simclr", "float")
-
-
-@pytest.mark.parametrize("method", ["mocov2", "simclr"])
-def test_the_state_has_mocos_names(method):
-    cfg = config(method)
-    names = set(to_checkpoint(training(cfg), cfg, 0, 4, 0)["state_dict"])
-    assert "module.encoder_q.conv1.weight" in names
-    keys = {"module.encoder_k.fc.2.bias", "module.queue", "module.queue_ptr"}
-    assert names & keys == (keys if method == "mocov2" else set())

@@ -13,7 +13,7 @@ from tests.errors import refused
 @pytest.mark.parametrize(
     ("name", "split", "named"),
     [
-        ("folder:{}/none", "train", "/none"), ("folder:{}", "train", ".jpg"), ("folder:{}", "unlabelled", "unlabelled"),
+        ("folder:{}/none", "train", "/none"), ("folder:{}", "train", ".jpg"),
         ("imagenet", "train", "/imagenet/train/n########"), ("imagenet100", "val", "/imagenet/val"),
         ("cifar10", "train", "/cifar-10-batches-py"), ("cifar100", "val", "/cifar-100-python"),
         ("fashion_mnist", "val", "/FashionMNIST/raw"), ("stl10", "train", "/stl10_binary"),

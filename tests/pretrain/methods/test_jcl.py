@@ -145,13 +145,6 @@ def test_loss_falls_as_the_negatives_fall(seed: int, temperature: float, lambda_
     assert after < before
 
 
-@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=LAMBDAS)
-def test_loss_rises_with_lambda(seed: int, temperature: float, lambda_: float):
-    case = queue_case(seed, keys=5)
-    less = jcl(*case, temperature=temperature, lambda_=lambda_).loss
-    assert jcl(*case, temperature=temperature, lambda_=lambda_ + 0.1).loss > less
-
-
 def test_metrics_and_what_is_enqueued():
     q, keys, queue = queue_case(3, keys=5)
     result = jcl(q, keys, queue, temperature=0.2, lambda_=4.0)
@@ -162,10 +155,6 @@ def test_metrics_and_what_is_enqueued():
     torch.testing.assert_close(result.metrics["positive_variance"], diagonal)
     along = sum(v @ covariance @ v for v, (_, covariance) in zip(q.detach(), both, strict=True)) / 3
     torch.testing.assert_close(result.metrics["query_variance"], along)
-    similarity = (q.detach() * means).sum(dim=1)
-    torch.testing.assert_close(result.metrics["positive_similarity"], similarity.mean())
-    right = similarity > (q.detach() @ queue).amax(dim=1)
-    torch.testing.assert_close(result.metrics["queue_accuracy"], right.double().mean() * 100)
 
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)

@@ -39,11 +39,6 @@ def test_a_query_equal_to_its_key_is_the_minimum(seed: int, tau: float):
     assert ressl(q, keys, queue, temperature=tau, key_temperature=tau).loss > entropy
 
 
-def test_metrics_and_what_is_enqueued():
+def test_what_is_enqueued():
     q, keys, queue = queue_case(3)
-    result = ressl(q, keys, queue, temperature=0.1, key_temperature=0.04)
-    assert torch.equal(result.enqueue_ND, keys[0])
-    similarity = (q.detach() * keys[0]).sum(dim=1)
-    torch.testing.assert_close(result.metrics["positive_similarity"], similarity.mean())
-    right = similarity > (q.detach() @ queue).amax(dim=1)
-    torch.testing.assert_close(result.metrics["queue_accuracy"], right.double().mean() * 100)
+    assert torch.equal(ressl(q, keys, queue, temperature=0.1, key_temperature=0.04).enqueue_ND, keys[0])

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torchvision
 from torch.nn import functional as F
 
 from pretrain.common import checkpoint
 from pretrain.common.backbone_file import read_backbone
-from pretrain.common.errors import UserError
 from pretrain.methods.jcl import jcl
 from pretrain.methods.moco import moco
 from pretrain.methods.sce import sce
 from pretrain.model.dense import add_dense_head, matched_keys
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
+from tests.errors import refused
 from tests.pretrain.runs import assert_same_end, run, training
 from tests.pretrain.test_steps import DENSE, batch_of, config
 
+pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 n, L, C, D, K, TAU = 3, 5, 6, 4, 7, 0.2
 
 
@@ -51,12 +51,10 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
     (expected,) = torch.autograd.grad(total / (n * L), query)
 
     matched = matched_keys(query_map, key_maps, keys)
-    hyper = {
-        "moco": {},
-        "jcl": {"lambda_": 4.0},
-        "sce": {"key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False},
-    }[name]
-    objective = {"moco": moco, "jcl": jcl, "sce": sce}[name]
+    objective, hyper = {
+        "moco": (moco, {}), "jcl": (jcl, {"lambda_": 4.0}),
+        "sce": (sce, {"key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}),
+    }[name]  # fmt: skip
     loss = objective(query.flatten(0, 1), matched.flatten(1, 2), queue, temperature=TAU, **hyper).loss
     (gradient,) = torch.autograd.grad(loss, query)
     torch.testing.assert_close(loss, total / (n * L), rtol=1e-12, atol=0)
@@ -91,29 +89,19 @@ def test_weight_0_is_the_method_to_the_last_bit():
     assert loss != training_step(plain, batch_of(4, 2), 2)[0] and metrics["dense_loss"] > 0
 
 
-def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read_by_us_and_by_mocos_loop(images, tmp_path):
+def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_path):
     run(images, tmp_path / "whole", *DENSE)
     run(images, tmp_path / "parts", *DENSE, "SOLVER.MAX_STEPS", "5")
     run(images, tmp_path / "parts", *DENSE)
     assert_same_end(tmp_path / "whole", tmp_path / "parts")
     state = checkpoint.read(tmp_path / "whole" / checkpoint.FINAL)["state_dict"]
-    backbone = read_backbone(tmp_path / "whole")
-    prefix = "module.encoder_q."
-    taken = {name.removeprefix(prefix): value for name, value in state.items()
-             if name.startswith(prefix) and not name.startswith(f"{prefix}fc")}  # as MoCo's main_lincls.py  # fmt: skip
-    assert all(torch.equal(value, taken[name]) for name, value in backbone.state_dict.items())
-    model = torchvision.models.resnet18()
-    model.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
-    result = model.load_state_dict(taken, strict=False)
-    assert set(result.missing_keys) == {"fc.weight", "fc.bias"}
-    assert {name.split(".")[0] for name in result.unexpected_keys} == {"dense"}
+    for name, value in read_backbone(tmp_path / "whole").state_dict.items():
+        assert torch.equal(value, state[f"module.encoder_q.{name}"])
 
 
 def test_dense_keys_that_nothing_reads_are_refused():
-    with pytest.raises(UserError, match="DENSE_WARMUP_STEPS is 5"):
-        config("mocov2", "METHOD.DENSE_WARMUP_STEPS", "5")
-    with pytest.raises(UserError, match=r"DENSE_WEIGHT is 0\.5, which METHOD\.NAME simclr does not read"):
-        config("simclr", *DENSE)
+    refused(lambda: config("mocov2", "METHOD.DENSE_WARMUP_STEPS", "5"), "METHOD.DENSE_WARMUP_STEPS is 5")
+    refused(lambda: config("simclr", *DENSE), "METHOD.DENSE_WEIGHT is 0.5", "simclr")
 
 
 def test_a_dense_loss_that_is_not_finite_leaves_the_warm_up_alone():

@@ -32,10 +32,7 @@ def checkpoint(folder: Path) -> Path:
 def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     convert(checkpoint(tmp_path / "run"), tmp_path / "w.pth", encoder="key")
     name = tiny_coco.write(tmp_path / "data")
-    annotations = Path(name.split(":")[1])
-    content = json.loads(annotations.read_text())
-    content["annotations"][0]["bbox"] = [0, 0, 0]
-    annotations.write_text(json.dumps(content))
+    tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
     (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
     keys = tiny_coco.MODEL_KEYS | {
         "MODEL.WEIGHTS": str(tmp_path / "w.pth"), "DATASETS.TRAIN": (f"{name}:skip_bad",),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -59,6 +61,15 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
     content = {"images": images, "annotations": annotations, "categories": categories}
     (folder / "annotations.json").write_text(json.dumps(content))
     return f"coco:{folder / 'annotations.json'}:{folder}"
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Changes the annotation file of a data set, `coco:<json>:<images>`, in place; returns its content."""
+    path = Path(name.split(":")[1])
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    return content
 
 
 def _rle(polygon: list[float], height: int, width: int) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,21 +12,9 @@ from tests.transfer import tiny_coco
 from transfer.coco import data
 
 
-@pytest.fixture
-def people(tmp_path: Path) -> tuple[str, dict[str, Any]]:
+def test_prepare_fails_or_skips(tmp_path: Path) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
-    return name, data.read(data.resolve(name)[0])
-
-
-def first(content: dict[str, Any]) -> dict[str, Any]:
-    return content["annotations"][0]
-
-
-def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    name, content = people
-    first(content)["bbox"] = [0, 0, 500]
-    annotations, images = data.resolve(name)
-    annotations.write_text(json.dumps(content))
+    content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
     for check in (data.prepare, lambda cfg: data.check_early(cfg, cfg.DATASETS.TRAIN)):
@@ -36,10 +23,9 @@ def test_prepare_fails_or_skips(people: tuple[str, dict[str, Any]], tmp_path: Pa
     prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), logged.append)
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
     assert "DATASETS.TRAIN and DATASETS.TEST both have" in logged[-1]
-    checked = data.read(data.resolve(prepared.DATASETS.TRAIN[0])[0])
-    assert len(checked["annotations"]) == len(content["annotations"]) - 1
-    assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN
-    assert data.resolve(prepared.DATASETS.TEST[0])[1] == images
+    checked, images = data.resolve(prepared.DATASETS.TRAIN[0])
+    assert len(data.read(checked)["annotations"]) == len(content["annotations"]) - 1
+    assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN and images == tmp_path / "data"
     cfg = tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
@@ -59,27 +45,16 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
-@pytest.fixture
-def twins(tmp_path: Path) -> list[str]:
-    """Two data sets whose annotation files have the same base name, a bad record in each."""
-    names = []
-    for split in ("train", "valid"):
-        name = tiny_coco.write(tmp_path / split)
-        path = data.resolve(name)[0]
-        content = data.read(path)
-        first(content)["bbox"] = [0, 0, 0]
-        content["info"] = split
-        path.write_text(json.dumps(content))
-        names.append(f"{name}:skip_bad")
-    return names
-
-
-def test_every_data_set_has_files_of_its_own(twins: list[str], tmp_path: Path) -> None:
+def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
+    """Although the annotation files of two have the same base name."""
+    twins = [f"{tiny_coco.write(tmp_path / split)}:skip_bad" for split in ("train", "valid")]
+    for name in twins:
+        tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
     cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
     prepared = data.prepare(cfg)
     names = (*prepared.DATASETS.TRAIN, *prepared.DATASETS.TEST)
     contents = [data.read(data.resolve(name)[0]) for name in names]
-    assert [content["info"] for content in contents] == ["train", "valid"]
+    assert [content["info"] for content in contents] == twins
     assert all("box [0, 0, 0] is not" in content["left_out"][0] for content in contents)
     assert len({data.folder_name(name) for name in (*names, *twins)}) == 4
     assert data.prepare(cfg).DATASETS == prepared.DATASETS  # a resumed run finds its own
@@ -88,10 +63,7 @@ def test_every_data_set_has_files_of_its_own(twins: list[str], tmp_path: Path) -
 @pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
 def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
     name = tiny_coco.write(tmp_path / "data")
-    content = data.read(data.resolve(name)[0])
-    for record in content["annotations"]:
-        record["segmentation"] = []
-    data.resolve(name)[0].write_text(json.dumps(content))
+    tiny_coco.edit(name, lambda content: [record.pop("segmentation") for record in content["annotations"]])
     for chosen in (name, f"{name}:skip_bad"):
         cfg = tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True})
         refused(lambda cfg=cfg: data.prepare(cfg), f"MODEL.{key} False")
@@ -99,43 +71,28 @@ def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
 
 def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path) -> None:
     names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
-    path = data.resolve(names[1])[0]
-    content = data.read(path)
-    content["categories"][0]["name"], content["categories"][1]["name"] = "c2", "c1"
-    path.write_text(json.dumps(content))
+    tiny_coco.edit(names[1], lambda content: content["categories"][0].update(name="other"))
     cfg = tiny_coco.config(tmp_path / "out", names[0], DATASETS__TEST=(names[1],))
     for check in (data.prepare, lambda cfg: data.check_early(cfg, names)):
-        refused(lambda check=check: check(cfg), "category 1 in the order of ids is 'c1'", "'c2'", *names)
+        refused(lambda check=check: check(cfg), "category 1 in the order of ids is 'c1'", "'other'", *names)
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not any file of its name."""
+    """Not any file of its name; its categories are compared with those of other data sets."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    tiny_coco.write(tmp_path / "coco" / "val2017")
-    content = json.loads((tmp_path / "coco" / "val2017" / "annotations.json").read_text())
-    first(content)["bbox"] = []
+    name = tiny_coco.write(tmp_path / "coco" / "val2017")
+    content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))
     path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
     path.parent.mkdir()
+    content["categories"] = [{"id": i, "name": f"n{i}"} for i in range(80)]
     path.write_text(json.dumps(content))
-    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
+    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg), "annotation 1 of image 1")
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
-    refused(lambda: data.prepare(cfg), "80 categories")
-    cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
+    refused(lambda: data.prepare(tiny_coco.config(tmp_path / "out", "coco_2017_val")), "80 categories")
     assert data.prepare(cfg).DATASETS.TEST == ("coco_2017_val",)
-
-
-def test_other_categories_than_cocos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    (tmp_path / "coco" / "annotations").mkdir(parents=True)
-    (tmp_path / "coco" / "val2017").mkdir()
-    own = {"images": [], "annotations": [], "categories": [{"id": i, "name": f"n{i}"} for i in range(80)]}
-    (tmp_path / "own.json").write_text(json.dumps(own))
-    own["categories"][79]["name"] = "toothbrush"
-    path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
-    path.write_text(json.dumps(own))
-    monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
-    name = f"coco:{tmp_path / 'own.json'}:{tmp_path}"
-    keys = {"DATASETS__TEST": ("coco_2017_val",), "MODEL__ROI_HEADS__NUM_CLASSES": 80}
-    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    refused(lambda: data.prepare(cfg), "'n79' in coco:", "'toothbrush' in coco_2017_val")
+    content = {"images": [], "annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    cfg.defrost()
+    cfg.DATASETS.TRAIN = (f"coco:{tmp_path / 'other.json'}:{tmp_path}",)
+    refused(lambda: data.prepare(cfg), "category 80", "'x' in coco:", "'n79' in coco_2017_val")

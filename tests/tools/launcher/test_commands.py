@@ -1,9 +1,8 @@
-"""`launch.py resume`: as it was started, and never anything that is no stage; engines; make's commands."""
+"""`launch.py resume`: as it was started, and never anything that is no stage; and engines."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,25 +90,6 @@ def test_a_damaged_record_is_one_line(name: str, record: Any):
     with pytest.raises(UserError) as raised:
         launch.main(["resume", "x"])
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
-
-
-@pytest.mark.parametrize(
-    ("target", "command"),
-    [
-        (["demo"], "pipeline configs/examples/demo.yaml"),
-        (["demo", "ENGINE=detectron2"], "pipeline configs/examples/demo.yaml"),
-        (["demo-quick"], "pipeline configs/examples/demo_quick.yaml"),
-    ],
-)
-def test_make_runs_the_demo_on_this_machine(target: list[str], command: str, monkeypatch: pytest.MonkeyPatch):
-    for name in ("ENGINE", "MAKEFLAGS", "MAKELEVEL"):
-        monkeypatch.delenv(name, raising=False)
-    shown = subprocess.run(["make", "-n", *target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (line,) = [line for line in shown.splitlines() if "tools/launch.py" in line]
-    command += " --cluster local --parallel 2 --cpus-per-task 1"
-    if target[1:]:
-        command += " --engine detectron2 --output runs/demo_detectron2"
-    assert line.split("tools/launch.py ")[1].split() == command.split()
 
 
 @pytest.fixture

@@ -135,8 +135,8 @@ def smoke_plan(folder: Path) -> dict[str, Any]:
         "OVERRIDES": [
             "DATA.TRAIN", f"folder:{digits}/images/train", "DATA.VAL", f"folder:{digits}/images/val", "METHOD.NUM_KEYS",
             "2", "VIEWS.IMAGE_SIZE", "32", "MODEL.STEM", "imagenet", "MODEL.QUEUE_SIZE", "32", "SOLVER.IMS_PER_BATCH",
-            "8", "SOLVER.EPOCHS", "5", "SOLVER.LOG_PERIOD", "1", "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5",
-            "DEVICE", "cpu",
+            "8", "MODEL.BN_GROUPS", "4", "SOLVER.EPOCHS", "5", "SOLVER.LOG_PERIOD", "1",
+            "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5", "DEVICE", "cpu",
         ],
         "TRANSFER": {"mask": str(MASK)},
         "TRANSFER_OVERRIDES": [

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import shutil
-import uuid
+import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,48 +123,32 @@ def export(backbone: Backbone, output: Path, target: str) -> dict[str, float]:
         )
     write, features = {"timm": (_write_timm, _timm), "transformers": (_write_transformers, _transformers)}[target]
     image = sample_image(backbone)
-    with _new_folder(output) as folder:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
+        folder = Path(temporary, output.name)
+        folder.mkdir()
         write(backbone, folder)
         shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors hides it from other users
         errors = compare({"features": backbone.features(backbone.view(image))}, {"features": features(folder, image)},
                          "the exported model")  # fmt: skip
         (folder / "README.md").write_text(card.text(backbone, target, output, errors["features"]), encoding="utf-8")
+        folder.rename(output)
     return errors
-
-
-@contextlib.contextmanager
-def _new_folder(path: Path) -> Iterator[Path]:
-    """A folder that becomes ``path`` when the block ends; after an error nothing is left."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        os.rename(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_timm(backbone: Backbone, folder: Path) -> None:
     from safetensors.torch import save_file
 
     size, resize = backbone.size, backbone.resize
-    config = {
-        "architecture": backbone.arch,
-        "num_classes": 0,
-        "num_features": feature_dim(backbone.resnet),
-        "pretrained_cfg": {
-            "input_size": [3, size, size],
-            # timm divides by it and rounds down, where a quotient just below the whole number would lose a pixel.
-            "crop_pct": math.nextafter(size / resize, 0) if resize else 1.0,
-            "crop_mode": "center" if resize else "squash",
-            "interpolation": "bilinear",
-            "mean": backbone.mean,
-            "std": backbone.std,
-            "num_classes": 0,
-            "first_conv": "conv1",
-            "classifier": "fc",
-        },
-    }
+    pretrained = {
+        "input_size": [3, size, size], "mean": backbone.mean, "std": backbone.std, "num_classes": 0,
+        # timm divides by it and rounds down, where a quotient just below the whole number would lose a pixel.
+        "crop_pct": math.nextafter(size / resize, 0) if resize else 1.0,
+        "crop_mode": "center" if resize else "squash", "interpolation": "bilinear", "first_conv": "conv1",
+        "classifier": "fc",
+    }  # fmt: skip
+    config = {"architecture": backbone.arch, "num_classes": 0, "num_features": feature_dim(backbone.resnet),
+              "pretrained_cfg": pretrained}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(backbone.resnet.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from pretrain.common.config_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
+from pretrain.common.files import existing_file
 from pretrain.common.metrics import read_metrics
 from pretrain.common.run_folder import read_json
 
@@ -58,11 +59,7 @@ def _sections(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    if not run.is_dir():
-        raise UserError(f"{run} is not a folder; name two run folders")
-    path = run / "config.yaml"
-    if not path.is_file():
-        raise UserError(f"{run} is not a run folder (no config.yaml); name one, such as runs/demo/jcl/pretrain")
+    path = existing_file(run / "config.yaml", "config of a run")
     try:
         config = dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
@@ -71,15 +68,13 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _section(title: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    if not (one or two):
-        return f"{title}: neither run has recorded any"
     pairs = {name: (one.get(name, _ABSENT), two.get(name, _ABSENT)) for name in dict.fromkeys((*one, *two))}
     rows = [[name, _text(first), _text(second)] for name, (first, second) in pairs.items() if first != second]
     return f"{title}:\n{_table(rows, ['', 'one', 'two'])}" if rows else f"{title}: equal"
 
 
 def _curves(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:
-    """Of each metric that both runs logged, the first iteration at which it differs, and what each run ended with."""
+    """Of each metric that both runs logged, the first iteration at which it differs."""
     ours, theirs = _by_metric(one), _by_metric(two)
     compared, parted = 0, {}
     for metric in ours.keys() & theirs.keys():
@@ -93,24 +88,18 @@ def _curves(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:
     if not parted:
         return f"curves: equal in all {compared} metrics, at every iteration that both runs logged"
     rows = [
-        [metric, str(at + 1), *(_text(run[metric][at]) for run in (ours, theirs)),
-         *(f"{_text(run[metric][max(run[metric])])} at {max(run[metric]) + 1}" for run in (ours, theirs))]
-        for metric, at in sorted(parted.items(), key=lambda item: (item[1], list(ours).index(item[0])))
-    ]  # fmt: skip
-    first = min(parted.values())
-    epoch = next((line["epoch"] for line in one if line["iteration"] == first and "epoch" in line), None)
-    text = f"curves: part at step {first + 1}" + ("" if epoch is None else f" (epoch {epoch:g})")
-    text += "\n" + _table(rows, ["", "part at step", "one", "two", "one ends with", "two ends with"])
-    equal = compared - len(parted)
-    return f"{text}\n{equal} further metrics are equal throughout" if equal else text
+        [metric, str(at + 1), _text(ours[metric][at]), _text(theirs[metric][at])]
+        for metric, at in sorted(parted.items(), key=lambda item: (item[1], item[0]))
+    ]
+    table = _table(rows, ["", "part at step", "one", "two"])
+    return f"curves: part at step {min(parted.values()) + 1}; {compared - len(parted)} metrics are equal\n{table}"
 
 
 def _by_metric(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     values: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and name not in ("iteration", "epoch", *_OF_THE_MACHINE):
+            if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_OF_THE_MACHINE):
                 values.setdefault(name, {})[line["iteration"]] = float(value)
     return values
 

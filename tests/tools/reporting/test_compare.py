@@ -36,9 +36,8 @@ def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsy
         ["torch", "2.15.0", "2.16.0"],
         ["data", "and", "weights:", "equal"],
         ["knn_top1", "50", "52.5"],
-        ["curves:", "part", "at", "step", "20", "(epoch", "1)"],
-        ["loss", "20", "4", "4.5", "3", "at", "30", "2", "at", "40"],  # there, and at the last step of each
-        ["1", "further", "metrics", "are", "equal", "throughout"],  # lr; speed is the machine's
+        ["curves:", "part", "at", "step", "20;", "1", "metrics", "are", "equal"],  # lr; speed is the machine's
+        ["loss", "20", "4", "4.5"],
     ):
         assert line in shown
     text = "\n".join(map(" ".join, shown))
@@ -51,9 +50,6 @@ def test_equal_runs(tmp_path: Path):
     for title in ("config", "engine, versions and machine", "data and weights", "results"):
         assert f"{title}: equal" in text
     assert text.endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
-    for run in (one, two):
-        (run / "results.json").unlink()
-    assert "results: neither run has recorded any" in compare(one, two)
 
 
 def test_other_data_and_weights_are_named(tmp_path: Path):
@@ -85,10 +81,7 @@ def test_runs_that_logged_at_other_steps(tmp_path: Path):
 
 def test_what_is_no_run_folder(tmp_path: Path):
     good = run_in(tmp_path / "good", [1.0])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty is not a run folder \(no config.yaml\)"):
-        compare(good, tmp_path / "empty")
-    with pytest.raises(UserError, match="nowhere is not a folder"):
+    with pytest.raises(UserError, match=r"no config of a run at .*nowhere/config.yaml"):
         compare(tmp_path / "nowhere", good)
     (good / "config.yaml").write_text("[")
     with pytest.raises(UserError, match=r"config.yaml: is not YAML"):

@@ -55,10 +55,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     parser.add_argument("--resume", action="store_true", help="continue from the newest good checkpoint, if any")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
-    parser.add_argument("--engine", choices=("auto", "detectron2", "torchvision"), default="auto")
+    engines = ("auto", "detectron2", "torchvision")
+    parser.add_argument("--engine", choices=engines, default="auto", help="auto: Detectron2 if it is installed")
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     parser.add_argument("--num-gpus", type=int, default=1, help="processes per machine; on the CPU if it has no GPU")
-    parser.add_argument("--num-machines", type=int, default=1)
+    parser.add_argument("--num-machines", type=int, default=1, help="machines in total")
     parser.add_argument("--machine-rank", type=int, default=0, help="from 0, one per machine")
     parser.add_argument(
         "--dist-url", default="auto", help="tcp://HOST:PORT of machine 0; auto: a free port, one machine"

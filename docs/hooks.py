@@ -23,7 +23,7 @@ from mkdocs.structure.pages import Page
 from pretrain import config as pretraining
 from pretrain.common.config_overrides import Key
 from tools import benchmark, convert_to_d2, export, launch, make_data, report, show_views
-from transfer import config_help as fine_tuning
+from transfer import config_keys as fine_tuning
 from transfer import train_net
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,7 +29,7 @@ from pretrain.config import default_config, load_config
 from tests.resnets import resnet_state
 from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
-from transfer.config_help import MEANINGS
+from transfer.config_keys import MEANINGS
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[1]

@@ -149,7 +149,7 @@ def _pretraining_keys() -> list[config_overrides.Key]:
 
 
 def _fine_tuning_keys() -> list[config_overrides.Key]:
-    from transfer.config_help import described_keys
+    from transfer.config_keys import described_keys
 
     return described_keys()
 

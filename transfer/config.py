@@ -21,8 +21,7 @@ VERSION: 2
 MODEL: {META_ARCHITECTURE: GeneralizedRCNN, MASK_ON: false, KEYPOINT_ON: false, DEVICE: cuda, WEIGHTS: "",
   PIXEL_MEAN: [103.530, 116.280, 123.675], PIXEL_STD: [1.0, 1.0, 1.0]}
 MODEL.BACKBONE: {NAME: build_resnet_backbone, FREEZE_AT: 2}
-MODEL.RESNETS: {DEPTH: 50, OUT_FEATURES: [res4], NORM: FrozenBN, NUM_GROUPS: 1, WIDTH_PER_GROUP: 64,
-  STRIDE_IN_1X1: true, RES2_OUT_CHANNELS: 256}
+MODEL.RESNETS: {DEPTH: 50, OUT_FEATURES: [res4], NORM: FrozenBN, STRIDE_IN_1X1: true, RES2_OUT_CHANNELS: 256}
 MODEL.FPN: {IN_FEATURES: [], OUT_CHANNELS: 256, NORM: ""}
 MODEL.PROPOSAL_GENERATOR: {NAME: RPN, MIN_SIZE: 0}
 MODEL.ANCHOR_GENERATOR: {NAME: DefaultAnchorGenerator, SIZES: [[32, 64, 128, 256, 512]],
@@ -41,12 +40,11 @@ MODEL.ROI_MASK_HEAD: {NAME: MaskRCNNConvUpsampleHead, POOLER_RESOLUTION: 14, POO
   POOLER_TYPE: ROIAlignV2, NUM_CONV: 0, CONV_DIM: 256, NORM: ""}
 MODEL.ROI_KEYPOINT_HEAD: {NAME: KRCNNConvDeconvUpsampleHead, POOLER_RESOLUTION: 14, POOLER_SAMPLING_RATIO: 0,
   POOLER_TYPE: ROIAlignV2, CONV_DIMS: [512, 512, 512, 512, 512, 512, 512, 512], NUM_KEYPOINTS: 17,
-  MIN_KEYPOINTS_PER_IMAGE: 1, NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS: true, LOSS_WEIGHT: 1.0}
+  MIN_KEYPOINTS_PER_IMAGE: 1, LOSS_WEIGHT: 1.0}
 INPUT: {MIN_SIZE_TRAIN: [800], MIN_SIZE_TRAIN_SAMPLING: choice, MAX_SIZE_TRAIN: 1333, MIN_SIZE_TEST: 800,
   MAX_SIZE_TEST: 1333, RANDOM_FLIP: horizontal, FORMAT: BGR, MASK_FORMAT: polygon}
 DATASETS: {TRAIN: [], TEST: []}
-DATALOADER: {NUM_WORKERS: 4, ASPECT_RATIO_GROUPING: true, SAMPLER_TRAIN: TrainingSampler, REPEAT_THRESHOLD: 0.0,
-  REPEAT_SQRT: true, FILTER_EMPTY_ANNOTATIONS: true}
+DATALOADER: {NUM_WORKERS: 4, ASPECT_RATIO_GROUPING: true, FILTER_EMPTY_ANNOTATIONS: true}
 SOLVER: {LR_SCHEDULER_NAME: WarmupMultiStepLR, MAX_ITER: 40000, BASE_LR: 0.001, BASE_LR_END: 0.0, MOMENTUM: 0.9,
   NESTEROV: false, WEIGHT_DECAY: 0.0001, WEIGHT_DECAY_NORM: 0.0, GAMMA: 0.1, STEPS: [30000], NUM_DECAYS: 3,
   WARMUP_FACTOR: 0.001, WARMUP_ITERS: 1000, WARMUP_METHOD: linear, RESCALE_INTERVAL: false, CHECKPOINT_PERIOD: 5000,
@@ -66,7 +64,7 @@ MODEL: {LOAD_PROPOSALS: false}
 MODEL.FPN: {FUSE_TYPE: sum}
 MODEL.ANCHOR_GENERATOR: {ANGLES: [[-90, 0, 90]]}
 MODEL.RESNETS: {RES5_DILATION: 1, STEM_OUT_CHANNELS: 64, DEFORM_ON_PER_STAGE: [false, false, false, false],
-  DEFORM_MODULATED: false, DEFORM_NUM_GROUPS: 1}
+  DEFORM_MODULATED: false, DEFORM_NUM_GROUPS: 1, NUM_GROUPS: 1, WIDTH_PER_GROUP: 64}
 MODEL.RPN: {BOUNDARY_THRESH: -1, IOU_LABELS: [0, -1, 1], BBOX_REG_LOSS_TYPE: smooth_l1, CONV_DIMS: [-1]}
 MODEL.ROI_HEADS: {IOU_LABELS: [0, 1]}
 MODEL.ROI_BOX_HEAD: {BBOX_REG_LOSS_TYPE: smooth_l1, CLS_AGNOSTIC_BBOX_REG: false, TRAIN_ON_PRED_BOXES: false,
@@ -74,6 +72,7 @@ MODEL.ROI_BOX_HEAD: {BBOX_REG_LOSS_TYPE: smooth_l1, CLS_AGNOSTIC_BBOX_REG: false
 MODEL.ROI_BOX_CASCADE_HEAD: {IOUS: [0.5, 0.6, 0.7],
   BBOX_REG_WEIGHTS: [[10.0, 10.0, 5.0, 5.0], [20.0, 20.0, 10.0, 10.0], [30.0, 30.0, 15.0, 15.0]]}
 MODEL.ROI_MASK_HEAD: {CLS_AGNOSTIC_MASK: false}
+MODEL.ROI_KEYPOINT_HEAD: {NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS: true}
 MODEL.SEM_SEG_HEAD: {NAME: SemSegFPNHead, IN_FEATURES: [p2, p3, p4, p5], IGNORE_VALUE: 255, NUM_CLASSES: 54,
   CONVS_DIM: 128, COMMON_STRIDE: 4, NORM: GN, LOSS_WEIGHT: 1.0}
 MODEL.PANOPTIC_FPN: {INSTANCE_LOSS_WEIGHT: 1.0}
@@ -86,6 +85,7 @@ MODEL.RETINANET: {NUM_CLASSES: 80, IN_FEATURES: [p3, p4, p5, p6, p7], NUM_CONVS:
 INPUT.CROP: {ENABLED: false, TYPE: relative_range, SIZE: [0.9, 0.9]}
 DATASETS: {PROPOSAL_FILES_TRAIN: [], PROPOSAL_FILES_TEST: [], PRECOMPUTED_PROPOSAL_TOPK_TRAIN: 2000,
   PRECOMPUTED_PROPOSAL_TOPK_TEST: 1000}
+DATALOADER: {SAMPLER_TRAIN: TrainingSampler, REPEAT_THRESHOLD: 0.0, REPEAT_SQRT: true}
 TEST: {EXPECTED_RESULTS: []}
 TEST.AUG: {ENABLED: false, MIN_SIZES: [400, 500, 600, 700, 800, 900, 1000, 1100, 1200], MAX_SIZE: 4000, FLIP: true}
 VIS_PERIOD: 0
@@ -129,7 +129,6 @@ ALLOWED: dict[str, tuple[Any, ...]] = {  # honored keys of which the engine supp
     "INPUT.FORMAT": ("BGR", "RGB"),
     "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
-    "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "RepeatFactorTrainingSampler"),
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
@@ -220,11 +219,6 @@ def check_supported(cfg: CfgNode) -> None:
     Raises:
         UserError: names every such key, its value and what the engine can do.
     """
-    if cfg.MODEL.BACKBONE.NAME == "build_resnet_backbone":
-        raise UserError(
-            "MODEL.BACKBONE.NAME is build_resnet_backbone, a detector without FPN (C4), which the torchvision engine "
-            "does not have; run `make detectron2` and use --engine detectron2"
-        )
     values = keys(OWN) | {key: list(value) if isinstance(value, tuple) else value for key, value in flatten(cfg)}
     wrong = [
         f"{key} is {values[key]!r} (only {default!r} is supported)"
@@ -246,7 +240,8 @@ def check_supported(cfg: CfgNode) -> None:
         )
     if wrong:
         raise UserError(
-            f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values or use Detectron2"
+            f"the torchvision engine cannot honor {'; '.join(wrong)}; set supported values, or use Detectron2 (`make "
+            "detectron2`, --engine detectron2)"
         )
 
 

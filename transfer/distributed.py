@@ -1,4 +1,4 @@
-"""What both engines need to run on several ranks: one group, and agreement on seed, start, stop and BN statistics."""
+"""What both engines need to run on several ranks: one group, and agreement on start and stop."""
 
 from __future__ import annotations
 
@@ -61,18 +61,3 @@ def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], N
             shown = now
             log(f"{what}: {done} / {total} batches, {(total - done) * (now - start) / done:.0f} s left")
         yield batch
-
-
-@torch.no_grad()
-def pool_batch_norm(norms: Iterable[torch.nn.Module]) -> None:
-    """Replaces running means and variances in place with those of the images of all ranks.
-
-    The pooled variance is the mean of variances plus the variance of means (law of total variance).
-    """
-    for norm in norms:
-        mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-        moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
-        dist.all_reduce(moments)
-        moments /= dist.get_world_size()
-        mean.copy_(moments[0])
-        var.copy_(moments[1] - moments[0] ** 2)

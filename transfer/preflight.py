@@ -24,17 +24,6 @@ from .config import check_same_training, check_supported
 EVALUATING = "evaluating.pth"
 
 
-def refuse(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
-    """Refuses what would end the run after its slow imports.
-
-    Raises:
-        UserError: OUTPUT_DIR holds another training, or one to be resumed; data or weights are missing.
-    """
-    if not eval_only:
-        check_output_dir(cfg, resume)
-    refuse_inputs(cfg, eval_only=eval_only, weights=not resume)  # a resumed run may no longer need them
-
-
 def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine, and
     for what that engine cannot do.

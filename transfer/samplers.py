@@ -7,8 +7,6 @@ a pass with the batches of an uninterrupted one.
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,15 +28,6 @@ def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
             extra = torch.rand(len(part), generator=generator) < part
             order = order.repeat_interleave((whole + extra).long())
         yield from order[torch.randperm(len(order), generator=generator)].tolist()
-
-
-def repeat_factors(records: Sequence[dict[str, Any]], threshold: float, square_root: bool) -> list[float]:
-    """LVIS's repeat factor per image: max over its categories of max(1, (threshold / frequency)^(1/2 or 1))."""
-    present = [{a["label"] for a in record["annotations"]} for record in records]
-    images = Counter(label for labels in present for label in labels)
-    ratio = {label: threshold / (count / len(records)) for label, count in images.items()}
-    factor = {label: max(1.0, math.sqrt(r) if square_root else r) for label, r in ratio.items()}
-    return [max((factor[label] for label in labels), default=1.0) for labels in present]
 
 
 class Batches(Sampler):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .train import Engine
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
-_TO_RESUME = ("model", "optimizer", "scaler", "iteration", "seed", "window")  # of a checkpoint
 
 
 class State(contextlib.ExitStack):
@@ -167,17 +166,13 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
     """The newest good checkpoint in OUTPUT_DIR, the same on every rank, and its content; None: a fresh start.
 
     Raises:
-        UserError: it is another engine's, incomplete, or beyond SOLVER.MAX_ITER.
+        UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
     """
     found = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
     if found:
         path, content = found
         if content.get("engine") != engine:
             raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
-        if missing := [key for key in _TO_RESUME if key not in content]:
-            raise UserError(
-                f"{path} lacks {', '.join(missing)}: it cannot be resumed; name it as MODEL.WEIGHTS of a new run"
-            )
         if (done := content["iteration"] + 1) > cfg.SOLVER.MAX_ITER:
             raise UserError(
                 f"SOLVER.MAX_ITER is {cfg.SOLVER.MAX_ITER}, but {cfg.OUTPUT_DIR} has done {done} iterations; raise it, "

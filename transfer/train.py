@@ -16,21 +16,20 @@ from typing import Any, Protocol
 
 import torch
 from fvcore.common.config import CfgNode
-from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
-from torch import nn
+from torch import Tensor, nn
 
 from pretrain.common import distributed
-from pretrain.common.distributed import AgreedStop, data_parallel, on_first_rank
+from pretrain.common.distributed import AgreedStop, averaged_after, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
 
-from . import checkpoints, frozen_bn
-from .accumulate import accumulated_losses
+from . import checkpoints
+from .batch_norm import precise_bn, settle_frozen_bn
 from .coco.results import Metrics, flat_sets
-from .distributed import check_same_start, join, pool_batch_norm, reported, until_stopped
+from .distributed import check_same_start, join
 from .samplers import mix
 from .state import LOG_PERIOD, State, find_checkpoint
 from .weights import Weights, check_config, load_weights
@@ -122,7 +121,7 @@ def run(
         if found:
             state.restore(content)
         elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
-            _settle_frozen_bn(state, count)
+            settle_frozen_bn(state, count)
         try:
             return train(state, start, visualize, evaluating=evaluating)
         except Stopped as stop:
@@ -219,6 +218,37 @@ def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) ->
     state.write_images()
 
 
+def accumulated_losses(
+    model: nn.Module,
+    batch: list[Any],
+    count: int,
+    scale: Callable[[Tensor], Tensor],
+    precision: torch.dtype | None = None,
+) -> dict[str, Tensor]:
+    """The losses of ``count`` micro-batches, averaged by their numbers of images.
+
+    The backward pass of all but the last has run: gradients must be zeroed before. Batch norm sees a micro-batch at a
+    time. A loss that is a mean over sampled boxes is one per micro-batch.
+
+    Args:
+        model: a detector, or DistributedDataParallel around it; its gradients are averaged over ranks once.
+        scale: of a loss, for fp16.
+        precision: of autocast; None: full precision.
+    """
+    device, sums = next(model.parameters()).device.type, dict[str, Tensor]()
+    for index in range(count):
+        start, stop = (len(batch) * part // count for part in (index, index + 1))
+        is_last, share = index == count - 1, (stop - start) / len(batch)
+        with averaged_after(model, is_last):
+            with torch.autocast(device, precision, enabled=precision is not None):
+                losses = {name: loss * share for name, loss in model(batch[start:stop]).items()}
+            if not is_last:
+                scale(torch.stack(list(losses.values())).sum()).backward()
+                losses = {name: loss.detach() for name, loss in losses.items()}
+        sums = {name: loss + sums[name] if sums else loss for name, loss in losses.items()}
+    return sums
+
+
 def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, saved: bool = False) -> Any:
     """Runs precise BN, saves the checkpoints that are due, and evaluates after ``iteration``; returns the metrics.
 
@@ -234,7 +264,7 @@ def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, s
         state.save(pending.name, iteration)
         if reason:
             raise Stopped(reason)
-        _precise_bn(state, iteration)
+        precise_bn(state, iteration)
         if done % cfg.SOLVER.CHECKPOINT_PERIOD == 0:
             state.save(f"model_{iteration:07d}.pth", iteration)
         if final:
@@ -249,32 +279,6 @@ def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, s
     if state.rank == 0:
         remove(pending)
     return results
-
-
-def _precise_bn(state: State, iteration: int) -> None:
-    """Replaces the running statistics by the true averages over some batches, the same on every rank."""
-    norms, precise_bn = get_bn_modules(state.model), state.cfg.TEST.PRECISE_BN
-    if not precise_bn.ENABLED or not norms:
-        return
-    count = min(precise_bn.NUM_ITER, iteration + 1)  # more would take longer than a short training
-    state.log.info(f"precise BN over {count} batches")
-    torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
-    batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)
-    with state.engine.storage(iteration):  # what the model notes meanwhile is dropped
-        update_bn_stats(state.model, reported(until_stopped(batches), count, "precise BN", state.log.info), count)
-    if state.world > 1:
-        pool_batch_norm(norms)
-
-
-def _settle_frozen_bn(state: State, count: int) -> None:
-    """Sets the statistics of the frozen norms from the first batches of the training."""
-    model, engine = state.model, state.engine
-    frozen_bn.settle(
-        model,
-        [module for module in model.modules() if isinstance(module, engine.FROZEN_NORM)],
-        lambda batch: engine.backbone_features(model, batch),
-        state.batches(seed=state.cfg.SEED, start=0, workers=0), count, state.log.info,
-    )  # fmt: skip
 
 
 def _diverged(what: str) -> UserError:

@@ -9,7 +9,8 @@
 Writes results.json into OUTPUT_DIR. With --eval-only in the folder of a training, all output goes to its eval_only/, so
 that a training can be evaluated while it runs; --eval-only --resume evaluates the newest checkpoint in OUTPUT_DIR.
 Ctrl-C or SIGTERM stops after the current step and writes a checkpoint; --resume continues from it. If the
-environment has RANK and WORLD_SIZE (from torchrun or the launcher), this process is one rank and starts no others.
+environment has RANK and WORLD_SIZE (from torchrun or the launcher, which serve several machines, too), this process is
+one rank and starts no others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import importlib
 import importlib.util
 import os
-import re
 import shlex
 import signal
 import socket
@@ -35,8 +35,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.run_folder import read_json, stage_of, write_json
 from transfer.config import load_config, scale_to_world
-from transfer.config_help import described_keys
-from transfer.config_ranges import check_parts, check_ranges, check_training
+from transfer.config_keys import check_parts, check_ranges, check_training, described_keys
 
 if TYPE_CHECKING:
     from transfer.weights import Weights
@@ -48,7 +47,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Reads Detectron2's arguments, --engine and --visualize; ``opts`` are the KEY VALUE words.
 
     Raises:
-        UserError: an unknown option, or one that does not go with the others.
+        UserError: an unknown option, or no process.
     """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
@@ -58,28 +57,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     engines = ("auto", "detectron2", "torchvision")
     parser.add_argument("--engine", choices=engines, default="auto", help="auto: Detectron2 if it is installed")
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes per machine; on the CPU if it has no GPU")
-    parser.add_argument("--num-machines", type=int, default=1, help="machines in total")
-    parser.add_argument("--machine-rank", type=int, default=0, help="from 0, one per machine")
-    parser.add_argument(
-        "--dist-url", default="auto", help="tcp://HOST:PORT of machine 0; auto: a free port, one machine"
-    )
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes; on the CPU if there is no GPU")
     extensions.add_option(parser)
     config_overrides.add_keys(parser, described_keys)
     config_overrides.add_usage(parser)
     args, args.opts = config_overrides.parse(parser, argv)
-    if min(args.num_gpus, args.num_machines) < 1 or not 0 <= args.machine_rank < args.num_machines:
-        raise UserError(
-            f"--num-gpus {args.num_gpus}, --num-machines {args.num_machines}, --machine-rank {args.machine_rank}: "
-            "give at least 1 process per machine, and a machine rank below the number of machines"
-        )
-    if not re.fullmatch(r"auto|tcp://.+:\d+", args.dist_url) or (args.dist_url == "auto" and args.num_machines > 1):
-        raise UserError(f"--dist-url is {args.dist_url}; give tcp://HOST:PORT of machine 0 (auto: for one machine)")
+    if args.num_gpus < 1:
+        raise UserError(f"--num-gpus is {args.num_gpus}; give at least 1")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line in this process or, with several GPUs or machines, in ``--num-gpus`` new ones.
+    """Runs the command line in this process or, with several GPUs, in ``--num-gpus`` new ones.
 
     Raises:
         UserError: a mistake in the arguments, the config, the data or the weights.
@@ -92,8 +81,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     loggers.wanted()
     name, cfg = configure(args)
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
-        preflight.refuse(cfg, resume=args.resume, eval_only=args.eval_only)
-    if "WORLD_SIZE" not in os.environ and args.num_gpus * args.num_machines > 1:
+        if not args.eval_only:
+            preflight.check_output_dir(cfg, args.resume)
+        preflight.refuse_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # which may be gone then
+    if "WORLD_SIZE" not in os.environ and args.num_gpus > 1:
         launch(args, (name, cfg))
     else:
         work(args, (name, cfg))
@@ -129,7 +120,7 @@ def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
             file=sys.stderr,
         )
     cfg = load_config(args.config_file, args.opts)
-    world = int(os.environ.get("WORLD_SIZE") or args.num_gpus * args.num_machines)
+    world = int(os.environ.get("WORLD_SIZE") or args.num_gpus)
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
@@ -141,20 +132,19 @@ def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
 
 
 def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
-    """Starts this machine's ranks, as Detectron2's `launch` does; raises a rank's mistake in one line.
+    """Starts the ranks, as Detectron2's `launch` does; raises a rank's mistake in one line.
 
     A signal reaches every rank as a request to stop. torchrun also sends Ctrl-C on to ranks that have received it from
     the terminal already, which makes them stop immediately, without a checkpoint.
     """
     import torch.multiprocessing as mp
 
-    if args.dist_url == "auto":
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            args.dist_url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     messages = mp.get_context("spawn").SimpleQueue()
     with interrupt.held_back():  # the ranks start with signals blocked, which would kill them during their imports
-        ranks: Any = mp.start_processes(_enter, (args, configured, messages), args.num_gpus, join=False)
+        ranks: Any = mp.start_processes(_enter, (port, args, configured, messages), args.num_gpus, join=False)
         for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
             signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
     try:
@@ -164,13 +154,12 @@ def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
         raise (error if messages.empty() else messages.get()) from error  # the first may have caused the others'
 
 
-def _enter(local_rank: int, args: argparse.Namespace, configured: tuple[str, CfgNode], messages: Any) -> None:
+def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str, CfgNode], messages: Any) -> None:
     import torch
 
-    rank, world = args.machine_rank * args.num_gpus + local_rank, args.num_machines * args.num_gpus
-    host, _, port = args.dist_url.removeprefix("tcp://").rpartition(":")
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), MASTER_ADDR=host, MASTER_PORT=port)
-    os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(args.num_gpus))
+    world = str(args.num_gpus)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if not torch.cuda.is_available():
         torch.set_num_threads(max(1, torch.get_num_threads() // args.num_gpus))
     interrupt.install_handlers()

@@ -17,7 +17,7 @@ from pretrain.common.distributed import data_parallel
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import ENGINES, work
-from transfer.accumulate import accumulated_losses
+from transfer.train import accumulated_losses
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

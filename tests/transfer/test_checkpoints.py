@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+from tests.transfer.test_train_net import work
 from transfer import checkpoints
 
 
@@ -28,15 +31,6 @@ def test_the_newest_has_the_most_iterations_whatever_the_times_of_the_files(tmp_
     assert [path.name for path in checkpoints.all_in(tmp_path)] == [
         "model_0001000.pth", "model_final.pth", "model_0000899.pth", "model_0000099.pth"
     ]  # fmt: skip
-
-
-def test_the_old_format_has_iterations_too(tmp_path: Path) -> None:
-    for iteration, zipped in ((1, False), (9, True)):
-        state = {"model": {"w": torch.ones(2)}, "iteration": iteration}
-        path = tmp_path / f"model_{iteration:07d}.pth"
-        torch.save(state, path, _use_new_zipfile_serialization=zipped)
-    found = checkpoints.newest(tmp_path)
-    assert found is not None and found[0].name == "model_0000009.pth"
 
 
 def test_damaged_and_diverged_checkpoints_are_reported_and_skipped(tmp_path: Path) -> None:
@@ -81,3 +75,65 @@ def test_tensors_on_a_device_are_checked_before_they_are_written() -> None:
     """A test without a GPU: a tensor elsewhere than on the CPU is looked at, which a meta tensor does not allow."""
     with pytest.raises((NotImplementedError, RuntimeError)):
         checkpoints._not_finite({"w": torch.zeros(1, device="meta")})
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_that_fell_back_keeps_what_it_saves(tmp_path: Path, keep: int) -> None:
+    """The newest file is damaged; the run went on from an older one."""
+    for name in ("0000003", "0000005", "0000009", "final", "best"):
+        (tmp_path / f"model_{name}.pth").write_text("")
+    checkpoints.prune(tmp_path, keep, tmp_path / "model_0000005.pth")
+    assert [path.name for path in sorted(tmp_path.glob("model_0*"))] == ["model_0000003.pth", "model_0000005.pth"][
+        -keep:
+    ]
+    checkpoints.prune(tmp_path, 1, tmp_path / "model_final.pth")
+    kept = ["model_0000005.pth", "model_best.pth", "model_final.pth"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == kept
+
+
+BEST = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__CHECKPOINT_KEEP": 2, "TEST__EVAL_PERIOD": 2, "TEST__BEST": "bbox/AP"}
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch, tiny_resnet18: None) -> Callable[..., None]:
+    """Replaces evaluations by box APs to come, one after the other."""
+
+    def score(*values: float | None) -> None:
+        remaining = iter(values)
+
+        def evaluate(cfg: Any, *_: Any, **__: Any) -> dict[str, Any]:
+            return {cfg.DATASETS.TEST[0]: {"bbox": {"AP": next(remaining), "AP50": 0.0}}}
+
+        monkeypatch.setattr("transfer.torchvision_engine.engine.evaluate", evaluate)
+
+    return score
+
+
+def test_the_best_and_the_newest_checkpoints_are_kept(tmp_path: Path, scored: Callable[..., None]) -> None:
+    out = tmp_path / "out"
+    scored(1.0, 3.0, 2.0)
+    work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=6)
+    kept = ["model_0000004.pth", "model_0000005.pth", "model_best.pth", "model_final.pth"]
+    assert [path.name for path in sorted(out.glob("*.pth"))] == kept
+    assert torch.load(out / "model_best.pth")["iteration"] == 3 and read_json(out / "best.json")["value"] == 3.0
+    scored(2.5, None, 4.0)  # a resumed run remembers; an evaluation may have no such objects
+    work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=11)
+    assert torch.load(out / "model_best.pth")["iteration"] == 10 and read_json(out / "best.json")["value"] == 4.0
+    scored(0.5)  # AP50 is 0: another metric's value does not count
+    work(tmp_path, "torchvision", "--resume", **BEST | {"TEST__BEST": "bbox/AP50"}, SOLVER__MAX_ITER=12)
+    assert torch.load(out / "model_best.pth")["iteration"] == 11
+    assert read_json(out / "best.json")["metric"] == "bbox/AP50"
+
+
+def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
+    tmp_path: Path, scored: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored(5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
+    scored(5.0, 4.0)
+    work(tmp_path, "torchvision", "--resume", **BEST, SOLVER__MAX_ITER=3)
+    assert read_json(tmp_path / "out/best.json")["value"] == 5.0
+    assert torch.load(tmp_path / "out/model_best.pth")["iteration"] == 1

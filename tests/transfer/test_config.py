@@ -13,10 +13,13 @@ import pytest
 from pretrain.common.config_io import flatten
 from tests.errors import refused
 from tests.transfer import tiny_coco
-from transfer import config, config_ranges
+from transfer import config, config_keys
 
 FOLDER = Path(config.__file__).parent
-READERS = [*FOLDER.glob("torchvision_engine/*.py"), *(FOLDER / f for f in ("coco/results.py", "train.py", "state.py"))]
+READERS = [
+    *FOLDER.glob("torchvision_engine/*.py"),
+    *(FOLDER / f for f in ("coco/results.py", "train.py", "train_net.py", "state.py", "batch_norm.py")),
+]
 SOURCES = "\n".join([*(path.read_text() for path in READERS), inspect.getsource(config.scale_to_world)])
 REFUSED = config.keys(config.REFUSED)
 
@@ -56,47 +59,45 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
         refused(lambda key=key: config.check_supported(changed(good, key, "nonsense")), key, "nonsense", supported)
 
 
-DOOR = {  # a key of each kind of check, as a word of a command line, and what the refusal names
-    "SOLVER.IMS_PER_BATCH=0": ("at least 1",),
-    "SOLVER.WEIGHT_DECAY_BIAS=-1.0": ("at least 0",),
-    "SOLVER.MOMENTUM=1.5": ("at least 0", "at most 1"),
-    "SOLVER.FROZEN_BN_ITER=-1": ("at least 0",),
-    "SOLVER.FROZEN_BN_ITER=2": ("FREEZE_AT",),
-    "SOLVER.STEPS=(3, 1)": ("(3, 1)",),
-    "SOLVER.STEPS=('a', 'b')": ("'a'",),
-    "SOLVER.BF16=True": ("SOLVER.AMP.ENABLED",),
-    "DATALOADER.SAMPLER_TRAIN=RandomSubsetTrainingSampler": ("TrainingSampler",),
-    "DATASETS.TRAIN=[]": ("empty",),
-    "INPUT.MIN_SIZE_TRAIN=[]": ("empty",),
-    "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS=5": ("17 sigmas", "TEST.KEYPOINT_OKS_SIGMAS"),
-    "TEST.BEST=segm/AP": ("segm/AP", "bbox/AP"),
-    "TEST.BEST=bbox/ap": ("bbox/ap",),
-}
+REFUSALS = [  # a key of each kind of check, its value, and what else the refusal names
+    ("SOLVER.IMS_PER_BATCH", "0", "at least 1"),
+    ("SOLVER.WEIGHT_DECAY_BIAS", "-1.0", "at least 0"),
+    ("SOLVER.MOMENTUM", "1.5", "at most 1"),
+    ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
+    ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
+    ("SOLVER.STEPS", "(3, 1)", "increasing"),
+    ("SOLVER.STEPS", "('a', 'b')", "whole numbers"),
+    ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
+    ("DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler", "TrainingSampler"),
+    ("DATASETS.TRAIN", "[]", "empty"),
+    ("INPUT.MIN_SIZE_TRAIN", "[]", "empty"),
+    ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),
+    ("TEST.BEST", "segm/AP", "bbox/AP"),
+    ("TEST.BEST", "bbox/ap", "bbox/AP"),
+]
 
 
-@pytest.mark.parametrize("word", DOOR)
-def test_values_that_cannot_train_are_refused(word):
+@pytest.mark.parametrize(("key", "value", "named"), REFUSALS)
+def test_values_that_cannot_train_are_refused(key, value, named):
     keys = tiny_coco.MODEL_KEYS | {"MODEL.KEYPOINT_ON": True, "DATASETS.TRAIN": ("a",), "DATASETS.TEST": ("a",)}
-    cfg, (key, value) = config.load_config(None, [*tiny_coco.words(keys), *word.split("=")]), word.split("=")
+    cfg = config.load_config(None, [*tiny_coco.words(keys), key, value])
 
     def check():
-        config_ranges.check_ranges(cfg)
-        config_ranges.check_training(cfg)
+        config_keys.check_ranges(cfg)
+        config_keys.check_training(cfg)
 
-    refused(check, key, value, *DOOR[word])
+    refused(check, key, value, named)
 
 
 def test_not_a_number_is_refused(tmp_path):
-    refused(
-        lambda: config_ranges.check_ranges(changed(tiny_coco.config(tmp_path, ""), "SOLVER.GAMMA", math.nan)), "nan"
-    )
+    refused(lambda: config_keys.check_ranges(changed(tiny_coco.config(tmp_path, ""), "SOLVER.GAMMA", math.nan)), "nan")
 
 
 def test_a_batch_is_divided_among_processes_and_parts(tmp_path):
     cfg = tiny_coco.config(tmp_path, "", SOLVER__IMS_PER_BATCH=6, SOLVER__ACCUMULATE=3)
-    config_ranges.check_parts(cfg, 2)
-    refused(lambda: config_ranges.check_parts(cfg, 4), "SOLVER.IMS_PER_BATCH", 6, 4)
-    refused(lambda: config_ranges.check_parts(cfg, 3), "SOLVER.ACCUMULATE", 3, "at most 2")
+    config_keys.check_parts(cfg, 2)
+    refused(lambda: config_keys.check_parts(cfg, 4), "SOLVER.IMS_PER_BATCH", 6, 4)
+    refused(lambda: config_keys.check_parts(cfg, 3), "SOLVER.ACCUMULATE", 3, "at most 2")
 
 
 def changed(cfg, key, value):

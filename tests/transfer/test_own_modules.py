@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from pretrain.common import extensions
-from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import HOOKS, MAPPERS, preflight, train_net
 from transfer.coco import data
@@ -108,11 +108,6 @@ def test_own_records_train_and_score_as_the_file_they_are_from(tmp_path: Path, r
     annotations, images = data.resolve(file)
     name = register(json_file=str(annotations), image_root=str(images))
     assert data.ground_truth(name, tmp_path) == (annotations, images)
-    with_file = work(tmp_path, name, "--eval-only", MODEL__WEIGHTS=str(tmp_path / "a/model_final.pth"))
-    assert with_file["metrics"] == b["metrics"] and b["metrics"]["bbox"]["AP50"] > 0
-    other = register(json_file=str(annotations), image_root=str(images), thing_classes=["c1", "c3", "c2"])
-    with pytest.raises(UserError, match=r"'c3' in the thing_classes of own_2, but 'c2' in .*annotations\.json"):
-        work(tmp_path, other, OUTPUT_DIR=str(tmp_path / "c"))
 
 
 @needs_detectron2
@@ -150,29 +145,20 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
     name = register()
     work(tmp_path, name, **keys, SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "whole"))
     work(tmp_path, name, **keys)
-    with pytest.raises(UserError, match=r"a different config \(SOLVER\.HOOKS \['sum'\] -> \[\]\)"):
-        work(tmp_path, name, "--resume", **keys | {"SOLVER__HOOKS": ()}, SOLVER__MAX_ITER=4)
     work(tmp_path, name, "--resume", **keys, SOLVER__MAX_ITER=4)
     whole, parts = (torch.load(tmp_path / f / "model_final.pth") for f in ("whole", "out"))
     assert all(torch.equal(value, parts["model"][name]) for name, value in whole["model"].items())
     assert whole["hooks"] == parts["hooks"] and whole["hooks"]["sum"]["total"] != 0
-    plain = work(tmp_path, name, DATASETS__TEST=(), SOLVER__MAX_ITER=4, OUTPUT_DIR=str(tmp_path / "plain"))
-    assert "MAPPER" not in yaml.safe_load(plain["config"])["INPUT"]
-    changed = torch.load(tmp_path / "plain/model_final.pth")["model"]["backbone.bottom_up.stem.conv1.weight"]
-    assert not torch.equal(changed, whole["model"]["backbone.bottom_up.stem.conv1.weight"])
 
 
 @needs_detectron2
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
-    for metadata, message in (
-        ({"evaluator_type": "sem_seg"}, r"own_\d, whose evaluator_type is 'sem_seg'; supported are coco"),
-        ({"json_file": "nowhere.json"}, r"no annotation file at nowhere\.json of own_\d"),
-    ):
-        with pytest.raises(UserError, match=message):
-            preflight.refuse_inputs(tiny_coco.config(tmp_path, register(**metadata)), eval_only=False, weights=True)
-    for classes, message in (([], "no categories"), (["c1"], "has 1 categories")):
-        with pytest.raises(UserError, match=message):
-            data.prepare(tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=()))
+    for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
+        cfg = tiny_coco.config(tmp_path, register(**{key: value}))
+        refused(lambda cfg=cfg: preflight.refuse_inputs(cfg, eval_only=False, weights=True), "own_", value)
+    for classes in ([], ["c1"]):
+        cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
+        refused(lambda cfg=cfg: data.prepare(cfg), "own_", "categories")
 
 
 def test_hooks_are_called_by_the_torchvision_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,7 @@ def test_a_signal_to_several_processes_ends_in_one_line(tmp_path: Path) -> None:
     ("engine", "number"),
     [
         ("torchvision", signal.SIGINT),
-        pytest.param("torchvision", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("detectron2", signal.SIGTERM, marks=[pytest.mark.detectron2, pytest.mark.slow]),
-        pytest.param("detectron2", signal.SIGINT, marks=[pytest.mark.detectron2, pytest.mark.slow]),
     ],
 )
 def test_a_signal_ends_the_current_step_and_leaves_a_checkpoint(tmp_path: Path, engine: str, number: int) -> None:

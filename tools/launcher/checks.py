@@ -79,7 +79,7 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     if spec.stage == "transfer":
         from transfer import preflight
         from transfer.config import scale_to_world
-        from transfer.config_ranges import check_parts
+        from transfer.config_keys import check_parts
         from transfer.train_net import pick_engine
 
         cfg, eval_only = _detector_config(spec), _is_evaluation(spec)

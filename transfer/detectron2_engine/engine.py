@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from detectron2 import modeling, solver
+from detectron2 import modeling
 from detectron2.config import get_cfg
 from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
+from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.events import EventStorage
@@ -24,7 +25,7 @@ from ..coco.results import Metrics
 from . import evaluation, heads
 from .data import register, training_data
 
-__all__ = ["FROZEN_NORM", "NAME", "training_data"]
+__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "training_data"]
 NAME: str = "detectron2"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -109,12 +110,8 @@ def backbone_features(model: Any, batch: list[dict[str, Any]]) -> Any:
     return resnet(model.preprocess_image(batch).tensor)
 
 
-def build_optimizer(cfg: Any, model: nn.Module) -> torch.optim.Optimizer:
-    return solver.build_optimizer(cfg, model)
-
-
 def build_schedule(cfg: Any, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-    scheduler: Any = solver.build_lr_scheduler(cfg, optimizer)
+    scheduler: Any = build_lr_scheduler(cfg, optimizer)
 
     def schedule(iteration: int) -> float:
         scheduler.last_epoch = iteration

@@ -27,13 +27,9 @@ class BottomUp(nn.Module):
         freeze_at: the stem (1) and the stages up to this one (res2: 2) keep their weights; 0: all are trained.
     """
 
-    def __init__(
-        self, arch: str, norm: Norm | None, *, groups: int, width_per_group: int, stride_in_1x1: bool, freeze_at: int
-    ) -> None:
+    def __init__(self, arch: str, norm: Norm | None, *, stride_in_1x1: bool, freeze_at: int) -> None:
         super().__init__()
-        resnet: ResNet = getattr(torchvision.models, arch)(
-            norm_layer=norm, groups=groups, width_per_group=width_per_group
-        )
+        resnet: ResNet = getattr(torchvision.models, arch)(norm_layer=norm)
         for block in resnet.modules():
             if isinstance(block, Bottleneck) and stride_in_1x1:
                 block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)

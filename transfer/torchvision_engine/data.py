@@ -1,22 +1,30 @@
-"""Reads COCO annotation files into records, with the same arithmetic as Detectron2."""
+"""Reads COCO annotation files into records, with the same arithmetic as Detectron2, and loads them in batches.
+
+A record's random choices are a function of (seed, position), the position being its place in the infinite training
+stream: the same whatever the number of ranks and workers, and where a resumed run begins.
+"""
 
 from __future__ import annotations
 
 import itertools
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
+from pretrain.common.distributed import rank, world_size
 from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
+from ..samplers import Batches, Mapped, load
+from .mapper import Mapper, build_mapper
 
 
 class Records(Sequence[dict[str, Any]]):
@@ -38,20 +46,9 @@ class Records(Sequence[dict[str, Any]]):
         return pickle.loads(self._bytes[self._ends[index] : self._ends[index + 1]].data)
 
 
-@dataclass(frozen=True)
-class CocoInfo:
-    """What evaluation and flipping need.
-
-    Attributes:
-        category_ids: in the order of the classes.
-        flip: the index of every keypoint's mirror image.
-    """
-
-    category_ids: list[int]
-    flip: list[int]
-
-
-def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True) -> tuple[Records, CocoInfo]:
+def load_coco(
+    name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
+) -> tuple[Records, list[int], list[int]]:
     """Reads a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
 
     Args:
@@ -60,7 +57,8 @@ def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
     Returns:
         Records of ``file_name, height, width, image_id, annotations``; an annotation has ``box`` (x0, y0, x1, y1),
         ``label`` in [0, K), ``crowd``, ``segmentation`` (polygons or compressed RLE) and ``keypoints`` (P, 3), moved by
-        half a pixel to the pixels' centers.
+        half a pixel to the pixels' centers. The file's category ids in the order of the labels. The index of every
+        keypoint's mirror image.
 
     Raises:
         UserError: unknown name or missing files; `coco_data.prepare` checks the records.
@@ -87,7 +85,7 @@ def load_coco(name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
         }
 
     records = Records(filter(keep, map(record, images)))
-    return records, CocoInfo([c["id"] for c in categories], flip)
+    return records, [c["id"] for c in categories], flip
 
 
 def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
@@ -115,8 +113,8 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
     return kept
 
 
-def training_records(cfg: CfgNode) -> tuple[Records, CocoInfo]:
-    """The records of all data sets in DATASETS.TRAIN that training uses, and the first one's description.
+def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
+    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image.
 
     Raises:
         UserError: no image is left.
@@ -129,11 +127,46 @@ def training_records(cfg: CfgNode) -> tuple[Records, CocoInfo]:
         return (has_objects or not drops_empty) and (not least or _visible(record) >= least)
 
     loaded = [load_coco(name, is_used) for name in cfg.DATASETS.TRAIN]
-    records = loaded[0][0] if len(loaded) == 1 else Records(itertools.chain.from_iterable(r for r, _ in loaded))
+    records = Records(itertools.chain.from_iterable(records for records, *_ in loaded))
     if not records:
         raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
-    return records, loaded[0][1]
+    return records, loaded[0][2]
 
 
 def _visible(record: dict[str, Any]) -> int:
     return sum(int((a["keypoints"][:, 2] > 0).sum()) for a in record["annotations"] if "keypoints" in a)
+
+
+def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, Any]]]], int]:
+    """A function of (seed, start, workers) to this rank's endless batches from number ``start`` on; the images' number.
+
+    SOLVER.IMS_PER_BATCH counts all ranks' images. The batches raise the UserError of a bad record.
+    """
+    records, flip = training_records(cfg)
+    wide = [r["width"] > r["height"] for r in records] if cfg.DATALOADER.ASPECT_RATIO_GROUPING else None
+    mapper = build_mapper(cfg, True, flip)
+
+    def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
+        size = cfg.SOLVER.IMS_PER_BATCH // world_size()
+        stream = Batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
+        return load(Mapped(records, partial(_augment, mapper, seed)), stream, workers, pin=_pin(cfg))
+
+    return batches, len(records)
+
+
+def evaluation_batches(cfg: CfgNode, records: Records, share: range) -> Iterator[list[dict[str, Any]]]:
+    """The test images at the positions ``share``, one at a time; raises the UserError of a bad record."""
+    mapped = Mapped(records, partial(_map, build_mapper(cfg, False, ())))
+    return load(mapped, [[(index, index)] for index in share], cfg.DATALOADER.NUM_WORKERS, pin=_pin(cfg))
+
+
+def _augment(mapper: Mapper, seed: int, record: dict[str, Any], position: int) -> dict[str, Any]:
+    return mapper(record, np.random.default_rng([seed, position]))
+
+
+def _map(mapper: Mapper, record: dict[str, Any], _: int) -> dict[str, Any]:
+    return mapper(record, None)
+
+
+def _pin(cfg: CfgNode) -> bool:
+    return cfg.MODEL.DEVICE == "cuda" and torch.cuda.is_available()  # copies from other memory would block

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +12,11 @@ from torch import nn
 
 from ..coco.results import Metrics
 from . import evaluation, solver
-from .data import training_records
+from .data import training_data
 from .layers import FrozenBatchNorm
-from .loader import training_batches
 from .model import Detector, build_model
 
-__all__ = ["FROZEN_NORM", "NAME", "build_model"]
+__all__ = ["FROZEN_NORM", "NAME", "build_model", "training_data"]
 NAME: str = "torchvision"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm
 
@@ -65,19 +63,15 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-    rate_of = solver.learning_rate(cfg.SOLVER)
+    learning_rate = solver.learning_rate(cfg.SOLVER)
 
     def schedule(iteration: int) -> float:
-        rate = rate_of(iteration)
-        solver.set_learning_rate(optimizer, rate)
+        rate = learning_rate(iteration)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
         return rate
 
     return schedule
-
-
-def training_data(cfg: CfgNode) -> tuple[Callable[..., Any], int]:
-    records, info = training_records(cfg)
-    return partial(training_batches, cfg, records, info.flip), len(records)
 
 
 def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:

@@ -19,8 +19,7 @@ from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
 from ..distributed import raise_if_stopped, reported
-from .data import Records, load_coco
-from .loader import evaluation_batches
+from .data import Records, evaluation_batches, load_coco
 from .model import Detector
 
 log = logging.getLogger("transfer")
@@ -31,8 +30,8 @@ def evaluate(cfg: CfgNode, model: Detector, pictures: int) -> dict[str, Metrics]
     """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
     results: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
-        records, info = load_coco(name)
-        predictions = predict(cfg, model, records, info.category_ids)
+        records, category_ids, _ = load_coco(name)
+        predictions = predict(cfg, model, records, category_ids)
         if is_main():
             results[name] = score(cfg, name, predictions, log.info, pictures)
     return results

@@ -190,18 +190,13 @@ def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndar
 
 
 class KeypointHead(nn.Module):
-    """Convolutions, then one heat map of four times the pooler's resolution per keypoint.
-
-    Args:
-        normalizer: divides the loss together with the number of images; None: the visible keypoints divide it.
-    """
+    """Convolutions, then one heat map of four times the pooler's resolution per keypoint."""
 
     def __init__(
-        self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int], loss_weight: float,
-        normalizer: float | None,
-    ) -> None:  # fmt: skip
+        self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int], loss_weight: float
+    ) -> None:
         super().__init__()
-        self.pooler, self.loss_weight, self.normalizer = pooler, loss_weight, normalizer
+        self.pooler, self.loss_weight = pooler, loss_weight
         self.convs = head_convs(self, "conv_fcn", channels, conv_dims, None)
         self.score_lowres = nn.ConvTranspose2d([channels, *conv_dims][-1], num_keypoints, 4, stride=2, padding=1)
         weight_init.c2_msra_fill(self.score_lowres)
@@ -227,8 +222,7 @@ class KeypointHead(nn.Module):
         if len(valid) == 0:
             return {"loss_keypoint": logits.sum() * 0.0}
         loss = F.cross_entropy(logits.flatten(2).flatten(0, 1)[valid], cells.flatten()[valid], reduction="sum")
-        count = len(valid) if self.normalizer is None else self.normalizer * len(samples)
-        return {"loss_keypoint": loss / count * self.loss_weight}
+        return {"loss_keypoint": loss / len(valid) * self.loss_weight}
 
     def detect(self, features: list[Tensor], detections: list[dict[str, Tensor]]) -> None:
         """Adds ``keypoints`` (D, P, 3) to every image's detections."""

@@ -124,8 +124,8 @@ def build_model(cfg: CfgNode, device: torch.device) -> Detector:
 def _backbone(model: CfgNode, device: torch.device) -> FPN:
     resnet = model.RESNETS
     bottom_up = BottomUp(
-        f"resnet{resnet.DEPTH}", norm_layer(resnet.NORM, device), groups=resnet.NUM_GROUPS,
-        width_per_group=resnet.WIDTH_PER_GROUP, stride_in_1x1=resnet.STRIDE_IN_1X1, freeze_at=model.BACKBONE.FREEZE_AT,
+        f"resnet{resnet.DEPTH}", norm_layer(resnet.NORM, device), stride_in_1x1=resnet.STRIDE_IN_1X1,
+        freeze_at=model.BACKBONE.FREEZE_AT,
     )  # fmt: skip
     return FPN(bottom_up, model.FPN.OUT_CHANNELS, norm_layer(model.FPN.NORM, device))
 
@@ -161,11 +161,9 @@ def _roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
         norm = norm_layer(mask.NORM, device)
         mask_head = MaskHead(_pooler(mask), channels, classes, num_convs=mask.NUM_CONV, width=mask.CONV_DIM, norm=norm)
     if cfg.MODEL.KEYPOINT_ON:
-        fixed = keypoint.NUM_KEYPOINTS * heads.BATCH_SIZE_PER_IMAGE * heads.POSITIVE_FRACTION
         keypoint_head = KeypointHead(
             _pooler(keypoint), channels, keypoint.NUM_KEYPOINTS, conv_dims=keypoint.CONV_DIMS,
             loss_weight=keypoint.LOSS_WEIGHT,
-            normalizer=None if keypoint.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS else fixed,
         )  # fmt: skip
     return RoIHeads(
         box_head, box_predictor, mask_head, keypoint_head, iou_threshold=heads.IOU_THRESHOLDS[0],

@@ -28,7 +28,7 @@ def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
     """SGD over the trainable parameters, one group for each pair of weight decay and learning-rate factor.
 
     A norm's parameters decay by WEIGHT_DECAY_NORM, biases by WEIGHT_DECAY_BIAS (None: as the rest) and learn at
-    BIAS_LR_FACTOR; for a norm's bias the bias's keys count. Each group keeps its ``factor`` for `set_learning_rate`.
+    BIAS_LR_FACTOR; for a norm's bias the bias's keys count. Each group keeps its ``factor``.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module in model.modules():
@@ -46,12 +46,6 @@ def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
         for (decay, factor), parameters in groups.items()
     ]
     return fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives every group ``rate`` x its factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["factor"]
 
 
 def learning_rate(solver: CfgNode) -> Callable[[int], float]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 
 import numpy as np
 import pytest
+import torch
 
+from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.torchvision_engine import data
 
 
 def test_categories_are_numbered_in_the_order_of_their_ids(tmp_path):
-    records, info = data.load_coco(tiny_coco.write(tmp_path))
-    assert info.category_ids == [7, 14, 21]
+    records, category_ids, _ = data.load_coco(tiny_coco.write(tmp_path))
+    assert category_ids == [7, 14, 21]
     assert [r["image_id"] for r in records] == [1, 2, 3, 4, 5, 6]
     given = json.loads((tmp_path / "annotations.json").read_text())["annotations"]
     first = [a["label"] for a in records[0]["annotations"]]
@@ -22,11 +25,11 @@ def test_categories_are_numbered_in_the_order_of_their_ids(tmp_path):
 
 
 def test_keypoints_move_to_pixel_centers_and_mirror_by_name(tmp_path):
-    records, info = data.load_coco(tiny_coco.write(tmp_path, keypoints=True))
+    records, _, flips = data.load_coco(tiny_coco.write(tmp_path, keypoints=True))
     given = json.loads((tmp_path / "annotations.json").read_text())["annotations"][0]["keypoints"]
     got = records[0]["annotations"][0]["keypoints"]
     assert np.allclose(got[:, :2], np.reshape(given, (-1, 3))[:, :2] + 0.5)
-    assert info.flip == [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
+    assert flips == [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
 
 
 def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
@@ -54,3 +57,32 @@ def test_records_come_back_as_they_were_packed():
     with pytest.raises(IndexError):
         records[5]
     assert list(data.Records(())) == []
+
+
+def test_a_record_is_a_function_of_its_position_in_the_stream(tmp_path):
+    """The images of a pass, in batches that begin anywhere, have the same sizes, flips and boxes."""
+    cfg = tiny_coco.config(tmp_path / "out", tiny_coco.write(tmp_path), SOLVER__IMS_PER_BATCH=1)
+    batches_from, _ = data.training_data(cfg)
+
+    def some(start: int) -> list[dict]:
+        batches = batches_from(seed=3, start=start, workers=0)
+        return [batch[0] for batch in itertools.islice(batches, 20 - start)]
+
+    for first, again in zip(some(0)[7:], some(7), strict=True):
+        assert first["file_name"] == again["file_name"] and torch.equal(first["image"], again["image"])
+        assert torch.equal(first["target"]["boxes"], again["target"]["boxes"])
+    assert len({(one["file_name"], *one["image"].shape, one["image"][0, 9, :9].sum().item()) for one in some(0)}) > 10
+    (tested,) = next(data.evaluation_batches(cfg, data.training_records(cfg)[0], range(1)))
+    assert "target" not in tested
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named_in_one_line(tmp_path, workers):
+    name = tiny_coco.write(tmp_path)
+    path = tmp_path / "2.png"
+    path.write_bytes(path.read_bytes()[:300])
+    cfg = tiny_coco.config(tmp_path / "out", name, DATALOADER__NUM_WORKERS=workers)
+    records, _ = data.training_records(cfg)
+    training = data.training_data(cfg)[0](seed=0, start=0, workers=workers)
+    for batches in (itertools.islice(training, 9), data.evaluation_batches(cfg, records, range(6))):
+        refused(lambda batches=batches: list(batches), path)

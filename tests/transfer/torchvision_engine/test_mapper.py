@@ -24,20 +24,6 @@ def record(folder, image: Image.Image, **keys) -> dict:
     return {"file_name": str(folder / "image.png"), "height": height, "width": width, "image_id": 1, "annotations": []}
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "size", "most", "expected"),
-    [
-        (480, 640, 800, 1333, (800, 1067)),
-        (640, 480, 800, 1333, (1067, 800)),
-        (400, 1000, 800, 1333, (533, 1333)),
-        (427, 640, 0, 1333, (427, 640)),
-        (375, 500, 640, 1333, (640, 853)),
-    ],
-)
-def test_size_of_the_resized_image(height, width, size, most, expected):
-    assert mapper(sizes=[size], max_size=most).output_size(height, width, None) == expected
-
-
 def test_sizes_are_drawn_from_the_choices_or_the_range():
     rng = np.random.default_rng(0)
     choice = {mapper(sizes=[64, 70, 90]).output_size(10, 10, rng)[0] for _ in range(100)}
@@ -61,7 +47,7 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
 
 
 def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
-    records, _ = load_coco(tiny_coco.write(tmp_path, rle=True))
+    records, *_ = load_coco(tiny_coco.write(tmp_path, rle=True))
     with pytest.raises(UserError, match=r"INPUT\.MASK_FORMAT bitmask"):
         mapper(masks="polygon")(records[0], np.random.default_rng(0))
     target = mapper(masks="bitmask")(records[0], np.random.default_rng(0))["target"]
@@ -69,42 +55,3 @@ def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
         rows, columns = torch.where(mask)
         tight = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert torch.allclose(torch.stack(tight).float(), box, atol=1.5)
-
-
-def damaged_png(path) -> None:
-    """A PNG of noise whose middle is zeros: its header and end are whole."""
-    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
-    path.write_bytes(content)
-
-
-def readers() -> list:
-    def ours(path):
-        return mapper().read({"file_name": str(path), "height": 64, "width": 96})
-
-    def detectron2s(path):
-        pytest.importorskip("detectron2")
-        from transfer.detectron2_engine.data import read_image
-
-        return read_image(str(path), "RGB")
-
-    return [ours, detectron2s]
-
-
-@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
-@pytest.mark.parametrize("form", ["png", "pgm", "tif"])
-def test_16_bit_gray_is_scaled(tmp_path, read, form):
-    deep = np.linspace(0, 65535, 64 * 96).reshape(64, 96).astype(np.uint16)
-    path = tmp_path / f"deep.{form}"
-    Image.fromarray(deep).save(path)
-    got = read(path)
-    assert got.dtype == np.uint8 and np.array_equal(got, np.repeat((deep >> 8)[:, :, None], 3, axis=2))
-
-
-@pytest.mark.parametrize("read", readers(), ids=["torchvision", "detectron2"])
-def test_a_damaged_png_is_named(tmp_path, read):
-    damaged_png(tmp_path / "bad.png")
-    with pytest.raises(UserError, match=r"cannot read image .*bad\.png"):
-        read(tmp_path / "bad.png")

@@ -15,7 +15,7 @@ from pretrain.common import interrupt
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import work
-from transfer import frozen_bn
+from transfer import batch_norm
 
 NORM = "backbone.bottom_up.stem.conv1.norm"
 
@@ -43,7 +43,7 @@ def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
     images = torch.randn(5, 3, 12, 12)
-    frozen_bn.settle(frozen, norms_of(frozen), frozen, iter([images] * 9), 1, lambda _: None)
+    batch_norm.settle(frozen, norms_of(frozen), frozen, iter([images] * 9), 1, lambda _: None)
     torch.testing.assert_close(frozen(images), plain(images), rtol=1e-4, atol=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
     """The first norm's statistics are those of all its inputs together, though the batches differ in size."""
     frozen, unused = network(FrozenBatchNorm2d), FrozenBatchNorm2d(4)
     norms = [*norms_of(frozen), unused]
-    frozen_bn.settle(frozen, norms, frozen, iter(BATCHES), 2, lambda _: None)
+    batch_norm.settle(frozen, norms, frozen, iter(BATCHES), 2, lambda _: None)
     inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
     torch.testing.assert_close(norms[0].running_mean, inputs.mean(1))
     torch.testing.assert_close(norms[0].running_var, inputs.var(1, unbiased=False))
@@ -62,7 +62,7 @@ def test_norms_that_are_trained_keep_their_statistics() -> None:
     frozen = FrozenBatchNorm2d(8)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), frozen, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)).train()
     before = {name: value.clone() for name, value in model[3].state_dict().items()}
-    frozen_bn.settle(model, [frozen], model, [torch.randn(4, 3, 12, 12)], 1, lambda _: None)
+    batch_norm.settle(model, [frozen], model, [torch.randn(4, 3, 12, 12)], 1, lambda _: None)
     assert frozen.running_mean.abs().max() > 0
     assert all(torch.equal(value, before[name]) for name, value in model[3].state_dict().items())
 
@@ -70,14 +70,14 @@ def test_norms_that_are_trained_keep_their_statistics() -> None:
 def _ranks(folder: Path) -> None:
     """Each rank settles on its own batches, of different sizes."""
     frozen = network(FrozenBatchNorm2d)
-    frozen_bn.settle(frozen, norms_of(frozen), frozen, [BATCHES[dist.get_rank()]], 1, lambda _: None)
+    batch_norm.settle(frozen, norms_of(frozen), frozen, [BATCHES[dist.get_rank()]], 1, lambda _: None)
     torch.save(frozen.state_dict(), folder / f"{dist.get_rank()}.pth")
 
 
 def test_ranks_pool_their_pixels(tmp_path: Path) -> None:
     run_ranks(_ranks, 2, tmp_path)
     alone = network(FrozenBatchNorm2d)
-    frozen_bn.settle(alone, norms_of(alone)[:1], alone, iter(BATCHES), 2, lambda _: None)
+    batch_norm.settle(alone, norms_of(alone)[:1], alone, iter(BATCHES), 2, lambda _: None)
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth")["1.running_var"], alone[1].running_var)
 
@@ -88,7 +88,7 @@ def test_a_stop_changes_nothing() -> None:
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):
-            frozen_bn.settle(frozen, norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
+            batch_norm.settle(frozen, norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
     finally:
         interrupt.clear()
     assert (norms[0].running_mean == 0).all() and not norms[0]._forward_hooks

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import cv2
@@ -49,6 +49,7 @@ class Batch(NamedTuple):
     replaced: dict[int, str]
 
 
+@dataclass
 class Loader:
     """Batches of views that depend on the seed and the step alone.
 
@@ -67,34 +68,29 @@ class Loader:
         UserError: fewer images than ``batch_size``.
     """
 
-    def __init__(
-        self,
-        data: ImageData,
-        recipes: Sequence[Recipe],
-        size: int,
-        *,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        num_workers: int = 4,
-        on_corrupt: str = "error",
-        pin_memory: bool = False,
-    ) -> None:
-        if len(data) < batch_size:
+    data: ImageData
+    recipes: Sequence[Recipe]
+    size: int
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    num_workers: int = 4
+    on_corrupt: str = "error"
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.data) < self.batch_size:
             raise UserError(
-                f"the global batch is {batch_size} images but the data set holds {len(data)}; "
-                f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(data)}, or add images"
+                f"the global batch is {self.batch_size} images but the data set holds {len(self.data)}; "
+                f"set IMS_PER_BATCH (in SOLVER or LINEAR) to at most {len(self.data)}, or add images"
             )
         self._corrupt_images: set[int] = set()
-        self._total, self._images, self._seed = batch_size, len(data), seed
-        self._share = slice_bounds(batch_size, rank, world_size)
-        self._views = _Views(data, tuple(recipes), size, seed, on_corrupt == "skip")
-        self._num_workers, self._pin_memory = num_workers, pin_memory
 
     def __len__(self) -> int:
         """Steps per epoch."""
-        return self._images // self._total
+        return len(self.data) // self.batch_size
 
     def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[int, Batch]]:
         """Each step from ``first_step`` to before ``total_steps`` with its batch; an epoch has ``len(self)`` steps.
@@ -102,29 +98,30 @@ class Loader:
         Raises:
             UserError: an image is corrupt; with ``on_corrupt`` skip, more than 1 image and 1 in 1,000 are.
         """
-        loaded = _load(self._views, self._items(first_step, total_steps), self._num_workers, self._pin_memory)
+        views = _Views(self.data, tuple(self.recipes), self.size, self.seed, self.on_corrupt == "skip")
+        loaded = _load(views, self._items(first_step, total_steps), self.num_workers, self.pin_memory)
         for step, batch in enumerate(loaded, start=first_step):
             self._count_corrupt(batch.replaced)
             yield step, batch
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
-        start, stop = self._share
+        start, stop = slice_bounds(self.batch_size, self.rank, self.world_size)
         order = None
         for step in range(first_step, total_steps):
             epoch, at = divmod(step, len(self))
             if order is None or at == 0:
-                order = stream(self._seed, epoch, _ORDER, 0).permutation(self._images)
-            yield [(epoch, int(i)) for i in order[at * self._total + start : at * self._total + stop]]
+                order = stream(self.seed, epoch, _ORDER, 0).permutation(len(self.data))
+            yield [(epoch, int(i)) for i in order[at * self.batch_size + start : at * self.batch_size + stop]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:
             _log.warning(f"{replaced[position]} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
-        if len(self._corrupt_images) > max(1, self._images // 1000):
+        if len(self._corrupt_images) > max(1, len(self.data) // 1000):
             raise UserError(
-                f"{len(self._corrupt_images)} of {self._images} images are corrupt; DATALOADER.ON_CORRUPT skip allows "
-                f"1 in 1,000, or a single one; the last: {list(replaced.values())[-1]}"
+                f"{len(self._corrupt_images)} of {len(self.data)} images are corrupt; DATALOADER.ON_CORRUPT skip "
+                f"allows 1 in 1,000, or a single one; the last: {list(replaced.values())[-1]}"
             )
 
 

@@ -1,58 +1,39 @@
-"""The color operations of a view, by OpenCV on 8-bit images; each rounds its result, as PIL's does.
-
-A program is (L, 2) float32: rows of (operation, value), run in order.
-
-Shape letters: S x S pixels, L operations.
-"""
+"""The color operations of a view, in place on a contiguous (S, S, 3) uint8 image; each rounds as PIL does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import cv2
 import numpy as np
 
-BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAY, BLUR = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 
-
-def run_program(image: np.ndarray, program: np.ndarray) -> None:
-    """Runs a program on a contiguous (S, S, 3) uint8 image, in place."""
-    for op, value in program.tolist():
-        _OPERATIONS[op](image, value)
-
-
-def _brightness(image: np.ndarray, factor: float) -> None:
+def brightness(image: np.ndarray, factor: float) -> None:
     cv2.convertScaleAbs(image, dst=image, alpha=factor)
 
 
-def _contrast(image: np.ndarray, factor: float) -> None:
+def contrast(image: np.ndarray, factor: float) -> None:
     mean = math.floor(cv2.mean(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))[0] + 0.5)  # a whole number in PIL too
     cv2.addWeighted(image, factor, image, 0, mean * (1 - factor), dst=image)
 
 
-def _saturation(image: np.ndarray, factor: float) -> None:
+def saturation(image: np.ndarray, factor: float) -> None:
     gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
     cv2.addWeighted(image, factor, gray, 1 - factor, 0, dst=image)
 
 
-def _hue(image: np.ndarray, turn: float) -> None:
+def hue(image: np.ndarray, turn: float) -> None:
     hsv = cv2.cvtColor(image.astype(np.float32), cv2.COLOR_RGB2HSV)  # 8-bit hue would be off by up to 3 levels
     hsv[..., 0] += 360 * (turn % 1)  # OpenCV takes any angle above 0
     cv2.convertScaleAbs(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB), dst=image)
 
 
-def _gray(image: np.ndarray, _value: float) -> None:
+def gray(image: np.ndarray, _value: float) -> None:
     cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB, dst=image)
 
 
-def _blur(image: np.ndarray, sigma: float) -> None:
+def blur(image: np.ndarray, sigma: float) -> None:
     radius = math.ceil(3 * sigma)  # as in Pillow, the view's size does not limit it
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
     kernel = (weights / weights.sum()).astype(np.float32)
     cv2.sepFilter2D(image, -1, kernel, kernel, dst=image, borderType=cv2.BORDER_REPLICATE)
-
-
-_OPERATIONS: dict[float, Callable[[np.ndarray, float], None]] = {
-    BRIGHTNESS: _brightness, CONTRAST: _contrast, SATURATION: _saturation, HUE: _hue, GRAY: _gray, BLUR: _blur,
-}  # fmt: skip

@@ -1,7 +1,6 @@
 r"""Draws the random choices of a view by its recipe, and makes it.
 
-A view is drawn in two parts: a box of the image with a flip, and a program, which is color operations with their values
-in order.
+A view is drawn in two parts: a box of the image with a flip, and color operations with their values, in order.
 
 Shape letters: V views, H x W pixels of the image read, S x S of a view.
 """
@@ -22,7 +21,9 @@ from torch import Tensor
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
 from .recipes import Blur, CenterCrop, Jitter, PadCrop, RandomResizedCrop, Recipe
-from .view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION, run_program
+from .view_ops import blur, brightness, contrast, gray, hue, saturation
+
+Operation = tuple[Callable[[np.ndarray, float], None], float]  # and its value
 
 
 class Drawn(NamedTuple):
@@ -33,14 +34,14 @@ class Drawn(NamedTuple):
         flip: mirror the view.
         offset: PadCrop's (top, left) in the padded view; None for other crops.
         policy: AutoAugment's (policy, probabilities, signs); None without.
-        program: (operations, 2) float32 rows of (operation, value).
+        colors: color operations with their values, in order.
     """
 
     box: tuple[int, int, int, int]
     flip: bool
     offset: tuple[int, int] | None
     policy: tuple[int, Tensor, Tensor] | None
-    program: np.ndarray
+    colors: list[Operation]
 
 
 def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> Drawn:
@@ -55,15 +56,15 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
     if recipe.policy:
         probabilities = torch.from_numpy(rng.random(2))
         policy = (_below(rng, 25), probabilities, torch.tensor([_below(rng, 2), _below(rng, 2)]))
-    program: list[tuple[float, float]] = []
+    colors: list[Operation] = []
     for color in recipe.colors:
         if color.p < 1 and rng.random() >= color.p:
             continue
-        rows = _draw_jitter(color, rng) if isinstance(color, Jitter) else [(GRAY, 0.0)]
-        if isinstance(color, Blur):
-            rows = [(BLUR, _uniform(rng, *color.sigma))]
-        program += rows
-    return Drawn(box, flip, offset, policy, np.array(program, np.float32).reshape(-1, 2))
+        if isinstance(color, Jitter):
+            colors += _draw_jitter(color, rng)
+        else:
+            colors.append((blur, _uniform(rng, *color.sigma)) if isinstance(color, Blur) else (gray, 0.0))
+    return Drawn(box, flip, offset, policy, [(operation, float(np.float32(value))) for operation, value in colors])
 
 
 def make_views(
@@ -92,7 +93,8 @@ def make_views(
             policy = _Policy(AutoAugmentPolicy(recipe.policy))
             policy.drawn = drawn.policy
             views[v] = np.asarray(policy(Image.fromarray(views[v])))
-        run_program(views[v], drawn.program)
+        for operation, value in drawn.colors:
+            operation(views[v], value)
     return views
 
 
@@ -170,18 +172,11 @@ def _random_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _draw_jitter(jitter: Jitter, rng: np.random.Generator) -> list[tuple[float, float]]:
-    rows = [
-        (op, _uniform(rng, max(0.0, 1 - strength), 1 + strength))
-        for op, strength in (
-            (BRIGHTNESS, jitter.brightness),
-            (CONTRAST, jitter.contrast),
-            (SATURATION, jitter.saturation),
-        )
-        if strength
-    ]
+def _draw_jitter(jitter: Jitter, rng: np.random.Generator) -> list[Operation]:
+    strengths = ((brightness, jitter.brightness), (contrast, jitter.contrast), (saturation, jitter.saturation))
+    rows: list[Operation] = [(op, _uniform(rng, max(0.0, 1 - x), 1 + x)) for op, x in strengths if x]
     if jitter.hue:
-        rows.append((HUE, _uniform(rng, -jitter.hue, jitter.hue)))
+        rows.append((hue, _uniform(rng, -jitter.hue, jitter.hue)))
     for i in range(len(rows) - 1, 0, -1):  # Fisher-Yates; for so few rows cheaper than rng.permutation
         j = _below(rng, i + 1)
         rows[i], rows[j] = rows[j], rows[i]

@@ -13,9 +13,9 @@ import torchvision.transforms.v2.functional as TF
 from PIL import Image, ImageFilter
 from scipy.stats import ks_2samp
 
-from pretrain.data import view_ops, views
+from pretrain.data import views
 from pretrain.data.recipes import RECIPES, PadCrop, RandomResizedCrop, Recipe
-from pretrain.data.view_ops import BLUR, BRIGHTNESS, CONTRAST, GRAY, HUE, SATURATION
+from pretrain.data.view_ops import blur, brightness, contrast, gray, hue, saturation
 from pretrain.data.views import draw, make_views, normalize
 from tests.pretrain.images import picture
 
@@ -23,23 +23,16 @@ SIZE = 64
 PICTURE = picture(5, 96, 128)
 SQUARE = picture(6, SIZE, SIZE)
 OPERATIONS = [
-    *((op, value) for op in (BRIGHTNESS, CONTRAST, SATURATION) for value in (0.0, 0.6, 1.0, 1.4, 1.8)),
-    *((HUE, value) for value in (-0.5, -0.4, -0.1, -0.01, 0.0, 0.07, 0.2, 0.5)),
-    (GRAY, 0.0),
-    *((BLUR, value) for value in (0.1, 0.5, 0.9, 2.0)),
+    *((op, value) for op in (brightness, contrast, saturation) for value in (0.0, 0.6, 1.0, 1.4, 1.8)),
+    *((hue, value) for value in (-0.5, -0.4, -0.1, -0.01, 0.0, 0.07, 0.2, 0.5)),
+    (gray, 0.0),
+    *((blur, value) for value in (0.1, 0.5, 0.9, 2.0)),
 ]
-
-
-def reference(op: float, value: float) -> Callable:
-    """The operation of torchvision, and of Pillow for blur: its filter has no kernel that a small view cuts off."""
-    return {
-        BRIGHTNESS: lambda x: TF.adjust_brightness(x, value),
-        CONTRAST: lambda x: TF.adjust_contrast(x, value),
-        SATURATION: lambda x: TF.adjust_saturation(x, value),
-        HUE: lambda x: TF.adjust_hue(x, value),
-        GRAY: lambda x: TF.rgb_to_grayscale(x, 3),
-        BLUR: lambda x: x.filter(ImageFilter.GaussianBlur(value)),
-    }[op]
+REFERENCES = {  # torchvision's, and Pillow's blur: its filter has no kernel that a small view cuts off
+    brightness: TF.adjust_brightness, contrast: TF.adjust_contrast, saturation: TF.adjust_saturation,
+    hue: TF.adjust_hue, gray: lambda x, _: TF.rgb_to_grayscale(x, 3),
+    blur: lambda x, sigma: x.filter(ImageFilter.GaussianBlur(sigma)),
+}  # fmt: skip
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -47,14 +40,14 @@ def rng(*seed: int) -> np.random.Generator:
 
 
 @pytest.mark.parametrize(("op", "value"), OPERATIONS)
-def test_an_operation_is_torchvisions(op: float, value: float):
+def test_an_operation_is_torchvisions(op: Callable, value: float):
     ours = SQUARE.copy()
-    view_ops.run_program(ours, np.array([[op, value]], np.float32))
-    if op != BLUR:
-        exact = reference(op, value)(torch.from_numpy(SQUARE).permute(2, 0, 1)).permute(1, 2, 0).numpy()
+    op(ours, value)
+    if op is not blur:
+        exact = REFERENCES[op](torch.from_numpy(SQUARE).permute(2, 0, 1), value).permute(1, 2, 0).numpy()
         assert np.abs(ours.astype(int) - exact).max() <= 1
-    pil = np.asarray(reference(op, value)(Image.fromarray(SQUARE))).astype(int)
-    assert np.abs(ours - pil).mean() < (2.5 if op == HUE else 1)  # PIL's hue has 8 bits
+    pil = np.asarray(REFERENCES[op](Image.fromarray(SQUARE), value)).astype(int)
+    assert np.abs(ours - pil).mean() < (2.5 if op is hue else 1)  # PIL's hue has 8 bits
 
 
 @pytest.mark.parametrize("size", [32, 224])
@@ -62,7 +55,7 @@ def test_an_operation_is_torchvisions(op: float, value: float):
 def test_blur_is_as_wide_as_asked_for_at_every_size(size: int, sigma: float):
     line = np.zeros((size, size, 3), np.uint8)
     line[:, size // 2] = 255
-    view_ops.run_program(line, np.array([[BLUR, sigma]], np.float32))
+    blur(line, sigma)
     weights, place = line[size // 2, :, 0] / line[size // 2, :, 0].sum(), np.arange(size)
     assert ((weights * (place - weights @ place) ** 2).sum()) ** 0.5 == pytest.approx(sigma, rel=0.06)
 
@@ -144,11 +137,13 @@ def test_the_comparison_tells_recipes_apart():
 
 def test_flips_and_probabilities():
     drawn = [draw(RECIPES["moco_v2"], 50, 50, rng(i)) for i in range(2000)]
-    done = np.array([[op in d.program[:, 0] for op in (BRIGHTNESS, GRAY, BLUR)] + [d.flip] for d in drawn]).mean(axis=0)
-    np.testing.assert_allclose(done, [0.8, 0.2, 0.5, 0.5], atol=0.04)
-    firsts = [d.program[0, 0] for d in drawn if len(d.program) and d.program[0, 0] <= HUE]
-    np.testing.assert_allclose(np.bincount(np.array(firsts, int), minlength=5)[1:] / len(firsts), 0.25, atol=0.04)
-    sigmas = [value for d in drawn for op, value in d.program if op == BLUR]
+    operations = [[op for op, _ in d.colors] for d in drawn]
+    done = np.array([[op in ops for op in (brightness, gray, blur)] for ops in operations]).mean(axis=0)
+    np.testing.assert_allclose([*done, np.mean([d.flip for d in drawn])], [0.8, 0.2, 0.5, 0.5], atol=0.04)
+    firsts = [ops[0] for ops in operations if brightness in ops]
+    shares = [firsts.count(op) / len(firsts) for op in (brightness, contrast, saturation, hue)]
+    np.testing.assert_allclose(shares, 0.25, atol=0.04)
+    sigmas = [value for d in drawn for op, value in d.colors if op is blur]
     assert 0.1 <= min(sigmas) < 0.15 and 1.95 < max(sigmas) <= 2.0
     assert not any(draw(RECIPES["digits"], 50, 50, rng(i)).flip for i in range(50))
 

@@ -2,7 +2,7 @@
 
     python -m docs.scenes runs/evidence/whole_labels random mocov2    # docs/evidence/whole_labels_scenes.json
 
-The scenes are drawn with replacement, the same ones for every run; the seeds stay. The page's other intervals cover seeds.
+The scenes are drawn with replacement, the same ones for every run; the seeds stay. The other intervals cover seeds.
 """
 
 from __future__ import annotations

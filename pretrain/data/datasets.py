@@ -71,8 +71,7 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
     if name in ("imagenet", "imagenet100"):
         return folders.load_imagenet(name, split, root)
     if name in FOLDERS:
-        readers = {"stl10": archives.load_stl10, "tiny_imagenet": archives.load_tiny_imagenet}
-        return readers.get(name, archives.load_with_torchvision)(name, split, root, download)
+        return archives.load(name, split, root, download)
     known = (*FOLDERS, *LOADERS)
     if os.path.isdir(os.path.expanduser(name)):
         raise UserError(f"{name!r} is a folder; write folder:{name}")

@@ -28,7 +28,8 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     ENDED: only the run folder has details. UNKNOWN: a scheduler that does not answer, or another machine's process: it
     may be running. SLURM is asked once for all jobs.
     """
-    known = slurm.states([(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"])
+    asked = [(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"]
+    known = slurm.states(asked) if asked else {}
     return [
         known[job["id"], job["name"]] if job["cluster"] == "slurm"
         else "UNKNOWN" if job["host"] != socket.gethostname()

@@ -24,8 +24,6 @@ def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     ENDED: SLURM has no record of it; UNKNOWN: no answer. A job of the same id and another name is another job: a new
     cluster counts from 1 again. The queue is asked once for all jobs, and the accounting once for those not in it.
     """
-    if not jobs:
-        return {}
     ids = ",".join(job_id for job_id, _ in jobs)
     queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"])
     found = {job: queue[job] for job in jobs if queue and job in queue}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import ROOT, fake, programs
+from tests.tools.launcher.helpers import fake, programs
 from tools.launcher import records, submit
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
@@ -91,13 +91,6 @@ def test_a_full_disk_is_one_line_before_and_a_warning_after_the_job_is_submitted
     (job,) = submit.submit([fake(tmp_path / "run")], OPTIONS)
     assert job.job_id == "77"
     assert re.search("No space left.*slurm job 77 is under way", capsys.readouterr().err)
-
-
-def test_snapshot_holds_the_code_and_its_state(tmp_path: Path):
-    code = submit.snapshot(tmp_path)
-    assert (code / "pretrain/train.py").read_bytes() == (ROOT / "pretrain/train.py").read_bytes()
-    assert (code / "tools/launcher/job.py").is_file() and not list(code.glob("**/__pycache__"))
-    assert (code / "GIT_STATE").read_text().strip()
 
 
 def test_jobs_are_told_apart_by_name(tmp_path: Path):

@@ -94,28 +94,16 @@ def rewrite(path: Path, key: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-SPOILED = {
-    "timm": [
-        lambda folder: rewrite(folder / "config.json", "mean", [0.485, 0.456, 0.406]),
-        lambda folder: rewrite(folder / "config.json", "crop_pct", 0.875),
-    ],
-    "transformers": [
-        lambda folder: rewrite(folder / "preprocessor_config.json", "image_std", [0.229, 0.224, 0.225]),
-        lambda folder: rewrite(folder / "preprocessor_config.json", "size", {"shortest_edge": SIZE}),
-    ],
-}
-
-
 @pytest.mark.parametrize("target", FOLDERS)
-@pytest.mark.parametrize("mistake", [0, 1], ids=["statistics", "crop"])
-def test_a_wrong_export_is_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mistake: int
-) -> None:
+def test_a_wrong_export_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     write = getattr(backbone, f"_write_{target}")
 
     def spoiled(source: backbone.Backbone, folder: Path) -> None:
         write(source, folder)
-        SPOILED[target][mistake](folder)
+        if target == "timm":
+            rewrite(folder / "config.json", "crop_pct", 0.875)
+        else:
+            rewrite(folder / "preprocessor_config.json", "image_std", [0.229, 0.224, 0.225])
 
     monkeypatch.setattr(backbone, f"_write_{target}", spoiled)
     with pytest.raises(UserError, match=r"features of the exported model differs by .*; nothing was written"):

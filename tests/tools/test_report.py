@@ -18,7 +18,6 @@ from tests.tools.reporting.runs import (
     render,
     write,
 )
-from tools import report
 
 
 def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):
@@ -146,9 +145,3 @@ def test_each_test_set_has_its_own_numbers(tmp_path: Path):
     first, second, *_ = render([tmp_path / "a"]).split("\n## ")[1:]
     assert "-> coco_2017_val" in first and column(first, "a", "box AP") == "38.0"
     assert "-> other_val" in second and column(second, "a", "box AP") == "11.0"
-
-
-def test_command_line_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture):
-    pretrain(tmp_path / "jcl")
-    assert report.main([str(tmp_path / "jcl"), "--output", str(tmp_path / "out.md")]) == 0
-    assert (tmp_path / "out.md").read_text() in capsys.readouterr().out

@@ -80,8 +80,6 @@ def find(folders: Sequence[Path]) -> Found:
             found.plans.append(_plan(path))
         except UserError as error:
             found.unread.append(str(error))
-        except (KeyError, TypeError):
-            found.unread.append(f"{path} lists no stages; start its pipeline or sweep again to rewrite it")
     order = [folder for plan in found.plans for folder in plan.stages]
     position = {folder: place for place, folder in enumerate(order)}
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):

@@ -79,13 +79,9 @@ def read_study(folder: Path) -> Study | None:
     data = read_json(file) if file.is_file() else {}
     if "branches" not in data:
         return None
-    try:
-        owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
-        keys = [stage["key"] for stage in data["stages"]]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{file} does not name its branches; start its pipeline again to rewrite it") from error
-    study = Study(folder.name, str(data.get("baseline", "")), list(dict.fromkeys(s for _, s in owners.values())), {})
-    for key in keys:
+    owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
+    study = Study(folder.name, data["baseline"], list(dict.fromkeys(seed for _, seed in owners.values())), {})
+    for key in (stage["key"] for stage in data["stages"]):
         name, _, stage = key.partition("/")
         results = folder / key / "results.json"
         if name not in owners or not results.is_file():
@@ -240,24 +236,21 @@ def sweep_table(folder: Path) -> tuple[Table, dict[str, dict[str, Samples]], lis
     Raises:
         UserError: launch/sweep.json is damaged.
     """
-    record = folder / "launch" / "sweep.json"
-    data = read_json(record)
-    try:
-        score, points = data["score"], data["points"]
-        keys = list(dict.fromkeys(key for point in points for key in point["setting"]))
-        places = [(point["name"], point["setting"], str(point["seed"]), Path(point["folder"]).name) for point in points]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{record} is no record of a sweep; run the sweep's command again") from error
+    data = read_json(folder / "launch" / "sweep.json")
+    score, points = data["score"], data["points"]
+    keys = list(dict.fromkeys(key for point in points for key in point["setting"]))
     groups: dict[tuple[str, ...], Samples] = {}
     absent: list[str] = []
-    for name, setting, seed, stage in places:
+    for point in points:
+        name, setting, stage = point["name"], point["setting"], Path(point["folder"]).name
         results = folder / name / stage / "results.json"  # next to the record, wherever the sweep is now
         try:
             value = float(read_json(results)["metrics"][score])
         except (KeyError, TypeError, UserError) as error:  # a damaged file must not cost the other points
             absent.append(f"not done: {name}" + (f" ({error})" if results.is_file() else ""))
             continue
-        groups.setdefault(tuple(str(setting.get(key, "-")) for key in keys), {}).setdefault(seed, []).append(value)
+        samples = groups.setdefault(tuple(str(setting.get(key, "-")) for key in keys), {})
+        samples.setdefault(str(point["seed"]), []).append(value)
     scores: dict[str, dict[str, Samples]] = {}
     for (first, *others), samples in groups.items():
         scores.setdefault(", ".join(others), {})[first] = samples

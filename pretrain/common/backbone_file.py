@@ -147,8 +147,7 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
         if name.endswith(COUNTER) and tensor.numel() == 1:
             tensor = tensor.reshape(())
         if tensor.shape != shape:
-            turned = " (transposed?)" if sorted(tensor.shape) == sorted(shape) else ""
-            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}{turned}")
+            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}")
         checked[name] = check_values(tensor, name, path).contiguous()
     return checked
 
@@ -158,13 +157,10 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
     path = file.path
     if encoder not in _ENCODERS:
         raise UserError(f"encoder {encoder!r} is not one of query, key")
-    clean: dict[str, Tensor] = {}
-    for name, tensor in file.tensors.items():
-        short = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-        if short in clean:
-            raise UserError(f"{path}: {name} appears twice, with and without a wrapper's prefix")
-        clean[short] = tensor
-    clean = renamed(clean)
+    clean = renamed({
+        ".".join(part for part in name.split(".") if part not in _WRAPPERS): tensor
+        for name, tensor in file.tensors.items()
+    })  # fmt: skip
     prefix = _ENCODERS[encoder] + "."
     pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
     if not pair and encoder != "query":  # query is the default

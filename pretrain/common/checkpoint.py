@@ -8,7 +8,6 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method`` and ``config`
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -83,24 +82,15 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
         UserError: in the place of what such a checkpoint raises there, or what its optimizer would raise in a step.
     """
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    states = {parameter: state.keys() for parameter, state in optimizer.state.items()}
     try:
         yield
-        if any(optimizer.state[parameter].keys() != names for parameter, names in states.items()):
-            raise ValueError("its optimizer lacks the state of a parameter")
         for group, own in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
-            rate = group["lr"]
-            if not isinstance(rate, (int, float)) or not 0 <= float(rate) < math.inf:
-                raise ValueError(f"the learning rate of its optimizer is {rate!r}")
-            group.update({**own, "lr": rate})
+            group.update({**own, "lr": group["lr"]})
         for parameter, state in optimizer.state.items():
-            for name, value in state.items():  # fused steps trust shape, type and strides, and write beyond the end
-                shape, dtype = ((), torch.float32) if name == "step" else (parameter.shape, parameter.dtype)
-                fits = isinstance(value, torch.Tensor) and value.layout == torch.strided and value.shape == shape
-                if not fits or value.dtype != dtype:
+            for name in state.keys() - {"step"}:  # fused steps trust shape, type and strides, and write beyond the end
+                if state[name].shape != parameter.shape:
                     raise ValueError(f"{name} of its optimizer does not fit a parameter of {tuple(parameter.shape)}")
-                if name != "step" and value.stride() != parameter.stride():
-                    state[name] = torch.empty_like(parameter).copy_(value)
+                state[name] = torch.empty_like(parameter).copy_(state[name])
     except UserError:
         raise
     except KeyError as error:

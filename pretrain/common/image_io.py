@@ -5,14 +5,13 @@ OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import time
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -67,7 +66,6 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 
     Raises:
         CorruptImage: truncated, damaged, not an image, or larger than MAX_PIXELS.
-        MemoryError: there is not enough memory.
     """
     try:
         header = _open(encoded, name)
@@ -84,9 +82,7 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
 def _decode_with_opencv(encoded: bytes) -> np.ndarray | None:
     try:
         return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
-    except cv2.error as error:  # a header it cannot parse
-        if error.code == cv2.Error.STS_NO_MEM:
-            raise MemoryError from error
+    except cv2.error:  # a header it cannot parse
         return None
 
 
@@ -124,28 +120,17 @@ def open_upright(path: str) -> Image.Image:
 
     Raises:
         CorruptImage: missing, damaged, not an image, or larger than MAX_PIXELS.
-        UserError: the disk failed, or the memory does not suffice.
+        UserError: the disk failed.
     """
     remedy = "restore it or remove it from the annotations"
     try:
-        with memory_for(path):
-            return upright(_open(read_file(path), path))
+        return upright(_open(read_file(path), path))
     except CorruptImage as error:
         raise CorruptImage(f"{error}; {remedy}") from error
     except UserError:
         raise
     except _PILLOW_ERRORS as error:
         raise CorruptImage(f"cannot read image {path}: {' '.join(str(error).split())}; {remedy}") from error
-
-
-@contextlib.contextmanager
-def memory_for(path: str) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise UserError(
-            f"not enough memory to read image {path}; lower DATALOADER.NUM_WORKERS, or give the run more memory"
-        ) from error
 
 
 class Source(Protocol):
@@ -184,9 +169,7 @@ class Files:
         return os.path.join(self.folder, os.fsdecode(self.text[start : int(self.ends[index])].tobytes()))
 
     def read(self, index: int) -> np.ndarray:
-        path = self.name(index)
-        with memory_for(path):
-            return decode(read_file(path), path)
+        return decode(read_file(self.name(index)), self.name(index))
 
 
 class Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +12,24 @@ from . import loggers
 from .run_folder import atomic_write, cannot_write, json_text, remove
 
 
-def drop_metrics(
-    output_dir: str | Path, start_iteration: int, again: Callable[[dict[str, Any]], bool] = lambda _: False
-) -> None:
+def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     """Removes the lines of `metrics.json` at or after ``start_iteration``: a resumed run writes them again.
 
     A run that starts at 0 is a new one to every logger, too.
-
-    Args:
-        again: True for earlier lines that it writes again as well.
     """
     if start_iteration == 0:
         remove(Path(output_dir) / loggers.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
-        kept = [line for line in _lines(path) if line["iteration"] < start_iteration and not again(line)]
-        atomic_write(path, "".join(json_text(line) + "\n" for line in kept))
+        lines = [line for line in read_metrics(output_dir) if line["iteration"] < start_iteration]
+        atomic_write(path, "".join(json_text(line) + "\n" for line in lines))
 
 
 def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
-    """The good lines of a run folder's `metrics.json`; [] where there is none."""
-    return _lines(Path(output_dir) / "metrics.json")
-
-
-def append(path: Path, iteration: int, values: Mapping[str, float | int | str]) -> None:
-    """Appends a line to a metrics file.
-
-    Raises:
-        UserError: the disk is full, or the file cannot be written.
-    """
-    try:
-        with open(path, "a") as file:
-            file.write(json_text({"iteration": iteration, **values}) + "\n")
-    except OSError as error:
-        raise cannot_write(path, error, resume=True) from error
+    """The lines of a run folder's `metrics.json`, without damaged ones; [] where there is none."""
+    path = Path(output_dir) / "metrics.json"
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    return [value for value in map(parse, lines) if value is not None]
 
 
 @contextlib.contextmanager
@@ -78,8 +62,9 @@ class MetricsWriter:
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
-        append(self._path, iteration, values)
         with writing_in(self._path.parent):
+            with open(self._path, "a") as file:
+                file.write(json_text({"iteration": iteration, **values}) + "\n")
             for name, value in values.items():
                 if isinstance(value, (int, float)):
                     self._events.add_scalar(name, value, iteration)
@@ -91,7 +76,7 @@ class MetricsWriter:
 
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
-        return any(line["iteration"] == iteration and name in line for line in _lines(self._path))
+        return any(line["iteration"] == iteration and name in line for line in read_metrics(self._path.parent))
 
     def close(self) -> None:
         with writing_in(self._path.parent):
@@ -106,9 +91,3 @@ def parse(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) and type(value.get("iteration")) is int else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The good lines of a metrics file; others are dropped."""
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    return [value for value in map(parse, lines) if value is not None]

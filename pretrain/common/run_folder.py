@@ -74,37 +74,21 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         os.close(folder)
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file.
+def read_json(path: str | Path, kind: type = dict) -> Any:
+    """The JSON object in a file; with ``kind`` list, the array.
 
     Raises:
-        UserError: missing, unreadable, not UTF-8, not JSON, or not an object.
+        UserError: missing, unreadable, not UTF-8, not JSON, or of another kind.
     """
-    value = _parse_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object; it is damaged or the wrong file")
-    return value
-
-
-def read_json_records(path: str | Path) -> list[dict[str, Any]]:
-    """The JSON objects of the list in a file.
-
-    Raises:
-        UserError: as in `read_json`, or not a list of objects.
-    """
-    value = _parse_json(path)
-    if not isinstance(value, list) or not all(isinstance(record, dict) for record in value):
-        raise UserError(f"{path} does not hold a list of JSON objects; it is damaged or the wrong file")
-    return value
-
-
-def _parse_json(path: str | Path) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
         raise UserError(f"{path} is not JSON ({first_line(error)}); it is damaged or the wrong file") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")
+    return value
 
 
 def begin(output_dir: str | Path, stage: str) -> None:

@@ -77,18 +77,13 @@ def explained(name: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         text = first_line(error)
-        if killed := _WORKER_ENDED.search(str(error)):
-            remedy = "if memory ran out, lower DATALOADER.NUM_WORKERS"
-            if killed[1] == "Bus error":
-                remedy = _SHARED_MEMORY
-            raise UserError(
-                f"a worker process of the data loader died unexpectedly ({killed[1] or 'it exited'}); {remedy}, "
-                "and run again to resume"
-            ) from error
-        if "unable to allocate shared memory" in str(error):
-            raise UserError(
-                f"the data loader's workers found no room for a batch: {_SHARED_MEMORY}, and run again to resume"
-            ) from error
+        killed = _WORKER_ENDED.search(str(error))
+        if killed or "unable to allocate shared memory" in str(error):
+            how = killed and (killed[1] or "it exited")
+            what = f"a worker process of the data loader died unexpectedly ({how})" if how else "no room for a batch"
+            is_shared = not how or how == "Bus error"
+            remedy = _SHARED_MEMORY if is_shared else "if memory ran out, lower DATALOADER.NUM_WORKERS"
+            raise UserError(f"{what}; {remedy}, and run again to resume") from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             section = "LINEAR" if name == "linear" else "SOLVER"
             batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json_records
+from pretrain.common.run_folder import read_json
 
 from .document import Picture
 from .files import Found
@@ -62,7 +62,7 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
     columns = {}
     for branch, run in branches.items():
         try:
-            columns[branch] = read_json_records(run.predictions)
+            columns[branch] = read_json(run.predictions, list)
         except UserError as error:
             unread.append(f"the predictions of {branch} are not in the picture of {title}: {error}")
     if len(columns) < 2:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from pretrain.common import distributed, interrupt
 from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
-from transfer.distributed import join
 
 
 @pytest.fixture
@@ -31,31 +31,21 @@ def gpus(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(("count", "local_rank", "slurm", "index"), [(4, 3, 3, 3), (4, 3, None, 3), (1, 0, None, 0)])
+@pytest.mark.parametrize(
+    ("count", "local_rank", "slurm", "index"), [(4, 3, 3, 3), (4, 3, None, 3), (1, 0, None, 0), (1, 3, 3, 0)]
+)
 def test_a_rank_takes_its_gpu(gpus, count, local_rank, slurm, index):
+    """In the last row, SLURM shows each task only its own GPU."""
     chosen = gpus(count, local_rank, slurm)
     assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
-    assert join("cuda") == torch.device("cuda", index)
-    assert join("cpu") == distributed.join(False) == torch.device("cpu")
+    assert distributed.join(False) == torch.device("cpu")
 
 
-def test_a_task_of_slurm_takes_the_only_gpu_it_sees(gpus):
-    chosen = gpus(1, 3, 3)
-    assert distributed.join(True) == torch.device("cuda", 0) == chosen[0]
-
-
-@pytest.mark.parametrize(
-    ("count", "local_rank", "slurm", "says"),
-    [
-        (2, 2, 2, "local rank 2, but this process sees 2 GPUs; start at most 2 processes per machine"),
-        (1, 1, None, "local rank 1, but this process sees 1 GPU; start at most 1 process per machine"),
-        (1, 1, 0, "start at most 1 process per machine"),  # torchrun as the one task of a machine
-    ],
-)
-def test_more_ranks_than_gpus(gpus, count, local_rank, slurm, says):
+@pytest.mark.parametrize(("count", "local_rank", "slurm"), [(2, 2, 2), (1, 1, None), (1, 1, 0)])
+def test_more_ranks_than_gpus(gpus, count, local_rank, slurm):
+    """In the last row, torchrun is the one task of a machine."""
     chosen = gpus(count, local_rank, slurm)
-    with pytest.raises(UserError, match=says):
-        distributed.join(True)
+    refused(lambda: distributed.join(True), f"local rank {local_rank}", f"at most {count} process")
     assert not chosen
 
 

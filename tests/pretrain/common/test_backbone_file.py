@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pretrain.common.backbone_file import read_backbone
-from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.resnets import moco, resnet_state
 
 
@@ -64,42 +64,31 @@ def test_cifar_stem(tmp_path: Path, r18: dict[str, Tensor]) -> None:
 
 
 DAMAGE = {
-    "missing": (lambda s: s.pop("layer3.0.bn1.running_var"), "lacks layer3.0.bn1.running_var"),
+    "missing": (lambda s: s.pop("layer3.0.bn1.running_var"), "layer3.0.bn1.running_var"),
     "extra": (lambda s: s.update({"layer1.0.conv9.weight": torch.zeros(1)}), "layer1.0.conv9.weight"),
-    "shape": (lambda s: s.update({"bn1.bias": torch.zeros(65)}), r"bn1.bias has shape \(65,\)"),
-    "transposed": (
-        lambda s: s.update({"layer2.0.conv1.weight": s["layer2.0.conv1.weight"].transpose(0, 1)}),
-        "transposed",
-    ),
+    "shape": (lambda s: s.update({"bn1.bias": torch.zeros(65)}), "bn1.bias has shape (65,)"),
     "integers": (lambda s: s.update({"bn1.bias": torch.zeros(64, dtype=torch.int32)}), "bn1.bias is torch.int32"),
-    "sparse": (lambda s: s.update({"bn1.bias": s["bn1.bias"].to_sparse()}), "bn1.bias is a tensor of layout"),
-    "block": (lambda s: [s.pop(k) for k in list(s) if k.startswith("layer4.1")], r"\(2, 2, 2, 1\) basic"),
+    "block": (lambda s: [s.pop(k) for k in list(s) if k.startswith("layer4.1")], "(2, 2, 2, 1) basic"),
     "prefix": (lambda s: [s.update({"net." + k: s.pop(k)}) for k in list(s)], "holds no ResNet"),
-    "text": (lambda s: s.update({"bn1.bias": "text"}), "bn1.bias is a str"),
     "unknown head": (lambda s: s.update({"surprise.weight": torch.zeros(1)}), "surprise.weight"),
-    "twice": (lambda s: s.update({"module.conv1.weight": s["conv1.weight"]}), "appears twice"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_named(tmp_path: Path, r18: dict[str, Any], kind: str) -> None:
-    damage, message = DAMAGE[kind]
+    damage, name = DAMAGE[kind]
     damage(r18)
     torch.save(r18, tmp_path / "bad.pth")
-    with pytest.raises(UserError, match=message):
-        read_backbone(tmp_path / "bad.pth")
+    refused(lambda: read_backbone(tmp_path / "bad.pth"), "bad.pth", name)
 
 
 def test_another_arch_and_an_encoder_that_is_not_there(tmp_path: Path, r18: dict[str, Tensor]) -> None:
     torch.save({**moco(r18, r18), "arch": "resnet50"}, tmp_path / "a.pth")
-    with pytest.raises(UserError, match="says arch resnet50, but its tensors are those of a resnet18"):
-        read_backbone(tmp_path / "a.pth")
+    refused(lambda: read_backbone(tmp_path / "a.pth"), "resnet50", "resnet18")
     torch.save({f"module.encoder_q.{k}": v for k, v in r18.items()}, tmp_path / "q.pth")
-    with pytest.raises(UserError, match="holds no key encoder"):
-        read_backbone(tmp_path / "q.pth", "key")
     torch.save(r18, tmp_path / "s.pth")
-    with pytest.raises(UserError, match="holds one encoder, not a query and a key"):
-        read_backbone(tmp_path / "s.pth", "key")
+    for file in ("q.pth", "s.pth"):
+        refused(lambda file=file: read_backbone(tmp_path / file, "key"), file, "key")
 
 
 CONFIGS = ["METHOD: []", "a: 2020-99-99", "{", "", "METHOD: {NAME: [moco]}"]

@@ -13,10 +13,8 @@ import pytest
 import yaml
 
 from pretrain.common import loggers
-from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter, drop_metrics, read_metrics
-from tests.transfer import tiny_coco
-from transfer import train_net
+from tests.errors import refused
 
 _BLOCK = 32768  # of the log format of LevelDB, in which wandb keeps an offline run
 
@@ -89,26 +87,6 @@ def test_each_number_is_sent_once_and_a_resumed_run_is_continued(wandb: None, tm
     assert not (folder / loggers.RECORD).exists()  # a new start is a new run
 
 
-@pytest.mark.parametrize(
-    "engine", ["torchvision", pytest.param("detectron2", marks=[pytest.mark.detectron2, pytest.mark.slow])]
-)
-def test_a_detector_is_logged_by_either_engine(wandb: None, tmp_path: Path, engine: str) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-
-    def work(*flags: str, **keys: Any) -> None:
-        words = tiny_coco.command(tmp_path, name, engine, *flags, TEST__EVAL_PERIOD=2, **keys)
-        train_net.work(train_net.parse(words))
-
-    work(SOLVER__MAX_ITER=2)
-    work("--resume", SOLVER__MAX_ITER=4)
-    sent = points_of_wandb(tmp_path / "out")
-    in_file = points_of_the_file(tmp_path / "out")
-    # Beside the file's numbers there are those of the first run's end, whose iteration the resumed run has not logged.
-    assert set(sent.values()) == {1} and in_file - sent == Counter()
-    assert all(iteration < 3 for _, iteration, _ in sent - in_file)
-    assert {"total_loss", "bbox/AP"} <= {name for name, *_ in in_file}
-
-
 def test_what_fails_costs_one_warning(wandb: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     def fail(**_options: Any) -> None:
         raise ConnectionError("unreachable")
@@ -125,5 +103,4 @@ def test_what_fails_costs_one_warning(wandb: None, tmp_path: Path, monkeypatch: 
 def test_a_name_that_cannot_log_is_refused(value: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(loggers.VARIABLE, value)
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=names):
-        loggers.wanted()
+    refused(loggers.wanted, names)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import os
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +15,23 @@ import torch
 from safetensors.torch import save_file
 
 from pretrain.common import weights_file
-from pretrain.common.backbone_file import read_backbone
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from pretrain.common.run_folder import write_json
 from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file
-from tests.fuzz import mutate
-from transfer.convert import convert
-from transfer.weights import read_weights
+from tests.errors import refused
 
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n"
 WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.bias": torch.ones(2)}
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "it is empty"),
-        (b" \n", "it holds text, ''"),
-        (POINTER, "it holds text, 'version https://git-lfs"),
-    ],
-)
-def test_what_is_no_weights_file_is_named(tmp_path: Path, suffix: str, data: bytes, message: str) -> None:
+@pytest.mark.parametrize("data", [b"", b" \n", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n"])
+def test_what_is_no_weights_file_is_named(tmp_path: Path, suffix: str, data: bytes) -> None:
     path = tmp_path / f"w{suffix}"
     path.write_bytes(data)
-    for entry in (read_weights, read_backbone, lambda path: convert(path, tmp_path / "out.pth")):
-        with pytest.raises(Damaged, match=f"is damaged or not a .*: {message}"):
-            entry(path)
-
-
-def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
-    (tmp_path / "model_final.pth").write_bytes(b"")
-    with pytest.raises(UserError, match=r"no checkpoint at .*: it is a folder"):
-        read_weights_file(tmp_path)
+    with pytest.raises(Damaged, match="text, 'version https://git-lfs" if len(data) > 2 else "empty|text"):
+        read(path)
+    refused(lambda: read(tmp_path), tmp_path, "it is a folder")
 
 
 class _Code:
@@ -114,12 +95,6 @@ def test_a_flipped_bit_and_a_cut_file_are_damage(tmp_path: Path) -> None:
             read(path)
 
 
-def test_a_tensor_is_not_longer_than_its_file(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(1).expand(10**9)}, tmp_path / "c.pth")
-    with pytest.raises(UserError, match=r"c\.pth: a is longer than the file"):
-        read_weights_file(tmp_path / "c.pth")
-
-
 @pytest.mark.parametrize("thing", [_Code(), argparse.Namespace(hidden=_Code())])
 @pytest.mark.parametrize("name", ["x.pth", "x.pkl"])
 def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, thing: Any) -> None:
@@ -132,16 +107,11 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (torch.eye(2).to_sparse(), "a is a tensor of layout torch.sparse_coo; save it again as a dense tensor"),
-        (torch.ones(2, device="meta"), r"a is a tensor without values \(meta\)"),
-    ],
+    "value", [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.zeros(1).expand(10**9), np.array(["a"]), 3]
 )
-def test_tensors_without_dense_values_are_named(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:
-    torch.save({"a": tensor}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=message):
-        read_weights_file(tmp_path / "w.pth")
+def test_tensors_without_dense_values_are_named(tmp_path: Path, value: Any) -> None:
+    torch.save({"a": value}, tmp_path / "w.pth")
+    refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth: a is ")
 
 
 def test_values_that_no_network_can_use() -> None:
@@ -163,24 +133,12 @@ def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:
     assert [tensors[name].tolist() for name in "ab"] == [[0, 1, 2], [2, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    "provenance, message",
-    [
-        ("{half", "its provenance is damaged"),
-        ({"epoch": torch.zeros(1)}, "its provenance is damaged"),
-        ({1: 2}, "its provenance is a dict, not an object with names"),
-    ],
-)
-def test_damaged_provenance_is_one_line(tmp_path: Path, provenance: Any, message: str) -> None:
-    torch.save({"model": WEIGHTS, "provenance": provenance}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match=message):
-        read_weights_file(tmp_path / "w.pth")
-
-
 def test_provenance_inside_and_beside(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(WEIGHTS, path, metadata={"provenance": '{"source": "a.pth"}'})
     assert read_weights_file(path).provenance == {"source": "a.pth"}
+    save_file(WEIGHTS, path, metadata={"provenance": "another program's"})
+    assert read_weights_file(path).provenance == {}
     torch.save(WEIGHTS, tmp_path / "plain.pth")
     write_json(tmp_path / "plain.pth.json", {"source": "b.pth"})
     assert read_weights_file(tmp_path / "plain.pth").provenance == {}  # another program's
@@ -200,15 +158,9 @@ def test_a_file_that_changed_since_its_conversion_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("suffix", [".pkl", ".pth"])
-@pytest.mark.parametrize(
-    "failure, message",
-    [
-        (OSError(5, "Input/output error"), r"cannot read .*: Input/output error; make it readable"),
-        (MemoryError("too large"), r"not enough memory to read .* \(0 MiB\)"),
-    ],
-)
+@pytest.mark.parametrize("failure", [OSError(5, "Input/output error"), MemoryError("too large")])
 def test_a_failing_disk_or_memory_is_not_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, failure: BaseException, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, failure: BaseException
 ) -> None:
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise failure
@@ -217,23 +169,6 @@ def test_a_failing_disk_or_memory_is_not_damage(
     path.write_bytes(pickle.dumps({"a": 1}))
     monkeypatch.setattr(weights_file, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=r"Input/output error|not enough memory") as caught:
         read(path)
     assert not isinstance(caught.value, Damaged)
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
-def test_a_file_with_any_bytes_wrong_is_read_or_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"w{suffix}"
-    if suffix == ".safetensors":
-        save_file(WEIGHTS, path, metadata={"provenance": "{}"})
-    elif suffix == ".pkl":
-        path.write_bytes(pickle.dumps({"model": {k: v.numpy() for k, v in WEIGHTS.items()}, "__author__": "a"}, 2))
-    else:
-        torch.save({"model": WEIGHTS, "provenance": {}}, path)
-    data = path.read_bytes()
-    for seed in range(60):
-        path.write_bytes(mutate.data(random.Random(seed), [data]))
-        with contextlib.suppress(UserError):
-            for name, tensor in read_weights_file(path).tensors.items():
-                check_values(tensor, name, path)

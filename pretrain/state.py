@@ -16,8 +16,6 @@ from .common.weights_file import tensor_digest
 from .preflight import check_same_run
 from .steps import Training
 
-_REMEDY = "choose another OUTPUT_DIR"
-
 
 def to_checkpoint(
     training: Training, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
@@ -30,12 +28,13 @@ def to_checkpoint(
     Raises:
         UserError: a weight is not finite, which no later step would fix.
     """
-    if not _is_finite(training.objective.model):
+    weights = training.objective.model.state_dict()
+    norms = torch._foreach_norm([value.detach() for value in weights.values() if value.is_floating_point()])
+    if not torch.stack(norms).isfinite().all():
         raise UserError(
             f"weights are not finite after step {step}; nothing was saved; lower SOLVER.BASE_LR, raise "
             "SOLVER.WARMUP_EPOCHS or set SOLVER.AMP none"
         )
-    weights = training.objective.model.state_dict()
     return {
         "epoch": step // steps_per_epoch, "arch": cfg.MODEL.ARCH,
         "state_dict": {_moco_name(name): value for name, value in weights.items()},
@@ -52,10 +51,10 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
         log: called with a line for the log.
 
     Raises:
-        UserError: the checkpoint is incomplete, of another model, or holds weights that are not finite.
+        UserError: the checkpoint is incomplete or of another model.
     """
     model = training.objective.model
-    with checkpoint.restoring("the checkpoint", training.optimizer, _REMEDY):
+    with checkpoint.restoring("the checkpoint", training.optimizer, "choose another OUTPUT_DIR"):
         names = {_moco_name(name): name for name in model.state_dict()}
         weights = state["state_dict"].items()
         model.load_state_dict({str(names.get(name, name)): value for name, value in weights}, strict=True)
@@ -64,8 +63,6 @@ def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[st
             training.scaler.load_state_dict(state["scaler"])
         step, now = int(state["step"]), training.objective.bn_groups
         earlier = int(state.get("bn_groups", now))
-    if not _is_finite(model):
-        raise UserError(f"the checkpoint holds weights that are not finite, from which no run can continue; {_REMEDY}")
     if earlier != now:
         log(
             f"warning: the run began with batch-norm statistics over {earlier} parts of the batch and continues with "
@@ -105,12 +102,6 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 def digest(model: nn.Module) -> str:
     """16 hexadecimal digits that change with any weight, statistic or negative."""
     return tensor_digest(*model.state_dict().values())
-
-
-def _is_finite(model: nn.Module) -> bool:
-    """Whether all weights, statistics and negatives are."""
-    norms = torch._foreach_norm([value.detach() for value in model.state_dict().values() if value.is_floating_point()])
-    return bool(torch.stack(norms).isfinite().all())
 
 
 def _moco_name(name: str) -> str:

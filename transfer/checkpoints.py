@@ -124,10 +124,8 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
         UserError: all are damaged, or a rank cannot read the file that rank 0 has chosen, or sees one where rank 0 sees
             none.
     """
-    found: tuple[Path, dict[str, Any]] | None = None
 
     def choose() -> str:
-        nonlocal found
         found = newest(output_dir, warn, evaluating=True)
         return found[0].name if found else ""
 
@@ -136,7 +134,7 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
         on_every_rank(lambda: checkpoint.check_no_checkpoint(all_in(output_dir, evaluating=True)))
         return None
     path = Path(output_dir) / name
-    return on_every_rank(lambda: found or (path, checkpoint.read(path)))
+    return path, on_every_rank(lambda: checkpoint.read(path))
 
 
 def _iteration(path: Path) -> int:

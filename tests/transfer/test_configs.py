@@ -77,17 +77,11 @@ def test_detectron2_reads_it_as_this_project_does(recipe: str) -> None:
     assert json.loads(json.dumps(ours)) == json.loads(json.dumps(theirs))  # JSON has lists for tuples
 
 
-QUICK = {
-    ("detectron2", CONVOLUTIONS),
-    ("torchvision", "Base-Keypoint-RCNN-FPN-1x.yaml"),
-}
-MARK = {"detectron2": [pytest.mark.detectron2], "torchvision": []}
-# One per engine in the ordinary suite, because each engine has its own tests of all three detectors. What a smoke form
-# keeps of a recipe depends on the detector alone, so one recipe per detector suffices.
+# What a smoke form keeps of a recipe depends on the detector alone; each engine has its own tests of the others.
 FORMS = [
-    pytest.param(recipe, engine, marks=[*MARK[engine], *([] if (engine, recipe) in QUICK else [pytest.mark.slow])])
-    for engine in MARK
-    for recipe in BASES
+    pytest.param(CONVOLUTIONS, "detectron2", marks=pytest.mark.detectron2),
+    ("Base-Keypoint-RCNN-FPN-1x.yaml", "torchvision"),
+    pytest.param("Base-Mask-RCNN-FPN-1x.yaml", "torchvision", marks=pytest.mark.slow),
 ]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
 from pretrain.common.workers import ShieldedDataLoader
@@ -30,38 +30,24 @@ def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
         yield from order[torch.randperm(len(order), generator=generator)].tolist()
 
 
-class Batches(Sampler):
+def index_batches(
+    weights: Sequence[float], wide: Sequence[bool] | None, size: int, seed: int, rank: int, world: int, start: int
+) -> Iterator[list[tuple[int, int]]]:
     """One process's endless batches of (position, index): every ``world``-th of the stream, grouped by aspect ratio.
 
     If ``wide`` is given, either all images of a batch are wider than high or none is, as Detectron2 groups them.
     ``start`` batches are skipped without reading an image.
     """
-
-    def __init__(
-        self,
-        weights: Sequence[float],
-        wide: Sequence[bool] | None,
-        size: int,
-        seed: int,
-        rank: int,
-        world: int,
-        start: int,
-    ) -> None:
-        self.weights, self.wide, self.size, self.seed = weights, wide, size, seed
-        self.rank, self.world, self.start = rank, world, start
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return itertools.islice(self._all(), self.start, None)
-
-    def _all(self) -> Iterator[list[tuple[int, int]]]:
-        buckets: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        stream = enumerate(index_stream(self.weights, self.seed))
-        for position, index in itertools.islice(stream, self.rank, None, self.world):
-            bucket = buckets[self.wide[index] if self.wide is not None else True]
-            bucket.append((position, index))
-            if len(bucket) == self.size:
+    buckets: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    stream = enumerate(index_stream(weights, seed))
+    for position, index in itertools.islice(stream, rank, None, world):
+        bucket = buckets[wide[index] if wide is not None else True]
+        bucket.append((position, index))
+        if len(bucket) == size:
+            if start == 0:
                 yield list(bucket)
-                bucket.clear()
+            start = max(0, start - 1)
+            bucket.clear()
 
 
 class Mapped(Dataset):

@@ -229,9 +229,9 @@ def test_order_of_images_and_aspect_ratio_groups_are_equal():
         dicts = ({"width": 2 if wide[i] else 1, "height": 1.5, "index": i} for i in sampler)
         reference = AspectRatioGroupedDataset(dicts, 3)
         wanted = [[d["index"] for d in batch] for batch in itertools.islice(reference, 20)]
-        batches = samplers.Batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
+        batches = samplers.index_batches([1.0] * 7, wide, 3, 9, rank, 2, 0)
         assert [[i for _, i in b] for b in itertools.islice(batches, 20)] == wanted
-        later = samplers.Batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
+        later = samplers.index_batches([1.0] * 7, wide, 3, 9, rank, 2, 12)
         assert [[i for _, i in b] for b in itertools.islice(later, 8)] == wanted[12:]
     factors = [1.0, 2.5, 1.3]
     reference = RepeatFactorTrainingSampler(torch.tensor(factors), seed=4)

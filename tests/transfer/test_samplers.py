@@ -8,7 +8,7 @@ from transfer import samplers
 
 
 def test_every_image_is_seen_once_per_pass_by_one_of_the_processes():
-    batches = [samplers.Batches([1.0] * 12, None, 2, 5, rank, 3, 0) for rank in range(3)]
+    batches = [samplers.index_batches([1.0] * 12, None, 2, 5, rank, 3, 0) for rank in range(3)]
     first = [list(itertools.islice(b, 2)) for b in batches]
     assert sorted(i for part in first for batch in part for _, i in batch) == list(range(12))
     assert sorted(p for part in first for batch in part for p, _ in batch) == list(range(12))

@@ -142,7 +142,7 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
     (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), "rank 1 of 2", out / "model_0000005.pth")
+    refused(lambda: checkpoints.agreed(out), "rank 1 of 2", "model_0000005.pth")
     write(out, "model_0000005.pth", 5)
     if rank == 1:
         write(out, "model_0000009.pth", 9)

@@ -21,7 +21,7 @@ from pretrain.common.interrupt import stop_requested
 from .. import MAPPERS
 from ..coco.data import find, read
 from ..coco.keypoints import flip_pairs, keypoint_names
-from ..samplers import Batches, Mapped, load
+from ..samplers import Mapped, index_batches, load
 
 
 def register(name: str, *, keypoints: bool = False) -> None:
@@ -88,7 +88,7 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
     rank, world = comm.get_rank(), comm.get_world_size()
 
     def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
-        stream = Batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
+        stream = index_batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
         return load(Mapped(dataset, partial(_map, mapper, seed)), stream, workers)
 
     return batches, len(dataset)

@@ -23,7 +23,7 @@ from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
-from ..samplers import Batches, Mapped, load
+from ..samplers import Mapped, index_batches, load
 from .mapper import Mapper, build_mapper
 
 
@@ -148,7 +148,7 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
 
     def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
         size = cfg.SOLVER.IMS_PER_BATCH // world_size()
-        stream = Batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
+        stream = index_batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
         return load(Mapped(records, partial(_augment, mapper, seed)), stream, workers, pin=_pin(cfg))
 
     return batches, len(records)

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -240,7 +240,7 @@ def accumulated_losses(
         start, stop = (len(batch) * part // count for part in (index, index + 1))
         is_last, share = index == count - 1, (stop - start) / len(batch)
         with averaged_after(model, is_last):
-            with torch.autocast(device, precision, enabled=precision is not None):
+            with torch.autocast(device, precision) if precision else nullcontext():
                 losses = {name: loss * share for name, loss in model(batch[start:stop]).items()}
             if not is_last:
                 scale(torch.stack(list(losses.values())).sum()).backward()

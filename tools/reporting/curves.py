@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,9 @@ def _svg(drawn: Curves) -> str:
     """A panel per metric; runs of one name, which differ in their seed, share a color."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    names: Sequence[str] = list(dict.fromkeys(name for lines in drawn.values() for name, _ in lines))
+    names = list(dict.fromkeys(name for lines in drawn.values() for name, _ in lines))
     rows, handles, file = -(-len(drawn) // _COLUMNS), dict[str, Any](), io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(4.0 * _COLUMNS, 2.6 * rows + 0.4), layout="constrained")
@@ -102,6 +103,7 @@ def _svg(drawn: Curves) -> str:
                 (handles[name],) = panel.plot(*zip(*found, strict=True), color=color, lw=1.3, alpha=0.8)
             panel.set_title(title)
             panel.set_xlabel("iteration")
+            panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             panel.grid(alpha=0.25)
         for panel in panels[len(drawn) :]:
             panel.set_visible(False)

@@ -159,7 +159,7 @@ def check_parts(cfg: CfgNode, world: int) -> None:
 def described_keys() -> list[Key]:
     """Every key of Detectron2 as --help-keys lists it."""
     refused = dict.fromkeys(keys(REFUSED), "the torchvision engine takes only this value")
-    notes = MEANINGS | refused
+    notes = refused | MEANINGS
     return [Key(key, default, _limits(key, default), notes.get(key, "")) for key, default in flatten(default_config())]
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from pretrain.common import checkpoint
-from pretrain.common.run_folder import read_json
 from tests.faults.commands import Commands
 from tests.faults.replay import Call, Disk, crashes, read_calls
-from tests.faults.stages import STAGES, content
+from tests.faults.stages import STAGES
 from transfer.weights import read_weights
 
 
@@ -22,19 +21,9 @@ def recorded(commands: Commands, tmp_path: Path, module: str, *argv: str) -> lis
     return read_calls(tmp_path / "calls")
 
 
-def test_the_record_rebuilds_what_was_written(commands: Commands, data: Path, tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    disk = Disk(work)
-    for call in recorded(commands, tmp_path, STAGES["data"].module, *STAGES["data"].arguments(work, data)):
-        disk.apply(call)
-    for kind in Disk.KINDS:
-        disk.write(tmp_path / "again", kind)
-        assert content(tmp_path / "again/digits") == content(work / "digits"), kind
-
-
 @pytest.mark.core
 def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
-    calls = recorded(commands, tmp_path, "tests.faults.writers", "checkpoint")
+    calls = recorded(commands, tmp_path, "tests.faults.writers")
     seen: set[int] = set()
     for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
         found = checkpoint.newest(tmp_path / "crashed", warn=lambda _: None)
@@ -45,33 +34,14 @@ def test_checkpoints(commands: Commands, tmp_path: Path) -> None:
     assert seen == {0, 1, 2, 3}
 
 
-def test_results(commands: Commands, tmp_path: Path) -> None:
-    calls = recorded(commands, tmp_path, "tests.faults.writers", "results")
-    seen: set[int] = set()
-    for number, kind in crashes(calls, tmp_path / "work", tmp_path / "crashed"):
-        file = tmp_path / "crashed/results.json"
-        step = read_json(file)["step"] if file.exists() else 0
-        assert step >= max(seen, default=0) - (kind != Disk.KINDS[0]), f"after call {number}, {kind}"
-        seen.add(step)
-    assert seen == {0, 1, 2, 3}
-
-
-def test_a_data_set_is_whole_or_not_there(commands: Commands, data: Path, tmp_path: Path):
-    work, folder = tmp_path / "work", "digits"
-    calls = recorded(commands, tmp_path, STAGES["data"].module, *STAGES["data"].arguments(work, data))
-    whole, seen = content(work / folder), set()
-    for number, kind in crashes(calls, work, tmp_path / "crashed"):
-        made = tmp_path / "crashed" / folder
-        if made.exists():
-            assert content(made) == whole, f"after call {number} of {len(calls)}, {kind}"
-        seen.add(made.exists())
-    assert seen == {True, False}
-
-
 def test_converted_weights(commands: Commands, data: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     calls = recorded(commands, tmp_path, STAGES["convert"].module, *STAGES["convert"].arguments(work, data))
-    whole, seen = read_weights(work / "weights.pth").sha256, set()
+    whole, seen, disk = read_weights(work / "weights.pth").sha256, set(), Disk(work)
+    for call in calls:
+        disk.apply(call)
+    disk.write(tmp_path / "again", Disk.KINDS[2])
+    assert read_weights(tmp_path / "again/weights.pth").sha256 == whole  # the record is all that was written
     for number, kind in crashes(calls, work, tmp_path / "crashed"):
         file = tmp_path / "crashed/weights.pth"
         if file.exists():

@@ -40,7 +40,7 @@ help:
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
-	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence.md from its JSON files;"
+	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence/ from its JSON files;"
 	@echo "                 then the tests of what the documentation says: its commands, snippets, links and names"
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"

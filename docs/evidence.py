@@ -1,12 +1,12 @@
-"""Records the studies of configs/evidence for docs/evidence.md.
+"""Records the studies of configs/evidence for the pages in docs/evidence.
 
     python -m docs.evidence runs/evidence/table2    # docs/evidence/table2.json and .svg
-    python -m docs.evidence                         # the tables of docs/evidence.md, from the JSON files
+    python -m docs.evidence                         # the tables of docs/evidence/*.md, from the JSON files
 
-In docs/evidence.md, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
+In a page, the lines between ``<!-- table2: kNN top-1, linear top-1 -->`` and ``<!-- end -->`` are the table
 of these scores of the study; after ``<!-- table2: jcl - mocov2, jcl - multikey -->`` that of these differences between
 branches, and after ``<!-- engines: detectron2 box AP - torchvision box AP -->`` of those between scores. Differences in
-bold are those that Holm's correction over all differences of the page leaves at 5%.
+bold are those that Holm's correction over all differences of all pages leaves at 5%.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Records the given pipeline folders, and brings the page up to date.
+    """Records the given pipeline folders, and brings the pages up to date.
 
     Raises:
         UserError: a folder without scores over seeds.
@@ -53,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_json(_FOLDER / f"{study.name}.json", record(study))
         draw(study, _FOLDER / f"{study.name}.svg")
         print(f"recorded {study.name}")
-    page = ROOT / "docs" / "evidence.md"
-    atomic_write(page, up_to_date(page.read_text(encoding="utf-8")))
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.md"))}
+    for path, page in pages.items():
+        atomic_write(path, up_to_date(page, largest_p(pages.values())))
 
 
 def record(study: Study) -> dict[str, Any]:
@@ -69,13 +70,18 @@ def record(study: Study) -> dict[str, Any]:
     return {**content, "made_with": made_with, "machine": f"{os.cpu_count()} x {processor()}"}
 
 
-def up_to_date(page: str) -> str:
-    """The page with its tables made anew from the JSON files.
+def largest_p(pages: Iterable[str]) -> float:
+    """The largest p-value that one correction for all differences on all pages leaves significant."""
+    marked = [match for page in pages for match in _MARKED.finditer(page)]
+    return holm(change.p for match in marked for change in _section(match[2], match[3])[1])
+
+
+def up_to_date(page: str, limit: float) -> str:
+    """The page with its tables made anew from the JSON files; differences in bold have a p-value of at most ``limit``.
 
     Raises:
         UserError: a marker names a study or a score that was not recorded.
     """
-    limit = holm(change.p for match in _MARKED.finditer(page) for change in _section(match[2], match[3])[1])
 
     def section(match: re.Match[str]) -> str:
         shown = _section(match[2], match[3], limit)[0]

@@ -1,4 +1,4 @@
-"""docs/evidence.md: every table in it is that of the recorded scores, and each recorded study is shown."""
+"""docs/evidence: every table is that of the recorded scores, and each recorded study has its page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tools.reporting.test_groups import study_in
 from tools.reporting.document import grid
 from tools.reporting.groups import read_study, table
 
-PAGE = evidence.ROOT / "docs" / "evidence.md"
+PAGES = {path: path.read_text(encoding="utf-8") for path in (evidence.ROOT / "docs" / "evidence").glob("*.md")}
 _GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # along the runs of tcl.yaml, not a study
 RECORDED = sorted(set(_GRADIENTS.parent.glob("*.json")) - {_GRADIENTS})
 
@@ -29,7 +29,9 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = f"started: today\ngit: {'ab'[place % 2] * 40}\ntorch: 2.15.0\n"
         (results.parent / "environment.txt").write_text(text)
     (tmp_path / "docs/evidence").mkdir(parents=True)
-    (tmp_path / "docs/evidence.md").write_text("# Evidence\n\n<!-- small: kNN top-1 -->\nold\n<!-- end -->\n\nMore.\n")
+    (tmp_path / "docs/evidence/small.md").write_text(
+        "# Small\n\n<!-- small: kNN top-1 -->\nold\n<!-- end -->\n\nMore.\n"
+    )
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
     monkeypatch.setattr(evidence, "_FOLDER", tmp_path / "docs/evidence")
     evidence.main([str(folder)])
@@ -43,13 +45,13 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(recorded:
     assert content["baseline"] == "random" and content["machine"]
     study = read_study(recorded / "runs/small")
     assert study
-    page = (recorded / "docs/evidence.md").read_text()
+    page = (recorded / "docs/evidence/small.md").read_text()
     assert grid(table(study, ["kNN top-1"])) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
 
 
 def test_differences_are_welchs_and_bold_where_holms_correction_leaves_them(recorded: Path):
     scores = evidence.load("small").scores["mask_40 box AP"]
-    page = evidence.up_to_date("<!-- small: jcl - random, random - jcl -->\n<!-- end -->")
+    page = evidence.up_to_date("<!-- small: jcl - random, random - jcl -->\n<!-- end -->", 0.05)
     ours, base = list(scores["jcl"].values()), list(scores["random"].values())
     interval = ttest_ind(ours, base, equal_var=False).confidence_interval()
     assert interval.low > 0
@@ -65,12 +67,12 @@ def test_holms_correction():
 def test_two_scores_of_a_branch_are_compared_by_seed(recorded: Path):
     scores = evidence.load("small").scores
     first, second = "mask_40 box AP", "mask_9 box AP"
-    page = evidence.up_to_date(f"<!-- small: {first} - {second} -->\n<!-- end -->")
+    page = evidence.up_to_date(f"<!-- small: {first} - {second} -->\n<!-- end -->", 0.05)
     ours, base = scores[first]["jcl"], scores[second]["jcl"]
     values = [ours[seed] - base[seed] for seed in ours if seed in base]
     assert values and f"{fmean(values):+.1f}" in page and f"| {first} - {second} |" in page
     with pytest.raises(UserError, match=r"small.json has no mask AP"):
-        evidence.up_to_date(f"<!-- small: {first} - mask AP -->\n<!-- end -->")
+        evidence.up_to_date(f"<!-- small: {first} - mask AP -->\n<!-- end -->", 0.05)
 
 
 def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded: Path):
@@ -84,27 +86,28 @@ def test_the_picture_shows_every_score_and_branch_and_is_the_same_again(recorded
 
 def test_a_marker_without_its_scores_is_one_line(recorded: Path):
     with pytest.raises(UserError, match=r"small.json has no mask AP; it has .*kNN top-1"):
-        evidence.up_to_date("<!-- small: mask AP -->\n<!-- end -->")
+        evidence.up_to_date("<!-- small: mask AP -->\n<!-- end -->", 0.05)
     with pytest.raises(UserError, match=r"small.json has no mocov9; it has jcl, "):
-        evidence.up_to_date("<!-- small: jcl - mocov9 -->\n<!-- end -->")
+        evidence.up_to_date("<!-- small: jcl - mocov9 -->\n<!-- end -->", 0.05)
     with pytest.raises(UserError, match=r"other.json"):
-        evidence.up_to_date("<!-- other: mask AP -->\n<!-- end -->")
+        evidence.up_to_date("<!-- other: mask AP -->\n<!-- end -->", 0.05)
     with pytest.raises(UserError, match="has no scores over seeds"):
         evidence.main([str(recorded)])
 
 
 @pytest.mark.docs
-def test_the_page_is_up_to_date():
-    """`make docs` writes its tables."""
-    page = PAGE.read_text(encoding="utf-8")
-    assert evidence.up_to_date(page) == page
+def test_the_pages_are_up_to_date():
+    """`make docs` writes their tables."""
+    limit = evidence.largest_p(PAGES.values())
+    assert {path: evidence.up_to_date(page, limit) for path, page in PAGES.items()} == PAGES
 
 
 @pytest.mark.docs
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_every_recorded_study_has_its_picture_pipeline_and_place_on_the_page(path: Path):
-    page = PAGE.read_text(encoding="utf-8")
-    assert f"<!-- {path.stem}: " in page and f"(evidence/{path.stem}.svg)" in page
+    page = PAGES[path.with_suffix(".md")]
+    assert f"<!-- {path.stem}: " in page and f"({path.stem}.svg)" in page
+    assert f"(evidence/{path.stem}.md)" in (evidence.ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
     assert path.with_suffix(".svg").is_file()
     assert any(path.stem in file.read_text() for file in (evidence.ROOT / "configs/evidence").glob("*.yaml"))
     commits = json.loads(path.read_text())["made_with"]["git"]

@@ -18,6 +18,7 @@ from .interrupt import Stopped
 from .lock import claim
 from .run_folder import FAILED, atomic_write, begin, remove
 
+_NO_ROOM = "the data loader's workers found no room for a batch"
 _SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
 _WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (\w[\w ]*)|exited)")
 
@@ -80,7 +81,7 @@ def explained(name: str) -> Iterator[None]:
         killed = _WORKER_ENDED.search(str(error))
         if killed or "unable to allocate shared memory" in str(error):
             how = killed and (killed[1] or "it exited")
-            what = f"a worker process of the data loader died unexpectedly ({how})" if how else "no room for a batch"
+            what = f"a worker process of the data loader died unexpectedly ({how})" if how else _NO_ROOM
             is_shared = not how or how == "Bus error"
             remedy = _SHARED_MEMORY if is_shared else "if memory ran out, lower DATALOADER.NUM_WORKERS"
             raise UserError(f"{what}; {remedy}, and run again to resume") from error

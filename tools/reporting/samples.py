@@ -26,8 +26,8 @@ def shares(runs: Sequence[Detection]) -> Iterable[Table]:
     """Yields one table per detector, test set and protocol that was trained on at least two shares."""
     groups: dict[str, list[tuple[float, str, Detection]]] = {}
     for run in runs:
-        train, *more = run.protocol["DATASETS.TRAIN"]
-        if (match := _SUBSET.search(train)) and not more and not run.evaluated_only:
+        train = run.protocol["DATASETS.TRAIN"]  # may be empty in an evaluation
+        if len(train) == 1 and (match := _SUBSET.search(train[0])) and not run.evaluated_only:
             by_share = ("DATASETS.TRAIN", *_SCHEDULE)
             protocol = sorted((key, value) for key, value in run.protocol.items() if key not in by_share)
             member = (float(match[1]), match[2], run)

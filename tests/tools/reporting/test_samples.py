@@ -48,6 +48,7 @@ def test_other_configs_and_schedules_are_not_averaged(runs: Path) -> None:
     trained(runs / "other_1", "1", 0, 30.0, start=other)
     trained(runs / "other_10", "10", 0, 31.0, start=other)
     trained(runs / "longer", "1", 0, 90.0, "SOLVER.MAX_ITER", "90000")
+    write(runs / "evaluated", detector("DATASETS.TRAIN", "()", iteration=None))  # needs no training set
     part = render([runs]).partition(TABLE)[2]
     assert "jcl, imagenet, 200 (config 2)" in part
     assert " 30.0 |" in part and "9.5 ± 6.4 [n 2]" in part and "1%, 90000 iterations" in part

@@ -43,6 +43,10 @@ def register(name: str, *, keypoints: bool = False) -> None:
 def build_mapper(cfg: CfgNode, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What maps a record to the model's input: Detectron2's, or the user's that INPUT.MAPPER names."""
     mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if "MAPPER" in cfg.INPUT else DatasetMapper
+    if not (is_train or cfg.DATASETS.TRAIN):  # where Detectron2's would look for the keypoints' names, to flip images
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.MODEL.KEYPOINT_ON = False
     return mapper(cfg, is_train)
 
 

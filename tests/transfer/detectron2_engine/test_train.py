@@ -55,6 +55,7 @@ def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
     assert len(list((out / "visualizations").glob("*.jpg"))) == 2
     assert isinstance(json.loads((out / results["predictions"][name]).read_text()), list)
     assert {"config.yaml", "environment.txt", "log.txt", "model_final.pth"} <= {p.name for p in out.iterdir()}
+    assert go(tmp_path, name, "--eval-only", "--resume", **KEYPOINT)["metrics"] == results["metrics"]
 
 
 def test_starts_from_the_weights_and_evaluates_what_it_trained(tmp_path: Path, weights: Path) -> None:

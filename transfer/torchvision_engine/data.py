@@ -127,10 +127,12 @@ def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
         return (has_objects or not drops_empty) and (not least or _visible(record) >= least)
 
     loaded = [load_coco(name, is_used) for name in cfg.DATASETS.TRAIN]
-    records = Records(itertools.chain.from_iterable(records for records, *_ in loaded))
+    records, _, flip = loaded[0]
+    if len(loaded) > 1:
+        records = Records(itertools.chain.from_iterable(found for found, *_ in loaded))
     if not records:
         raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
-    return records, loaded[0][2]
+    return records, flip
 
 
 def _visible(record: dict[str, Any]) -> int:

@@ -198,7 +198,8 @@ def _ground_truth(content: Mapping[str, Any]) -> Any:
 
 def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
     coco: Any = COCO()
-    coco.dataset = {"images": content["images"], "categories": content["categories"], "annotations": records}
+    parts = {"images": content["images"], "categories": content["categories"], "annotations": records}
+    coco.dataset = {"info": {}, **parts}  # which loadRes of pycocotools 2.0.9 and 2.0.10 reads
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco

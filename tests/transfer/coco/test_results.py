@@ -56,6 +56,10 @@ def test_no_predictions_are_zeros_not_missing_rows(people: dict[str, Any]) -> No
     assert metrics["bbox"]["APl"] is None
 
 
+def test_every_pycocotools_loads_predictions(things: dict[str, Any]) -> None:
+    assert "info" in results._ground_truth(things).dataset  # loadRes of 2.0.9 and 2.0.10 raises KeyError without it
+
+
 def test_a_shifted_box_counts_where_its_iou_suffices(things: dict[str, Any]) -> None:
     found = perfect(things)
     for record in found:

@@ -76,15 +76,15 @@ def explained(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
         text = first_line(error)
-        killed = _WORKER_ENDED.search(str(error))
-        if killed or "unable to allocate shared memory" in str(error):
-            how = killed and (killed[1] or "it exited")
+        ended = _WORKER_ENDED.search(str(error))
+        how = (ended[1] if ended else None) or ("it exited" if ended or isinstance(error, ConnectionResetError) else "")
+        if how or "unable to allocate shared memory" in str(error):
             what = f"a worker process of the data loader died unexpectedly ({how})" if how else _NO_ROOM
-            is_shared = not how or how == "Bus error"
-            remedy = _SHARED_MEMORY if is_shared else "if memory ran out, lower DATALOADER.NUM_WORKERS"
-            raise UserError(f"{what}; {remedy}, and run again to resume") from error
+            remedies = ["if memory ran out, lower DATALOADER.NUM_WORKERS"] if how not in ("", "Bus error") else []
+            remedies += [_SHARED_MEMORY] if how in ("", "Bus error", "it exited") else []
+            raise UserError(f"{what}; {' or '.join(remedies)}, and run again to resume") from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
             section = "LINEAR" if name == "linear" else "SOLVER"
             batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"

@@ -106,4 +106,4 @@ class Commands:
     def close(self) -> None:
         if self._server.stdin:
             self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)

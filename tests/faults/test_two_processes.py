@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.faults.commands import Commands, Fault
-from tests.faults.stages import STAGES, content, is_running, left_in_shared_memory, left_over, newest
+from tests.faults.stages import STAGES, content, left_in_shared_memory, left_over, newest
 from tests.pretrain.runs import overrides
 
 _JOB = ["--cluster", "local", "--gpus", "0", "--tasks", "2"]
@@ -113,7 +113,6 @@ def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Co
     assert line.startswith(f"error: {said}"), ended.text
     records = [json.loads(path.read_text()) for path in (tmp_path / "run/launch/ranks").glob("*.json")]
     assert {record["rank"] for record in records if record["reason"].startswith(said)} == {0, 1}, records
-    assert not [pid for record in records if is_running(pid := record["pid"])]
 
 
 def goes_on(

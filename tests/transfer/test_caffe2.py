@@ -59,7 +59,7 @@ def expected(folded: bool) -> dict[str, Tensor]:
 
 def in_torchvision(weights: Weights) -> list[Tensor]:
     """res2-res5 of the torchvision engine's backbone, in evaluation."""
-    model = BottomUp("resnet50", nn.BatchNorm2d, groups=1, width_per_group=64, stride_in_1x1=True, freeze_at=0)
+    model = BottomUp("resnet50", nn.BatchNorm2d, stride_in_1x1=True, freeze_at=0)
     holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": model})})
     load_weights(holder.state_dict, weights, log=lambda _: None)
     with torch.no_grad():

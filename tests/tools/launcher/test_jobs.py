@@ -154,10 +154,10 @@ def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
 def test_a_damaged_launch_json_is_one_line(tmp_path: Path, command: str, text: str):
     file = started(tmp_path / "run", LOCAL) / "launch" / "launch.json"
     file.write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match=rf"{file} .*damaged") as raised:
+    with pytest.raises(UserError, match=rf"{file} ") as raised:
         launch.main([command, str(tmp_path / "run")])
     assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=r"launch\.json"):
         refuse_if_running(tmp_path / "run")
 
 

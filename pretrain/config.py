@@ -240,6 +240,8 @@ def validate(cfg: CfgNode) -> None:
         for value in get(cfg, key) if isinstance(default, list) else [get(cfg, key)]:
             if limits:
                 limits.check(key, value)
+    if any(type(width) is not int for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
+        raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; widths are whole numbers")
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")

@@ -63,6 +63,7 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the refusa
     ("SOLVER.IMS_PER_BATCH", "0", "at least 1"),
     ("SOLVER.WEIGHT_DECAY_BIAS", "-1.0", "at least 0"),
     ("SOLVER.MOMENTUM", "1.5", "at most 1"),
+    ("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "-1.0", "at least 0"),  # would turn gradients around
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),

@@ -131,7 +131,8 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     job = read_launch(files[0])["jobs"][-1]
     if not 0 <= rank < job["tasks"]:
         raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
-    paths = log_paths(job, rank)
+    moved = files[0].parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
+    paths = log_paths({**job, "logs": str(moved)} if moved.is_dir() else job, rank)
     if not follow and not any(path.exists() for path in paths):
         raise UserError(
             f"job {job['id']} has written nothing yet ({job_states([job])[0].lower()}); add --follow to wait for it"

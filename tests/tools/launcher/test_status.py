@@ -126,5 +126,5 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     _, row, note = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
     assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
-    launch.main(["logs", str(folder)])
+    launch.main(["logs", str(folder.rename(tmp_path / "moved"))])
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")

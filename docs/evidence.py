@@ -30,6 +30,7 @@ from tools.reporting.groups import (
     difference,
     digits_of,
     figure,
+    lines,
     read_study,
     table,
 )
@@ -37,6 +38,7 @@ from tools.reporting.groups import (
 ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = ROOT / "docs" / "evidence"
 _MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CURVES = {"whole_labels": "training scenes", "whole_length": "iterations of fine-tuning"}
 _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
 
 
@@ -149,11 +151,22 @@ def load(name: str) -> Study:
 
 
 def draw(study: Study, path: Path) -> None:
-    """Writes the scores as a picture."""
+    """Writes the scores as a picture: curves of box AP where detectors are named after numbers, as in whole_40."""
     import matplotlib
 
+    numbered = {score: re.fullmatch(r"([a-z]+)_(\d+) box AP", score) for score in study.scores}
+    curves: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for score, match in sorted(numbered.items(), key=lambda item: int(item[1][2]) if item[1] else 0):
+        for branch, seeds in study.scores[score].items() if match else ():
+            curves.setdefault(branch, {})[int(match[2])] = {seed: [value] for seed, value in seeds.items()}
+    numbers = next(iter(curves.values()), {})
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        figure(study).savefig(path, metadata={"Date": None})
+        drawn = lines(_CURVES.get(study.name, ""), "box AP", curves) if len(numbers) > 2 else figure(study)
+        if len(numbers) > 2:
+            drawn.axes[0].set_xscale("log")
+            drawn.axes[0].set_xticks(list(numbers), [str(number) for number in numbers], minor=False)
+            drawn.axes[0].minorticks_off()
+        drawn.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ BASELINE: random                           # optional: the branch that others ar
 BRANCHES:                                  # what is compared, by name
   random: {WEIGHTS: random}                # no pretraining
   supervised: {WEIGHTS: weights/r50.pth}   # made elsewhere
+  coco: {DETECTOR: weights/zoo.pkl}        # fine-tuned further, with the heads that fit
   jcl: {PRETRAIN: configs/pretrain/jcl_R50_IN1k_200ep.yaml, OVERRIDES: [SEED, 1]}  # may have its LINEAR, TRANSFER
 OVERRIDES: []                              # for every pretraining and probe
 KNN: [knn.yaml]                            # config files; own: the pretraining's own config
@@ -49,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "", "PRETRAIN": "", "GRID": {},
     "POINTS": [],
 }  # fmt: skip
-_BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "OVERRIDES": [], "LINEAR": [], "TRANSFER": {}}
+_BRANCH = {"PRETRAIN": "", "WEIGHTS": "", "DETECTOR": "", "OVERRIDES": [], "LINEAR": [], "TRANSFER": {}}
 _DETECTOR = {"CONFIG": "", "OVERRIDES": [], "ENGINE": ""}
 
 
@@ -144,12 +145,12 @@ def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
         # A branch without a pretraining is probed by data and architecture of the first one of its seed.
         base = trained.get(name) or next((trained[n] for n, of, _ in branches if of == seed and n in trained), None)
         own = {**plans[seed], **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
-        weights, ready = branch["WEIGHTS"], first
+        weights, ready = branch["WEIGHTS"] or branch["DETECTOR"], first
         if name in trained:
             nodes.append(Node(f"{name}/pretrain", trained[name], first))
             weights, ready = trained[name].folder, (nodes[-1].key,)
         nodes += _probes(name, weights, branch["OVERRIDES"], own, folder, ready, base.config if base else "")
-        nodes += _detectors(name, weights, branch["SEED"], own, folder, ready, first, path)
+        nodes += _detectors(name, weights, branch, own, folder, ready, first, path)
     return tuple(nodes)
 
 
@@ -225,22 +226,22 @@ def _probes(
 
 
 def _detectors(
-    name: str, weights: str, seed: list[str], plan: dict[str, Any], folder: Path, ready: tuple[str, ...],
+    name: str, weights: str, branch: dict[str, Any], plan: dict[str, Any], folder: Path, ready: tuple[str, ...],
     first: tuple[str, ...], path: str,
 ) -> list[Node]:  # fmt: skip
-    """Conversion and fine-tuning; random weights are not converted."""
+    """Conversion and fine-tuning; random weights and detectors are not converted."""
     nodes: list[Node] = []
-    backbone = "" if weights == "random" else str(folder / name / "backbone.pth")
-    if plan["TRANSFER"] and backbone:
-        spec = stages.convert(weights, backbone, folder=str(folder / name / "convert"))
+    start = branch["DETECTOR"] or ("" if weights == "random" else str(folder / name / "backbone.pth"))
+    if plan["TRANSFER"] and start and not branch["DETECTOR"]:
+        spec = stages.convert(weights, start, folder=str(folder / name / "convert"))
         nodes.append(Node(f"{name}/convert", spec, ready))
         ready = (f"{name}/convert", *first)
     for detector, given in plan["TRANSFER"].items():
         key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
         own = given if isinstance(given, dict) else {"CONFIG": str(given)}
         own = _checked(own, _DETECTOR, f"{path}: detector {detector}")
-        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(own["OVERRIDES"]), *seed]
-        words += ["MODEL.WEIGHTS", backbone, "OUTPUT_DIR", str(folder / key)]
+        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(own["OVERRIDES"]), *branch["SEED"]]
+        words += ["MODEL.WEIGHTS", start, "OUTPUT_DIR", str(folder / key)]
         spec = stages.transfer(own["CONFIG"], words, engine=own["ENGINE"] or plan["ENGINE"])
         nodes.append(Node(key, spec, ready))
     return nodes
@@ -258,8 +259,8 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
         ):
             raise UserError(f"{key} in {where} is {value!r}; it must be a {type(defaults[key]).__name__}")
     branch = {**defaults, **loaded}
-    if "WEIGHTS" in defaults and bool(branch["PRETRAIN"]) == bool(branch["WEIGHTS"]):
-        raise UserError(f"{where} needs PRETRAIN (a recipe) or WEIGHTS (a file, or random), and not both")
+    if "WEIGHTS" in defaults and sum(bool(branch[key]) for key in ("PRETRAIN", "WEIGHTS", "DETECTOR")) != 1:
+        raise UserError(f"{where} needs one of PRETRAIN (a recipe), WEIGHTS (a file, or random) and DETECTOR (a file)")
     return branch
 
 

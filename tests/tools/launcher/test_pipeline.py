@@ -43,19 +43,21 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
         "  long: mask.yaml\n  short: {CONFIG: mask.yaml, OVERRIDES: SOLVER.MAX_ITER 5, ENGINE: detectron2}\n"
         f"BRANCHES:\n  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, "
         "OVERRIDES: [DATA.TRAIN, 'folder:data/{seed}']}\n"
-        '  other: {WEIGHTS: "runs/{seed}.pth"}\n'
+        '  other: {WEIGHTS: "runs/{seed}.pth"}\n  zoo: {DETECTOR: zoo.pkl}\n'
     )
     graph = pipeline.load("p.yaml")
     nodes = {node.key: node for node in graph.nodes}
     of_branch: dict[str, tuple[str, ...]] = {"random": ("knn", "distributions", "long", "short")}
     of_branch["moco"] = ("pretrain", "knn", "distributions", "convert", "long", "short")
     of_branch["other"] = of_branch["moco"][1:]
+    of_branch["zoo"] = of_branch["random"]
     assert set(nodes) == {"data/a", "data/4", "data/7"} | {
         f"{name}_seed={seed}/{stage}" for name, names in of_branch.items() for stage in names for seed in (4, 7)
     }
     data = ("data/a", "data/4", "data/7")
     assert nodes["moco_seed=7/pretrain"].parents == nodes["random_seed=4/long"].parents == data
     assert nodes["moco_seed=7/short"].parents == ("moco_seed=7/convert", *data)
+    assert yaml.safe_load(nodes["zoo_seed=4/long"].spec.config)["MODEL"]["WEIGHTS"] == "zoo.pkl"
     assert nodes["data/7"].spec.produces == str(tmp_path / "data/7")
     for name in ("random", "moco"):  # random weights are probed by the data of their seed
         assert yaml.safe_load(nodes[f"{name}_seed=7/knn"].spec.config)["DATA"]["TRAIN"] == "folder:data/7"
@@ -69,7 +71,7 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert yaml.safe_load(long.config)["SOLVER"]["MAX_ITER"] == 9
     assert (short.args[0][2], long.args[0][2]) == ("detectron2", "torchvision")
     assert nodes["other_seed=7/knn"].spec.args[0] == str(tmp_path / "runs/7.pth")
-    folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", "other")}
+    folders = {name: {"4": f"{name}_seed=4", "7": f"{name}_seed=7"} for name in ("random", "moco", "other", "zoo")}
     assert graph.facts == {"branches": folders, "baseline": "random"}
 
 
@@ -88,7 +90,7 @@ def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     ("text", "message"),
     [
         ("BRANCHES: {}", "has no BRANCHES"),
-        ("BRANCHES: {a: {}}", "branch a needs PRETRAIN"),
+        ("BRANCHES: {a: {}}", "branch a needs one of PRETRAIN"),
         ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
         ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
         ("[1", "is not YAML"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from tools.launcher.recipes import ROOT, Recipe, recipes
 
-ROOT = Path(__file__).resolve().parents[1]
 _GROUPS = {
     "Pretraining": "configs/pretrain/*.yaml",
     "Linear probe": "configs/linear/*.yaml",
@@ -27,27 +25,16 @@ def markdown() -> str:
     """The whole page."""
     parts = [_INTRODUCTION]
     for title, pattern in _GROUPS.items():
-        rows = [_row(path) for path in sorted(ROOT.glob(pattern)) if "Not run by itself" not in _header(path)]
+        rows = [_row(recipe) for recipe in recipes(pattern)]
         lines = [f"| {' | '.join(row)} |" for row in (_HEAD, ["---"] * len(_HEAD), *rows)]
         parts.append("\n".join([f"## {title}", "", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
-def _row(path: Path) -> list[str]:
-    header = _header(path)
-    what = re.split(r"^#   (?:make|python)|^# Hardware:", header, maxsplit=1, flags=re.MULTILINE)[0]
-    text = " ".join(line.removeprefix("#").strip() for line in what.splitlines())
-    first = re.split(r"(?<=[a-z\d)\]])[.:] (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
-    fields = [re.findall(rf"^# {name}: (.+?)\.?$", header, re.MULTILINE) for name in ("Hardware", "Time", "Published")]
-    link = f"[{path.stem}](../{path.relative_to(ROOT)})"
-    return [cell.replace("|", "\\|") for cell in (link, first, *("".join(found) or "-" for found in fields))]
-
-
-def _header(path: Path) -> str:
-    """The comment lines above the first key."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    end = next(i for i, line in enumerate(lines) if not line.startswith("#"))
-    return "".join(lines[:end])
+def _row(recipe: Recipe) -> list[str]:
+    link = f"[{recipe.path.stem}](../{recipe.path.relative_to(ROOT)})"
+    cells = (link, recipe.what, *(cell or "-" for cell in recipe[2:]))
+    return [cell.replace("|", "\\|") for cell in cells]
 
 
 if __name__ == "__main__":

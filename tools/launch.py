@@ -7,6 +7,7 @@
     python tools/launch.py pipeline configs/examples/demo.yaml
     python tools/launch.py paper configs/papers/sce_table2_linear.csv --rows cifar100
     python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
+    python tools/launch.py recipes cifar
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
 KEY VALUE words override the config. A run folder that holds part of the same run is resumed.
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     sub = _command(commands, "compare", "names what two runs differ in, and the step at which their curves part")
     sub.add_argument("runs", nargs=2, metavar="RUN", help="run folders")
+    sub = _command(commands, "recipes", "lists recipes with their data, hardware and published results")
+    sub.add_argument("word", nargs="?", default="", metavar="WORD", help="only those that mention this word (all)")
     sub = _command(commands, "doctor", "checks this machine: versions, GPUs, engines, SLURM, data sets, disk")
     sub.add_argument("--output", default="runs", metavar="FOLDER", help="where runs will be written (runs)")
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")

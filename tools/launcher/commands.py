@@ -18,6 +18,7 @@ from .graph import Graph, run, show, single
 from .options import Options, from_arguments, from_record
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
+from .recipes import show as show_recipes
 from .spec import StageSpec
 from .status import print_status
 
@@ -55,6 +56,12 @@ def _recipe(args: argparse.Namespace) -> str:
     file = os.path.relpath(stages.recipe_of(args.method))
     print(f"recipe: {file}", file=sys.stderr)
     return file
+
+
+def recipes(args: argparse.Namespace) -> int:
+    """Lists recipes."""
+    show_recipes(args.word)
+    return 0
 
 
 def pipeline(args: argparse.Namespace) -> int:

@@ -159,3 +159,12 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
     assert "stages to run, 0 refused" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
+
+
+def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
+    assert launch.main(["recipes", "CIFAR100"]) == 0
+    text = capsys.readouterr().out
+    assert "configs/pretrain/sce_R18_cifar100_200ep.yaml\n    SCE on CIFAR-100" in text and "65.45 top-1" in text
+    assert "mocov2_R50" not in text
+    with pytest.raises(UserError, match="mentions 'cifar1000'"):
+        launch.main(["recipes", "cifar1000"])

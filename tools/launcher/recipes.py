@@ -1,0 +1,58 @@
+"""What the comments at the top of a config file say: what it is, its hardware, time and published result."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from pretrain.common.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Recipe(NamedTuple):
+    """A config file that can be run, and its comments; empty where they say nothing."""
+
+    path: Path
+    what: str
+    hardware: str
+    time: str
+    published: str
+
+
+def recipes(pattern: str = "configs/**/*.yaml") -> list[Recipe]:
+    """The config files of the checkout that match ``pattern``, without those that are only parts of others."""
+    headers = {path: _header(path) for path in sorted(ROOT.glob(pattern))}
+    return [_recipe(path, header) for path, header in headers.items() if "Not run by itself" not in header]
+
+
+def show(word: str) -> None:
+    """Prints the recipes that hold ``word`` in their paths or comments, in any case.
+
+    Raises:
+        UserError: none does.
+    """
+    shown = [recipe for recipe in recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
+    if not shown:
+        raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; without a word, all are listed")
+    for recipe in shown:
+        print(f"{recipe.path.relative_to(ROOT)}\n    {recipe.what}")
+        for name in ("hardware", "time", "published"):
+            if text := getattr(recipe, name):
+                print(f"    {name}: {text}")
+
+
+def _recipe(path: Path, header: str) -> Recipe:
+    what = re.split(r"^#   (?:make|python)|^# Hardware:", header, maxsplit=1, flags=re.MULTILINE)[0]
+    text = " ".join(line.removeprefix("#").strip() for line in what.splitlines())
+    first = re.split(r"(?<=[a-z\d)\]])[.:] (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
+    fields = [re.findall(rf"^# {name}: (.+?)\.?$", header, re.MULTILINE) for name in ("Hardware", "Time", "Published")]
+    return Recipe(path, first, *("".join(found) for found in fields))
+
+
+def _header(path: Path) -> str:
+    """The comment lines above the first key."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "".join(lines[:end])

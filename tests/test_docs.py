@@ -249,7 +249,7 @@ def run_apart(*words: str) -> None:
 
 def small(program: str, words: Sequence[str]) -> list[str]:
     """The same command with hardly any training, in this process."""
-    if program == "tools/make_data.py":
+    if program == "tools/make_data.py" and words[0] == "digits":
         return [*shlex.split(DIGITS), words[-1]]
     if program == "transfer/train_net.py" and "--help-keys" not in words:
         return ["--engine", "torchvision", *words, *shlex.split(FINE_TUNING)]

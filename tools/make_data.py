@@ -1,13 +1,17 @@
-"""Makes small data sets, and draws subsets of COCO annotations.
+"""Makes small data sets, converts boxes to COCO's format, and splits and draws subsets of COCO annotations.
 
 python tools/make_data.py digits datasets/digits
 python tools/make_data.py trees datasets/trees
+python tools/make_data.py voc VOC2007/Annotations datasets/own --images VOC2007/JPEGImages
+python tools/make_data.py yolo data/labels datasets/own --images data/images --names data/data.yaml
+python tools/make_data.py split datasets/own/annotations.json datasets/own_split --val 0.2
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -25,7 +29,7 @@ from pretrain.common.run_folder import cannot_write
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
-_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 1}
+_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 1, "split": 1, "voc": 1, "yolo": 1}
 _LEAST_SIZE = {"digits": 16, "people": 64}  # pixels
 
 
@@ -84,7 +88,36 @@ def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     return arguments, lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions)
 
 
-_WRITERS = {"digits": _digits, "people": _people, "trees": _trees, "subset": _subset}
+def _split(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    from tools.data.split import write_split
+    from transfer.coco.data import read
+
+    file = existing_file(args.annotations, "annotation file", "*.json")
+    arguments |= {"annotations": sha256(file)}
+    return arguments, lambda folder: write_split(folder, read(file), args.val, args.seed, args.images)
+
+
+def _boxes(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    from tools.data.boxes import read_boxes
+    from tools.data.split import print_counts
+
+    if not os.path.isdir(args.labels):
+        raise UserError(f"no folder at {args.labels}")
+    names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
+    content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
+    text = json.dumps(content)
+
+    def write(folder: Path) -> None:
+        (folder / "annotations.json").write_text(text)
+        print_counts({"annotations.json": content})
+
+    return arguments | {"content": hashlib.sha256(text.encode()).hexdigest()}, write
+
+
+_WRITERS = {
+    "digits": _digits, "people": _people, "trees": _trees, "subset": _subset, "split": _split, "voc": _boxes,
+    "yolo": _boxes,
+}  # fmt: skip
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
@@ -124,11 +157,13 @@ def _parser() -> argparse.ArgumentParser:
 
     def kind(name: str, text: str) -> argparse.ArgumentParser:
         sub = kinds.add_parser(name, help=text, allow_abbrev=False)
-        if name == "subset":
+        if name in ("subset", "split"):
             sub.add_argument("annotations", help="file in COCO's format")
+        if name in ("voc", "yolo"):
+            sub.add_argument("labels", help="folder of the files with boxes, at any depth")
         sub.add_argument("output", help="folder to make")
-        if name != "trees":
-            sub.add_argument("--seed", type=int, default=0)
+        if name not in ("trees", "voc", "yolo"):
+            sub.add_argument("--seed", type=int, default=0, help="of all that is drawn at random (0)")
         return sub
 
     digits = kind("digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
@@ -157,6 +192,16 @@ def _parser() -> argparse.ArgumentParser:
         "--list", default="", metavar="FILE",
         help="a published list instead of the draws, such as Unbiased Teacher's COCO_supervision.txt",
     )  # fmt: skip
+    split = kind("split", "train.json and val.json of a COCO annotation file, by image, with the classes in proportion")
+    split.add_argument("--val", type=float, default=0.2, metavar="N", help="share of the images, or their number (0.2)")
+    split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they are there")
+    for name, text in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files, of boxes or outlines")):
+        boxes = kind(name, f"annotations.json in COCO's format from {text}; images stay where they are")
+        boxes.add_argument(
+            "--images", default="", metavar="DIR",
+            help="folder of the images, whose names and subfolders are those of the files with boxes (the same folder)",
+        )  # fmt: skip
+    boxes.add_argument("--names", required=True, metavar="FILE", help="data.yaml with names, or one name per line")
     return parser
 
 

@@ -13,7 +13,7 @@ from ..common.errors import UserError
 from ..common.image_io import Files
 from .image_data import ImageData, MissingSplit
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 _SPLIT_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # in any case
 _THREADS = 16  # that list class folders: a file server takes milliseconds to answer, whatever it is asked
 
@@ -84,7 +84,7 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
             f"{name}: images are directly in {folder}; expected one folder per class, {folder}/n########/*.JPEG"
         )
     if images:
-        return ImageData(Files(folder, _images_below(folder)), None, [])
+        return ImageData(Files(folder, images_below(folder)), None, [])
     classes = class_folders if classes is None else classes
     if (missing := sorted(set(classes) - set(class_folders))) and not may_be_flat:
         raise UserError(
@@ -95,14 +95,14 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
 
     def images_of(label: int) -> Files:
-        return Files(folder, (f"{classes[label]}/{image}" for image in _images_below(folder / classes[label])))
+        return Files(folder, (f"{classes[label]}/{image}" for image in images_below(folder / classes[label])))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         of_classes = list(pool.map(images_of, labels))
     files = Files.together(folder, of_classes)
     if not len(files):
         raise UserError(
-            f"{name}: no images in {folder}; expected files ending in {' '.join(_SUFFIXES)}, flat or in one folder per "
+            f"{name}: no images in {folder}; expected files ending in {' '.join(SUFFIXES)}, flat or in one folder per "
             "class"
         )
     return ImageData(files, np.repeat(np.array(labels, np.int64), [len(files) for files in of_classes]), list(classes))
@@ -116,7 +116,7 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
             for entry in entries:
                 if entry.name[0] == ".":
                     continue
-                if entry.name.lower().endswith(_SUFFIXES):  # by name alone: a file server takes long for a million
+                if entry.name.lower().endswith(SUFFIXES):  # by name alone: a file server takes long for a million
                     images.append(entry.name)
                 elif entry.is_dir():
                     folders.append(entry.name)
@@ -129,11 +129,11 @@ def _entries(folder: Path) -> tuple[list[str], list[str]]:
     return sorted(folders), sorted(images)
 
 
-def _images_below(folder: Path) -> Iterator[str]:
+def images_below(folder: Path) -> Iterator[str]:
     """Names relative to ``folder``, sorted, with the images of a folder in that folder's place."""
     folders, images = _entries(folder)
     for name in sorted([*folders, *images]):
-        if name.lower().endswith(_SUFFIXES):
+        if name.lower().endswith(SUFFIXES):
             yield name
         else:
-            yield from (f"{name}/{below}" for below in _images_below(folder / name))
+            yield from (f"{name}/{below}" for below in images_below(folder / name))

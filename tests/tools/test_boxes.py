@@ -1,0 +1,109 @@
+"""VOC's and YOLO's boxes in COCO's format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.errors import refused
+from tools import make_data
+
+OBJECT = "<object><name>{}</name><difficult>{}</difficult><bndbox>{}</bndbox></object>"
+BOX = "<xmin>3</xmin><ymin>5</ymin><xmax>12</xmax><ymax>24</ymax>"  # pixels 2 to 11, and 4 to 23, from 0
+SIZE = "<size><width>{}</width><height>{}</height></size>"
+
+
+def photo(path: Path, turned: bool = False) -> None:
+    """40 pixels wide and 30 high, as it is shown."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6 if turned else 1
+    Image.new("RGB", (30, 40) if turned else (40, 30)).save(path, exif=exif)
+
+
+def made(folder: Path, *words: str) -> dict:
+    make_data.main([*words[:2], str(folder / "out"), *words[2:]])
+    return json.loads((folder / "out" / "annotations.json").read_text())
+
+
+def voc(folder: Path, name: str, *objects: str, size: str = "") -> None:
+    path = folder / "Annotations" / f"{name}.xml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"<annotation><filename>other.jpg</filename>{size}{''.join(objects)}</annotation>")
+
+
+def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.jpg", "b.jpg", "not_annotated.jpg"):
+        photo(tmp_path / "images" / name, turned=name == "b.jpg")
+    voc(tmp_path, "a", OBJECT.format("dog", 0, BOX), OBJECT.format(" cat ", 1, BOX), size=SIZE.format(40, 30))
+    voc(tmp_path, "b", size=SIZE.format(0, 0))
+    words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path / "images")]
+    content = made(tmp_path, *words)
+    size = {"width": 40, "height": 30}
+    assert content["images"] == [{"id": 1, "file_name": "a.jpg", **size}, {"id": 2, "file_name": "b.jpg", **size}]
+    assert content["categories"] == [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    box = {"image_id": 1, "bbox": [2, 4, 10, 20], "area": 200}
+    assert content["annotations"] == [
+        {"id": 1, "category_id": 2, "iscrowd": 0, **box}, {"id": 2, "category_id": 1, "iscrowd": 1, **box}
+    ]  # fmt: skip
+    assert ["all", "boxes", "2"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
+    refused(lambda: made(tmp_path, *words), "holds data made with")  # of the file before it was edited
+
+
+def test_yolo(tmp_path: Path) -> None:
+    for name in ("train/a.jpg", "train/empty.png", "b.jpg"):
+        photo(tmp_path / "images" / name, turned=name == "b.jpg")
+    (tmp_path / "labels" / "train").mkdir(parents=True)
+    (tmp_path / "labels" / "train" / "a.txt").write_text("2 0.5 0.5 0.25 0.2\n\n0 0.1 0.1 0.6 0.1 0.6 0.9\n")
+    (tmp_path / "labels" / "b.txt").write_text("0 0.5 0.5 1 1\n")
+    (tmp_path / "labels" / "classes.txt").write_text("cat\nunused\ndog\n")
+    (tmp_path / "data.yaml").write_text("names: {0: cat, 1: unused, 2: dog}\n")
+    words = ["yolo", str(tmp_path / "labels"), "--images", str(tmp_path / "images"), "--names"]
+    content = made(tmp_path, *words, str(tmp_path / "labels" / "classes.txt"))
+    assert [image["file_name"] for image in content["images"]] == ["b.jpg", "train/a.jpg", "train/empty.png"]
+    assert [category["name"] for category in content["categories"]] == ["cat", "unused", "dog"]
+    whole, box, outline = content["annotations"]
+    assert (whole["image_id"], whole["bbox"], whole["category_id"]) == (1, [0, 0, 40, 30], 1)
+    assert (box["image_id"], box["category_id"]) == (2, 3) and box["bbox"] == pytest.approx([15, 12, 10, 6])
+    assert outline["bbox"] == pytest.approx([4, 3, 20, 24])
+    assert outline["segmentation"] == [pytest.approx([4, 3, 24, 3, 24, 27])]
+    (tmp_path / "labels" / "classes.txt").unlink()
+    assert content == made(tmp_path / "again", *words, str(tmp_path / "data.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("3 0.5 0.5 0.1 0.1", "a class below 1"),
+        ("0 20 15 4 4", "a.txt, line 1: '0 20 15 4 4'"),
+        ("0 0.5 0.5 0.1", "a.txt, line 1"),
+        ("0 0.5 0.5 0.1 0.1 0.9", "a.txt, line 1"),  # with a score
+    ],
+)
+def test_a_line_that_is_not_yolos_is_named(tmp_path: Path, line: str, named: str) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "a.txt").write_text(line)
+    (tmp_path / "names.txt").write_text("cat")
+    (tmp_path / "data.yaml").write_text("names: {1: cat}")
+    words = ["yolo", str(tmp_path), "--names"]
+    refused(lambda: made(tmp_path, *words, str(tmp_path / "names.txt")), named)
+    refused(lambda: made(tmp_path, *words, str(tmp_path / "data.yaml")), "data.yaml has no list of names")
+
+
+def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:
+    words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path)]
+    refused(lambda: made(tmp_path, *words), "no folder at", "Annotations")
+    voc(tmp_path, "a", OBJECT.format("dog", 0, BOX), size=SIZE.format(30, 40))
+    refused(lambda: made(tmp_path, *words), "no image in", "a.xml")
+    photo(tmp_path / "a.jpg")
+    refused(lambda: made(tmp_path, *words), "a.xml", "its width is not that of its image, 40")
+    voc(tmp_path, "a", OBJECT.format("dog", 0, BOX.replace("12", "")))
+    refused(lambda: made(tmp_path, *words), "a.xml cannot be read")
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    refused(lambda: made(tmp_path, *words), "a.jpg cannot be read")
+    photo(tmp_path / "a.png")
+    refused(lambda: made(tmp_path, *words), "a.jpg and a.png")

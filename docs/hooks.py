@@ -22,7 +22,7 @@ from mkdocs.structure.pages import Page
 
 from pretrain import config as pretraining
 from pretrain.common.config_overrides import Key
-from tools import benchmark, convert_to_d2, export, launch, make_data, report, show_views
+from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
 from transfer import config_keys as fine_tuning
 from transfer import train_net
 
@@ -99,7 +99,7 @@ def _commands() -> str:
         shared = resources or shared
         parts.append(f"### launch.py {name}\n\n{_block(text)}")
     parts.append(f"### Resources, of every command that starts jobs\n\n{_block(shared)}")
-    for module in (convert_to_d2, train_net, export, report, show_views):
+    for module in (convert_to_d2, train_net, predict, export, report, show_views):
         parts.append(f"## {_path(module)}\n\n{_block(_help(module))}")
     for module in (make_data, benchmark):
         parts.append(f"## {_path(module)}")

@@ -48,6 +48,7 @@ MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
     ("tools/export.py", "nowhere", "out", "--format", "timm"): "no run folder or checkpoint at nowhere",
     ("tools/benchmark.py", "views", "--views", "0"): "--views is 0",
+    ("tools/predict.py", "nowhere", "--run", "box", "--output", "x"): "no image or folder at nowhere",
     ("tools/show_views.py", "--recipe", "moco_v3", "--data", "x"): "moco_v",
     ("tools/make_data.py", "digits", "x", "--size", "1"): "--size is 1",
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:nowhere"): "nowhere",

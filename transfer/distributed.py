@@ -53,11 +53,12 @@ def until_stopped(batches: Iterable[T]) -> Iterator[T]:
 
 
 def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
-    """``batches``; logs every 10 s how many of ``total`` have been used, and how long the others will take."""
+    """``batches``; logs every 10 s how many of ``total`` are done, how fast, and how long the others will take."""
     start = shown = time.perf_counter()
     for done, batch in enumerate(batches):
         now = time.perf_counter()
         if done and now - shown > 10:
             shown = now
-            log(f"{what}: {done} / {total} batches, {(total - done) * (now - start) / done:.0f} s left")
+            rate = done / (now - start)
+            log(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
         yield batch

@@ -50,6 +50,8 @@ class Engine(Protocol):
         storage: takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
         evaluate: (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others;
             draws predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
+        test_images: (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
+        results: (model, batch, category ids by label) -> the detections in COCO's result format.
     """
 
     NAME: str
@@ -62,6 +64,8 @@ class Engine(Protocol):
     training_data: Callable[[CfgNode], tuple[Callable[..., Any], int]]
     storage: Callable[[int], AbstractContextManager[Any]]
     evaluate: Callable[..., dict[str, Metrics]]
+    test_images: Callable[[CfgNode, list[dict[str, Any]]], Any]
+    results: Callable[[Any, list[dict[str, Any]], list[int]], list[dict[str, Any]]]
 
 
 def run(
@@ -99,20 +103,10 @@ def run(
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
-    if cfg.FLOAT32_PRECISION:
-        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
-        torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
-    cfg = engine.prepare(cfg, log.info)
-
-    torch.manual_seed(cfg.SEED)
-    model = engine.build_model(cfg, device)
     if found:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
-    else:
-        assert weights
-        check_config(weights, cfg, log.info)
-    load_weights(model.state_dict, weights, require_heads=eval_only or start > 0, log=log.info)
-    weights.state.clear()  # the model has them now
+    assert weights
+    cfg, model = build(engine, cfg, device, weights, log.info, check=not found, require_heads=eval_only or start > 0)
     check_same_start(start, model.state_dict())
     if eval_only:
         return engine.evaluate(cfg, model, visualize, final=True)
@@ -127,6 +121,29 @@ def run(
         except Stopped as stop:
             stop.remedy = "a checkpoint is written; run the same command with --resume"
             raise
+
+
+def build(
+    engine: Engine, cfg: CfgNode, device: torch.device, weights: Weights, log: Callable[[str], None], *,
+    check: bool = True, require_heads: bool = True,
+) -> tuple[CfgNode, Any]:  # fmt: skip
+    """The engine's own config, and the model with ``weights``, which are cleared.
+
+    Args:
+        check: compare ``cfg`` with what the weights were trained with.
+        require_heads: the weights are a detector's, not only a backbone's.
+    """
+    if cfg.FLOAT32_PRECISION:
+        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+        torch.backends.cudnn.allow_tf32 = cfg.FLOAT32_PRECISION != "highest"  # Detectron2 couples the two
+    cfg = engine.prepare(cfg, log)
+    torch.manual_seed(cfg.SEED)
+    model = engine.build_model(cfg, device)
+    if check:
+        check_config(weights, cfg, log)
+    load_weights(model.state_dict, weights, require_heads=require_heads, log=log)
+    weights.state.clear()  # the model has them now
+    return cfg, model
 
 
 def _seed(given: int, earlier: int | None, log: Callable[[str], None]) -> int:

@@ -122,7 +122,7 @@ def open_upright(path: str) -> Image.Image:
         CorruptImage: missing, damaged, not an image, or larger than MAX_PIXELS.
         UserError: the disk failed.
     """
-    remedy = "restore it or remove it from the annotations"
+    remedy = "restore the file or leave it out"
     try:
         return upright(_open(read_file(path), path))
     except CorruptImage as error:

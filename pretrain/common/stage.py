@@ -91,6 +91,8 @@ def explained(name: str) -> Iterator[None]:
             less = "lower PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else f"lower {batch}"
             if section == "SOLVER" and name in ("pretrain", "transfer"):
                 less = "raise SOLVER.ACCUMULATE"
+            elif name == "prediction":
+                less = "lower --batch"
             raise UserError(
                 f"memory ran out: {text}; {less}, lower DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
             ) from error

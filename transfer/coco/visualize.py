@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
 from torchvision.transforms.v2 import functional as F
@@ -22,6 +23,7 @@ from pretrain.common.run_folder import atomic_write
 
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _CELL = 360  # sides of a panel of `compare`
+_FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
 _TITLE = 28  # height of the strip above a panel
 SCORE_THRESHOLD = 0.5
 
@@ -39,7 +41,7 @@ def draw(
     Args:
         content: of the annotation file.
         predictions: in COCO's result format; those that score below SCORE_THRESHOLD are skipped, except the best one.
-        output_dir: gets `<image id>.jpg`.
+        output_dir: gets a picture per image; see `picture_file`.
 
     Raises:
         UserError: an image that cannot be read.
@@ -52,7 +54,27 @@ def draw(
         photo = _photo(image_dir, image)
         columns = {"predictions": _strong(predictions_on[image["id"]]), "ground truth": truth_of[image["id"]]}
         row = _row(photo, max(1.0, _MIN_HEIGHT / photo.height), columns, categories)
-        atomic_write(Path(output_dir, f"{str(image['id']).replace('/', '_')}.jpg"), _encoded(row, "JPEG"))
+        _write(picture_file(output_dir, image["file_name"]), row)
+
+
+def draw_predictions(
+    image: str | Path, predictions: Sequence[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]],
+    threshold: float, output: Path,
+) -> None:  # fmt: skip
+    """Draws those predictions on an image that score at least ``threshold``.
+
+    Raises:
+        UserError: an image that cannot be read, or an output that cannot be written.
+    """
+    photo = _photo("", {"file_name": image})
+    shown = [prediction for prediction in predictions if prediction["score"] >= threshold]
+    _write(output, _drawn(photo, max(1.0, _MIN_HEIGHT / photo.height), shown, {c["id"]: c for c in categories}))
+
+
+def picture_file(folder: str | Path, name: str) -> Path:
+    """Where the picture of an image lies: under the image's own name and subfolders; as JPEG if it is not PNG."""
+    path = Path(folder, *(part for part in Path(name).parts if part not in ("/", "..")))
+    return path if path.suffix.lower() in (".jpg", ".jpeg", ".png") else path.with_name(f"{path.name}.jpg")
 
 
 def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -86,7 +108,7 @@ def compare(
         columns = {"ground truth": truth_of[image["id"]]}
         columns |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
         rows.append(_row(photo, _CELL / max(photo.size), columns, categories, _CELL))
-    atomic_write(output, _encoded(torch.cat(rows, dim=1), "PNG"))
+    _write(Path(output), torch.cat(rows, dim=1))
 
 
 def _photo(folder: str | Path, image: Mapping[str, Any]) -> Image.Image:
@@ -99,10 +121,10 @@ def _strong(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [record for i, record in enumerate(ranked) if i == 0 or record["score"] >= SCORE_THRESHOLD]
 
 
-def _encoded(picture: torch.Tensor, kind: str) -> bytes:
+def _write(path: Path, picture: torch.Tensor) -> None:
     file = io.BytesIO()
-    F.to_pil_image(picture).save(file, kind, quality=92)
-    return file.getvalue()
+    F.to_pil_image(picture).save(file, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=92)
+    atomic_write(path, file.getvalue())
 
 
 def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Mapping[str, Any]]]:
@@ -134,7 +156,21 @@ def _panel(
     title: str,
     cell: int,
 ) -> torch.Tensor:
-    """The image with the boxes, masks, keypoints and labels of ``items`` under a title."""
+    """The image with ``items`` drawn on it, under a title."""
+    panel = _drawn(photo, scale, items, categories)
+    panel = F.pad(panel, [0, 0, max(0, cell - panel.shape[2]), max(0, cell - panel.shape[1])], fill=255)
+    strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")
+    ImageDraw.Draw(strip).text((6, 4), f"{title} ({len(items)})", "black", ImageFont.load_default(16))
+    return F.pad(torch.cat([F.pil_to_tensor(strip), panel], dim=1), [0, 0, 4, 0], fill=255)
+
+
+def _drawn(
+    photo: Image.Image,
+    scale: float,
+    items: Sequence[Mapping[str, Any]],
+    categories: Mapping[Any, Mapping[str, Any]],
+) -> torch.Tensor:
+    """The image, resized, with the boxes, masks, keypoints and labels of ``items``: uint8 (3, H, W)."""
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
@@ -153,11 +189,12 @@ def _panel(
         boxes = torch.stack([x, y, x + w.clamp(min=0), y + h.clamp(min=0)], dim=1) * scale
         boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([*size, *size]))
         labels = [_label(item, categories) for item in items]
-        panel = draw_bounding_boxes(panel, boxes, labels, colors, width=2, fill_labels=True, label_colors="black")
-    panel = F.pad(panel, [0, 0, max(0, cell - size[0]), max(0, cell - size[1])], fill=255)
-    strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")
-    ImageDraw.Draw(strip).text((6, 4), f"{title} ({len(items)})", "black", ImageFont.load_default(16))
-    return F.pad(torch.cat([F.pil_to_tensor(strip), panel], dim=1), [0, 0, 4, 0], fill=255)
+        side = max(size)
+        panel = draw_bounding_boxes(
+            panel, boxes, labels, colors, width=max(2, side // 400), fill_labels=True, label_colors="black",
+            font=_FONT, font_size=max(11, side // 80),
+        )  # fmt: skip
+    return panel
 
 
 def _label(item: Mapping[str, Any], categories: Mapping[Any, Mapping[str, Any]]) -> str:

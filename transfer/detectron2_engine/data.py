@@ -110,9 +110,7 @@ class TestBatches:
         records: Any = get_detection_dataset_dicts(
             name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
         )
-        dataset = DatasetFromList(records, copy=False)
-        self._mapped = Mapped(dataset, partial(_map, build_mapper(cfg, False), 0))
-        self._share = list(InferenceSampler(len(dataset)))
+        self._mapped, self._share = test_images(cfg, records), list(InferenceSampler(len(records)))
 
     def __len__(self) -> int:
         return len(self._share)
@@ -120,6 +118,11 @@ class TestBatches:
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         loaded = load(self._mapped, [[(index, index)] for index in self._share], self._workers)
         return itertools.takewhile(lambda _: not stop_requested(), loaded)
+
+
+def test_images(cfg: CfgNode, records: list[dict[str, Any]]) -> Mapped:
+    """Records as the model takes them in an evaluation."""
+    return Mapped(DatasetFromList(records, copy=False), partial(_map, build_mapper(cfg, False), 0))
 
 
 def _map(

@@ -23,9 +23,10 @@ from torch import nn
 
 from ..coco.results import Metrics
 from . import evaluation, heads
-from .data import register, training_data
+from .data import register, test_images, training_data
+from .evaluation import results
 
-__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "training_data"]
+__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "results", "test_images", "training_data"]
 NAME: str = "detectron2"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")

@@ -34,13 +34,26 @@ class CocoPredictions(DatasetEvaluator):
         self._found: list[dict[str, Any]] = []
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        for image, output in zip(inputs, outputs, strict=True):
-            records = instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
-            self._found += [{**record, "category_id": self._category_ids[record["category_id"]]} for record in records]
+        self._found += _to_coco(inputs, outputs, self._category_ids)
 
     def evaluate(self) -> dict[str, Any]:
         gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]
         return {"predictions": [record for part in gathered for record in part]}
+
+
+def results(model: Any, batch: list[dict[str, Any]], category_ids: list[int]) -> list[dict[str, Any]]:
+    """The model's detections on all images of a batch in COCO's result format."""
+    return _to_coco(batch, model(batch), dict(enumerate(category_ids)))
+
+
+def _to_coco(
+    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], category_ids: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    return [
+        {**record, "category_id": category_ids[record["category_id"]]}
+        for image, output in zip(inputs, outputs, strict=True)
+        for record in instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
+    ]
 
 
 def build_evaluator(name: str) -> DatasetEvaluator | None:

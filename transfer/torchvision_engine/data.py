@@ -158,8 +158,13 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
 
 def evaluation_batches(cfg: CfgNode, records: Records, share: range) -> Iterator[list[dict[str, Any]]]:
     """The test images at the positions ``share``, one at a time; raises the UserError of a bad record."""
-    mapped = Mapped(records, partial(_map, build_mapper(cfg, False, ())))
-    return load(mapped, [[(index, index)] for index in share], cfg.DATALOADER.NUM_WORKERS, pin=_pin(cfg))
+    batches = [[(index, index)] for index in share]
+    return load(test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, pin=_pin(cfg))
+
+
+def test_images(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> Mapped:
+    """Records as the model takes them in an evaluation."""
+    return Mapped(records, partial(_map, build_mapper(cfg, False, ())))
 
 
 def _augment(mapper: Mapper, seed: int, record: dict[str, Any], position: int) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from torch import nn
 
 from ..coco.results import Metrics
 from . import evaluation, solver
-from .data import training_data
+from .data import test_images, training_data
+from .evaluation import results
 from .layers import FrozenBatchNorm
 from .model import Detector, build_model
 
-__all__ = ["FROZEN_NORM", "NAME", "build_model", "training_data"]
+__all__ = ["FROZEN_NORM", "NAME", "build_model", "results", "test_images", "training_data"]
 NAME: str = "torchvision"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm
 

@@ -28,13 +28,13 @@ _PIXELS_AT_ONCE = 2**26  # of masks that a GPU pastes: three quarters of a GiB
 
 def evaluate(cfg: CfgNode, model: Detector, pictures: int) -> dict[str, Metrics]:
     """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
-    results: dict[str, Metrics] = {}
+    metrics: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, category_ids, _ = load_coco(name)
         predictions = predict(cfg, model, records, category_ids)
         if is_main():
-            results[name] = score(cfg, name, predictions, log.info, pictures)
-    return results
+            metrics[name] = score(cfg, name, predictions, log.info, pictures)
+    return metrics
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def predict(cfg: CfgNode, model: Detector, records: Records, category_ids: list[
     for batch in reported(evaluation_batches(cfg, records, share), len(share), "evaluation", log.info):
         if stop_requested():
             break
-        found += to_coco(model(batch)[0], batch[0], category_ids)
+        found += results(model, batch, category_ids)
     model.train(was_training)
     raise_if_stopped()
     if world_size() > 1:
@@ -59,6 +59,12 @@ def predict(cfg: CfgNode, model: Detector, records: Records, category_ids: list[
         dist.gather_object(found, gathered)
         found = [p for part in gathered or () for p in part]
     return found
+
+
+def results(model: Detector, batch: list[dict[str, Any]], category_ids: list[int]) -> list[dict[str, Any]]:
+    """The model's detections on all images of a batch in COCO's result format."""
+    pairs = zip(model(batch), batch, strict=True)
+    return [result for detections, record in pairs for result in to_coco(detections, record, category_ids)]
 
 
 def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids: list[int]) -> list[dict[str, Any]]:

@@ -69,17 +69,17 @@ class Mapper:
         size = self.output_size(height, width, rng)
         flipped = self.flip and rng is not None and rng.random() < 0.5
         moved = TransformList([Resize((height, width), size), HFlipTransform(size[1]) if flipped else NoOpTransform()])
-        out = {key: record[key] for key in ("file_name", "height", "width", "image_id")}
+        out = {"file_name": record["file_name"], "height": height, "width": width, "image_id": record["image_id"]}
         out["image"] = torch.from_numpy(np.ascontiguousarray(moved.apply_image(image).transpose(2, 0, 1)))
         if rng is not None:
             out["target"] = self.target(record, moved, size, flipped)
         return out
 
     def read(self, record: dict[str, Any]) -> np.ndarray:
-        """The image, upright, (H, W, 3) uint8 in ``image_format``."""
+        """The image, upright, (H, W, 3) uint8 in ``image_format``; its size is compared with the record's, if any."""
         name = record["file_name"]
         image = np.asarray(open_upright(name).convert("RGB"))
-        if image.shape[:2] != (record["height"], record["width"]):
+        if image.shape[:2] != (record.get("height", image.shape[0]), record.get("width", image.shape[1])):
             raise UserError(
                 f"image {name} is {image.shape[1]} x {image.shape[0]}, its annotations say {record['width']} x "
                 f"{record['height']}; correct the annotation file"

@@ -24,7 +24,7 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
         data.read(tmp_path / "annotations.json"), tmp_path, predictions_of(tmp_path), tmp_path / "out", count=6
     )
     written = sorted((tmp_path / "out").iterdir())
-    assert [p.name for p in written] == [f"{i}.jpg" for i in range(1, 7)]
+    assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
     canvas = cv2.imread(str(written[0])).astype(int)  # image 1: two objects, no crowd
     half = canvas.shape[1] // 2
     left, right = canvas[40:, : half - 4], canvas[40:, half : 2 * half - 4]
@@ -42,7 +42,7 @@ def test_weak_predictions_are_skipped_except_the_best_one(tmp_path):
     weak = [best | {"score": 0.3}] + [p | {"score": 0.1} for p in rest]
     for folder, records in (("a", weak), ("b", weak[:1])):
         visualize.draw(data.read(tmp_path / "annotations.json"), tmp_path, records, tmp_path / folder, count=1)
-    assert (tmp_path / "a/1.jpg").read_bytes() == (tmp_path / "b/1.jpg").read_bytes()
+    assert (tmp_path / "a/1.png").read_bytes() == (tmp_path / "b/1.png").read_bytes()
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
@@ -82,3 +82,10 @@ def test_the_compared_images_are_the_first_with_an_object(tmp_path):
     content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
     assert [image["id"] for image in visualize.first_annotated(content, 3)] == [1, 3, 4]
     assert [image["id"] for image in visualize.first_annotated(content, 9)] == [1, 3, 4, 5]  # the last has none
+
+
+def test_a_picture_keeps_its_images_name_and_stays_in_its_folder() -> None:
+    names = {"a.jpg": "a.jpg", "b/c.PNG": "b/c.PNG", "c.tif": "c.tif.jpg", "/data/d.jpg": "data/d.jpg", "../e": "e.jpg"}
+    assert {name: str(visualize.picture_file("out", name)) for name in names} == {
+        name: f"out/{kept}" for name, kept in names.items()
+    }

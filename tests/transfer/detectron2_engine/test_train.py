@@ -52,7 +52,7 @@ def test_trains_and_evaluates_keypoints(tmp_path: Path, weights: Path) -> None:
     assert results["protocol"]["heads"] == "0conv2fc" and results["weights"]["provenance"]["source"] == "r18.pth"
     last = json.loads((out / "metrics.json").read_text().splitlines()[-1])
     assert {"bbox/AP", "keypoints/AP"} <= last.keys()
-    assert len(list((out / "visualizations").glob("*.jpg"))) == 2
+    assert len(list((out / "visualizations").glob("*.png"))) == 2
     assert isinstance(json.loads((out / results["predictions"][name]).read_text()), list)
     assert {"config.yaml", "environment.txt", "log.txt", "model_final.pth"} <= {p.name for p in out.iterdir()}
     assert go(tmp_path, name, "--eval-only", "--resume", **KEYPOINT)["metrics"] == results["metrics"]

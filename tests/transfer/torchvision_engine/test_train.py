@@ -95,7 +95,7 @@ def test_a_run_leaves_the_files_of_detectron2(finished, tmp_path):
     predictions = json.loads(next(out.glob("inference/*/coco_instances_results.json")).read_text())
     assert {p["category_id"] for p in predictions} <= {7, 14, 21}
     assert "counts" in predictions[0]["segmentation"]
-    assert len(list((out / "visualizations").glob("*.jpg"))) == 2
+    assert len(list((out / "visualizations").glob("*.png"))) == 2
     names = saved(out)["model"]
     assert "backbone.bottom_up.res2.0.conv1.norm.running_mean" in names
     assert "roi_heads.mask_head.mask_fcn1.weight" in names

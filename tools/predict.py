@@ -1,0 +1,244 @@
+"""Runs a detector on images: pictures of its predictions, and COCO's files of them.
+
+python tools/predict.py /data/new_photos --run runs/photos_faster --output predictions
+python tools/predict.py a.jpg b.jpg --config-file CONFIG.yaml --output predictions MODEL.WEIGHTS detector.pth
+
+Writes into OUTPUT:
+  pictures/         the images with boxes, masks, keypoints and class names, under the images' own names
+  predictions.json  all predictions in COCO's result format, as an evaluation keeps them, whatever the threshold
+  images.json       the images (id, file_name, size) and categories in COCO's format;
+                    COCO("images.json").loadRes("predictions.json") reads both
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+
+from fvcore.common.config import CfgNode
+
+from pretrain.common import config_overrides, extensions
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.files import check_name, existing_file
+from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, write_json
+from pretrain.data.folders import images_below
+from transfer import preflight
+from transfer.coco import catalog, data
+from transfer.config import load_config
+from transfer.config_keys import check_ranges, described_keys
+from transfer.train_net import pick_engine
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; ``argv`` without the program's name.
+
+    Raises:
+        UserError: a mistake in the arguments, or no image can be read.
+    """
+    args = _parse(argv)
+    extensions.add(args.extensions)
+    images, (engine, cfg, classes) = _listed(args.images), _configure(args)
+    output = Path(args.output)
+    if (output / "predictions.json").exists():
+        raise UserError(f"--output {output} holds earlier predictions; choose another folder, or remove it")
+    check_writable(output / "predictions.json")
+    predict(engine, cfg, images, classes, output, args.batch, None if args.no_pictures else args.threshold)
+
+
+def predict(
+    engine_name: str, cfg: CfgNode, images: dict[str, str], classes: list[dict[str, Any]], output: Path, size: int,
+    threshold: float | None,
+) -> None:  # fmt: skip
+    """Writes what a detector finds on images.
+
+    Args:
+        cfg: MODEL.WEIGHTS is the detector's file.
+        images: name -> path.
+        classes: COCO's category records, in the order of the detector's labels.
+        size: images per batch.
+        threshold: the least score in pictures; None: no pictures.
+
+    Raises:
+        UserError: the weights do not fit, or no image can be read.
+    """
+    from pretrain.common.stage import explained
+    from transfer.coco.visualize import draw_predictions, picture_file
+    from transfer.distributed import join
+    from transfer.train import build
+    from transfer.weights import read_weights
+
+    engine: Any = importlib.import_module(f"transfer.{engine_name}_engine.engine")
+    device, weights = join(cfg.MODEL.DEVICE), read_weights(cfg.MODEL.WEIGHTS)
+    names, ids = dict(enumerate(images, 1)), [category["id"] for category in classes]
+    seen: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as logs, explained("prediction"):  # logs: Detectron2's
+        cfg.OUTPUT_DIR = logs
+        cfg, model = build(engine, cfg, device, weights, print)
+        began = time.perf_counter()
+        for image, predictions in _detections(engine, cfg, model, list(images.values()), ids, size):
+            name = names[image["image_id"]]
+            seen.append(
+                {"id": image["image_id"], "file_name": name, "height": image["height"], "width": image["width"]}
+            )
+            results += predictions
+            if threshold is not None:
+                file = picture_file(output / "pictures", name)
+                draw_predictions(image["file_name"], predictions, classes, threshold, file)
+        seconds = time.perf_counter() - began
+    if not seen:
+        raise UserError(f"none of the {len(images)} images can be read; the lines above say why")
+    write_json(output / "images.json", {"images": seen, "annotations": [], "categories": classes})
+    atomic_write(output / "predictions.json", json_text(results))
+    print(
+        f"{output}: {len(results)} predictions on {len(seen)} images, {len(images) - len(seen)} skipped; "
+        f"{len(seen) / seconds:.1f} images/s on {device} with the {engine_name} engine"
+    )
+
+
+def _detections(
+    engine: Any, cfg: CfgNode, model: Any, paths: list[str], ids: list[int], size: int
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each image that can be read, as the model takes it, with its detections; names the others."""
+    import torch
+
+    from pretrain.common.workers import ShieldedDataLoader
+    from transfer.distributed import reported
+
+    records = [{"file_name": path, "image_id": number, "annotations": []} for number, path in enumerate(paths, 1)]
+    items = [(index, index) for index in range(len(records))]
+    batches = [items[first : first + size] for first in range(0, len(items), size)]
+    dataset = engine.test_images(cfg, records)
+    loader = ShieldedDataLoader(dataset, batches, cfg.DATALOADER.NUM_WORKERS, collate_fn=list)
+    model.eval()
+    for batch in reported(loader, len(batches), "prediction", print):
+        for image in batch:
+            if isinstance(image, UserError):
+                print(f"skipped: {image}", file=sys.stderr)
+        readable = [image for image in batch if not isinstance(image, UserError)]
+        with torch.no_grad():
+            predictions = engine.results(model, readable, ids) if readable else []
+        for image in readable:
+            yield image, [record for record in predictions if record["image_id"] == image["image_id"]]
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help="image files, or folders of images at any depth")
+    detector = parser.add_mutually_exclusive_group(required=True)
+    detector.add_argument(
+        "--run", default="", metavar="RUN",
+        help="run folder of train_net.py: its config, engine and model_best.pth (without TEST.BEST: model_final.pth)",
+    )  # fmt: skip
+    detector.add_argument("--config-file", metavar="FILE", help="Detectron2 YAML; MODEL.WEIGHTS names the detector")
+    parser.add_argument("--output", required=True, metavar="OUTPUT", help="folder to write into")
+    parser.add_argument(
+        "--engine", choices=("auto", "detectron2", "torchvision"), default="auto",
+        help="what runs the detector (auto: what trained it; without a run, Detectron2 if it is installed)",
+    )  # fmt: skip
+    parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help="least score in pictures (0.5)")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N",
+        help="images per batch (1, as in an evaluation); padding images to one size changes scores slightly",
+    )  # fmt: skip
+    parser.add_argument("--no-pictures", action="store_true", help="write the JSON files only, which is faster")
+    extensions.add_option(parser)
+    config_overrides.add_keys(parser, described_keys)
+    config_overrides.add_usage(parser)
+    args, words = config_overrides.parse(parser, argv)
+    is_key = [re.fullmatch(r"[A-Z][A-Z0-9_.]*", word) and not os.path.exists(word) for word in args.images]
+    first = is_key.index(True) if any(is_key) else len(is_key)
+    args.images, args.opts = args.images[:first], args.images[first:] + words
+    if not 0 <= args.threshold <= 1:
+        raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
+    if args.batch < 1:
+        raise UserError(f"--batch is {args.batch}; give at least 1")
+    check_name(args.output, "--output")
+    return args
+
+
+def _listed(given: Sequence[str]) -> dict[str, str]:
+    """Name -> path: of a file its own name, of the images in a folder their paths in that folder.
+
+    Raises:
+        UserError: nothing is there, a folder has no images, or two images have one name.
+    """
+    images: dict[str, str] = {}
+    for path in given:
+        is_folder = os.path.isdir(path)
+        names = list(images_below(Path(path))) if is_folder else [existing_file(path, "image or folder").name]
+        if not names:
+            raise UserError(f"no images in {path}")
+        for name in names:
+            if name in images:
+                raise UserError(f"two images are called {name}; name the folder that holds both")
+            images[name] = os.path.join(path, name) if is_folder else path
+    return images
+
+
+def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, Any]]]:
+    """The engine's name, the detector's config with its weights and without data sets, and its `_categories`.
+
+    Raises:
+        UserError: not the run folder of a detector, no weights, or an engine that cannot run this config.
+    """
+    run, wanted, opts = Path(args.run), args.engine, list(args.opts)
+    if args.run:
+        if not (run / "config.yaml").is_file() or preflight.stage_of(run) != "transfer":
+            raise UserError(f"--run {run} is not the run folder of a detector (train_net.py's OUTPUT_DIR)")
+        best = run / "model_best.pth"
+        opts = ["MODEL.WEIGHTS", str(best if best.is_file() else run / "model_final.pth"), *opts]
+        if wanted == "auto" and (run / "results.json").is_file():
+            wanted = read_json(run / "results.json")["engine"]["name"]
+    engine = pick_engine(wanted)
+    cfg = load_config(run / "config.yaml" if args.run else args.config_file, opts)
+    check_ranges(cfg)
+    if not cfg.MODEL.WEIGHTS:
+        raise UserError("MODEL.WEIGHTS is empty; name the file of a fine-tuned detector")
+    classes = _categories(cfg, args.run)
+    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (), ()
+    preflight.refuse_unsupported(cfg, engine, eval_only=True)
+    preflight.refuse_inputs(cfg, eval_only=True, weights=True)
+    return engine, cfg, classes
+
+
+def _categories(cfg: CfgNode, run: str) -> list[dict[str, Any]]:
+    """COCO's category records in the order of the labels: of the data sets that the config names, where they are.
+
+    Elsewhere ids count from 1, and the names are those in the run's results; classes of a detector without any of these
+    are called by their number.
+    """
+    count, names = cfg.MODEL.ROI_HEADS.NUM_CLASSES, (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
+    for name in names:
+        known: list[dict[str, Any]] = []
+        with contextlib.suppress(UserError):
+            if files := data.find(name):
+                known = data.read(files.annotations)["categories"]
+        with contextlib.suppress(UserError):
+            known = known or [{"id": i, "name": n} for i, n in enumerate(catalog.metadata(name).thing_classes, 1)]
+        if len(known) == count:
+            return sorted(known, key=lambda category: category["id"])
+    results = Path(run) / "results.json"
+    scored = read_json(results)["metrics"].get("bbox", {}) if run and results.is_file() else {}
+    of_classes = [metric.removeprefix("AP-") for metric in scored if metric.startswith("AP-")]
+    if len(of_classes) != count:
+        of_classes = [f"class {number}" for number in range(1, count + 1)]
+    print(f"no annotations of {' or '.join(names) or 'this detector'} here: categories are {', '.join(of_classes)}")
+    return [{"id": number, "name": name} for number, name in enumerate(of_classes, 1)]
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -125,6 +125,7 @@ def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
         assert "bbox" in results["metrics"]
         line = json.loads((tmp_path / f"{device}{amp}" / "metrics.json").read_text().splitlines()[-1])
         assert ("skipped_steps" in line) == ("loss_scale" in line) == amp
+        assert ("max_memory_mib" in line) == (device == DEVICE)
         first[device, amp] = {key: value for key, value in line.items() if key.startswith("loss_rpn")}
     # The sampling of anchors draws from the device's own stream: losses are near, not equal.
     assert first[DEVICE, False] == pytest.approx(first["cpu", False], rel=0.2, abs=0.02)

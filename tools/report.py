@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
-from tools.reporting import groups, samples  # noqa: E402
+from tools.reporting import cost, groups, samples  # noqa: E402
 from tools.reporting.document import Picture, Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
@@ -88,7 +88,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
     tables = [
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
-        *samples.shares(detections), *samples.published(items),
+        *samples.shares(detections), *samples.published(items), *cost.table(found.runs),
     ]  # fmt: skip
     pictures: list[Picture] = []
     if pictures_beside:

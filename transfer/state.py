@@ -115,7 +115,9 @@ class State(contextlib.ExitStack):
         line |= {"eta_seconds": line["time"] * (self.max_iter - iteration - 1), **self.storage.scalars()}
         share = sum(waited) / sum(step["time"] for step in self.window)
         losses = "  ".join(f"{key}: {value:.4g}" for key, value in line.items() if "loss" in key)
-        memory = f"  max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M" if self.device.type == "cuda" else ""
+        if self.device.type == "cuda":
+            line["max_memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        memory = f"  max_mem: {line['max_memory_mib']:.0f}M" if "max_memory_mib" in line else ""
         self.log.info(
             f"eta: {datetime.timedelta(seconds=int(line['eta_seconds']))}  iter: {iteration}  {losses}  "
             f"time: {line['time']:.4f}  data_time: {line['data_time']:.4f}  lr: {line['lr']:.5g}{memory}  "

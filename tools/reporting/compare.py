@@ -16,7 +16,7 @@ from pretrain.common.metrics import read_metrics
 from pretrain.common.run_folder import read_json
 
 _PER_RUN = ("started", "command")  # lines of environment.txt that are different in any two runs
-_OF_THE_MACHINE = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share")
+_OF_THE_MACHINE = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share", "max_memory_mib")
 _DATA = ("DATA.", "DATASETS.", "MODEL.WEIGHTS")  # config keys that name what a run reads
 _ABSENT = "-"
 

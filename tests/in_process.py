@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from unittest import mock
 
@@ -30,3 +31,7 @@ def run(graph: Graph, options: Options = HERE) -> int:
 def main(argv: Sequence[str]) -> int:
     with mock.patch("tools.launcher.commands.run", run):
         return launch.main(argv)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

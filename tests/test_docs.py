@@ -226,7 +226,7 @@ def run_line(line: str) -> None:
         return
     program, words = found[0], small(found[0], words_of(found[1]))
     if "--import" in words:
-        run_apart(str(ROOT / program), *words)
+        run_apart(*(["-m", "tests.in_process"] if words[0] == "pipeline" else [str(ROOT / program)]), *words)
         return
     name = "tests.in_process" if program == "tools/launch.py" else program.removesuffix(".py").replace("/", ".")
     module = importlib.import_module(name)
@@ -261,7 +261,9 @@ def small(program: str, words: Sequence[str]) -> list[str]:
     if words[0] == "pipeline":
         plan = yaml.safe_load(Path(words[1]).read_text())
         plan |= {"DATA": f"{DIGITS} datasets/digits", "OVERRIDES": PRETRAINING, "TRANSFER_OVERRIDES": FINE_TUNING}
-        Path("small.yaml").write_text(yaml.safe_dump({**plan, "LINEAR": [], "ENGINE": "torchvision"}))
+        seeds = plan.get("SEEDS", [])[: 2 if "BASELINE" in plan else 1]
+        plan |= {"SEEDS": seeds, "LINEAR": [one for one in plan.get("LINEAR", []) if one == "own"]}
+        Path("small.yaml").write_text(yaml.safe_dump({**plan, "ENGINE": "torchvision"}))
         return ["pipeline", "small.yaml", *words[2:], *more]
     return list(words)
 
@@ -273,4 +275,5 @@ def check_yaml(text: str) -> None:
     if name == "cluster.yaml":
         assert options.resolve({"cluster": "slurm"}, name).partition == "gpu"
     else:
-        assert pipeline.read_plan(name, pipeline.DEFAULTS)["BRANCHES"]
+        plan = pipeline.read_plan(name, pipeline.DEFAULTS)
+        assert plan["BRANCHES"] or plan["PRETRAIN"]

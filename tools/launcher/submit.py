@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def submit(
     try:
         executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
         executor.update_parameters(**slurm_parameters(specs, options, code or snapshot(log_folder), dependency))
-        with _sbatch_environment(), contextlib.redirect_stderr(io.StringIO()):
+        with _sbatch_environment(options), contextlib.redirect_stderr(io.StringIO()):
             # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
@@ -126,12 +127,23 @@ def snapshot(log_folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _sbatch_environment() -> Iterator[None]:
-    """Hides the job that this process may be part of, but no SBATCH_ variable; Ctrl-C would lose the id of a job."""
+def _sbatch_environment(options: Options) -> Iterator[None]:
+    """Hides the job that this process may be part of, and the SBATCH_ variables of options that are given.
+
+    sbatch prefers such a variable to its script. Ctrl-C is ignored: it would lose the id of a job.
+    """
     from submitit.helpers import clean_env
 
     others = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")
-    users = {name: value for name, value in os.environ.items() if name.startswith("SBATCH_") or name in others}
+    given = {field.name for field in fields(Options) if getattr(options, field.name) != field.default} | {
+        *options.sbatch
+    }
+    hidden = {
+        f"SBATCH_{'TIMELIMIT' if name == 'time' else name.upper().replace('-', '_')}"
+        for name in {*given, *options.sbatch}
+    }
+    users = {name: os.environ[name] for name in os.environ if name.startswith("SBATCH_") or name in others}
+    users = {name: value for name, value in users.items() if name not in hidden}
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():

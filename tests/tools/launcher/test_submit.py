@@ -41,9 +41,14 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(sbatch: Path, tmp_path
 def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
     hidden = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_EXECUTOR": "local", "RANK": "1"}
+    hidden |= {
+        "SBATCH_PARTITION": "cpu",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_QOS": "low",
+    }  # sbatch prefers them to the script
     for name, value in {**kept, **hidden}.items():
         monkeypatch.setenv(name, value)
-    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu"))
+    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))
     received = dict(line.split("=", 1) for line in (sbatch / "env").read_text().splitlines() if "=" in line)
     assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()

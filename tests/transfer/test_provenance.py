@@ -61,7 +61,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
     shown = markdown(report.gather([tmp_path / "out"]))
-    (row,) = [line for line in shown.splitlines() if line.startswith("| out ")]
+    row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert "- Every pretraining: pretrained on digits, epochs 7, seed 3.\n" in shown
     assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown

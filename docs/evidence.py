@@ -155,7 +155,7 @@ def draw(study: Study, path: Path) -> None:
     import matplotlib
 
     numbered = {score: re.fullmatch(r"([a-z]+)_(\d+) box AP", score) for score in study.scores}
-    curves: dict[str, dict[int, dict[str, list[float]]]] = {}
+    curves: dict[str, Any] = {}  # branch -> number -> seed -> the score
     for score, match in sorted(numbered.items(), key=lambda item: int(item[1][2]) if item[1] else 0):
         for branch, seeds in study.scores[score].items() if match else ():
             curves.setdefault(branch, {})[int(match[2])] = {seed: [value] for seed, value in seeds.items()}

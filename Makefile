@@ -45,7 +45,7 @@ help:
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
-	@echo "make demo-quick  the same chain in about 2 minutes, with hardly any training: its numbers mean nothing"
+	@echo "make demo-quick  the same stages in about 2 minutes, with too little training for its numbers to mean anything"
 	@echo "make clean       removes .venv and caches; run folders and data stay"
 
 setup: $(READY)

@@ -40,7 +40,7 @@ def escape_unprintable() -> None:
 
 
 def printable(text: str) -> str:
-    r"""Escapes control and unprintable characters (``\x1b``, ``\udcff``); files may be somebody else's."""
+    r"""Escapes control and unprintable characters (``\x1b``, ``\udcff``); files may come from elsewhere."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

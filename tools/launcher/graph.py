@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -182,8 +181,6 @@ def _submit_all(graph: Graph, options: Options) -> int:
             job.cancel(check=False)
         if submitted:
             print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
-        elif code:
-            shutil.rmtree(code.parent)
         raise
     print(f"to see the status: python tools/launch.py status {shlex.quote(graph.output)}")
     return 0

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -55,7 +54,9 @@ def submit(
         with _sbatch_environment(options), contextlib.redirect_stderr(io.StringIO()):
             # submitit prints sbatch's error, and then raises it
             submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
-    except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
+    except FailedSubmissionError as error:  # sbatch succeeded: a job may be queued, and needs its folder
+        raise UserError(f"{one_line(error)}; look for {job_name(specs)} in squeue before you submit again") from error
+    except (FailedJobError, OSError) as error:
         shutil.rmtree(log_folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.removedirs(log_folder.parent)  # as far as nothing else is there
@@ -134,20 +135,18 @@ def _sbatch_environment(options: Options) -> Iterator[None]:
     """
     from submitit.helpers import clean_env
 
+    given = [option.name for option in fields(Options) if getattr(options, option.name) != option.default]
+    hidden = {f"SBATCH_{name.upper().replace('-', '_')}" for name in (*given, *options.sbatch)}
+    hidden |= {"SBATCH_TIMELIMIT"} if options.time else set()
     others = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")
-    given = {field.name for field in fields(Options) if getattr(options, field.name) != field.default} | {
-        *options.sbatch
-    }
-    hidden = {
-        f"SBATCH_{'TIMELIMIT' if name == 'time' else name.upper().replace('-', '_')}"
-        for name in {*given, *options.sbatch}
-    }
-    users = {name: os.environ[name] for name in os.environ if name.startswith("SBATCH_") or name in others}
-    users = {name: value for name, value in users.items() if name not in hidden}
+    kept = {
+        name: value for name, value in os.environ.items()
+        if (name.startswith("SBATCH_") and name not in hidden) or name in others
+    }  # fmt: skip
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():
-            os.environ.update(users)
+            os.environ.update(kept)
             yield
     finally:
         signal.signal(signal.SIGINT, handler)

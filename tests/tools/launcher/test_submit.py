@@ -36,16 +36,16 @@ def test_a_refused_sbatch_leaves_nothing_and_is_told_once(sbatch: Path, tmp_path
         submit.submit([fake(tmp_path / "runs/run")], OPTIONS)
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "runs").exists()
+    program.write_text("#!/bin/sh\necho Eingereicht: 77\n")
+    with pytest.raises(UserError, match=r'"Eingereicht: 77 *".*look for fake-run in squeue'):
+        submit.submit([fake(tmp_path / "runs/run")], OPTIONS)
+    assert list(tmp_path.glob("runs/run/launch/*/code"))  # a job may be queued
 
 
 def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = {"SBATCH_ACCOUNT": "mine", "SUBMITIT_PREEMPT_SIGNAL": "USR2", "SLURM_CONF": "/etc/slurm.conf"}
     hidden = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "4", "SUBMITIT_EXECUTOR": "local", "RANK": "1"}
-    hidden |= {
-        "SBATCH_PARTITION": "cpu",
-        "SBATCH_TIMELIMIT": "1",
-        "SBATCH_QOS": "low",
-    }  # sbatch prefers them to the script
+    hidden |= {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1", "SBATCH_QOS": "low"}  # sbatch prefers them
     for name, value in {**kept, **hidden}.items():
         monkeypatch.setenv(name, value)
     submit.submit([fake(tmp_path / "run")], replace(OPTIONS, partition="gpu", time="2:00:00", sbatch={"qos": "high"}))

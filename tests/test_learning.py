@@ -14,7 +14,7 @@ from tests import tiny
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine import engine
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 pytestmark = pytest.mark.core
 IMAGE = 16  # pixels per side

@@ -76,7 +76,7 @@ def predict(
     from transfer.coco.visualize import draw_predictions, picture_file
     from transfer.distributed import join
     from transfer.train import build
-    from transfer.weights import read_weights
+    from transfer.weights.load import read_weights
 
     engine: Any = importlib.import_module(f"transfer.{engine_name}_engine.engine")
     device, weights = join(cfg.MODEL.DEVICE), read_weights(cfg.MODEL.WEIGHTS)

@@ -84,7 +84,7 @@ def convert(
 
     from pretrain.common.weights_file import read_weights_file
 
-    from .verify import verify
+    from .weights.verify import verify
 
     path = find_source(source, unsafe_pickle)
     of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
@@ -128,8 +128,8 @@ def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False)
     from pretrain.common.backbone_file import extract_backbone
     from pretrain.common.weights_file import read_weights_file
 
-    from .caffe2 import from_caffe2
-    from .weights import detector_provenance
+    from .weights.caffe2 import from_caffe2
+    from .weights.load import detector_provenance
 
     file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
     backbone = extract_backbone(file, encoder)

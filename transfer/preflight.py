@@ -5,7 +5,6 @@ Only names from a user's module or from Detectron2's catalog are looked up in im
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -13,12 +12,12 @@ from fvcore.common.config import CfgNode
 from pretrain.common import extensions
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, nearest
-from pretrain.common.files import existing_file
-from pretrain.common.run_folder import check_stage_of, stage_of
+from pretrain.common.run_folder import check_stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
 from .config import check_same_training, check_supported
+from .weights.files import weights_file
 
 # Saved before precise BN and evaluation and removed after them: while it exists, they are still due.
 EVALUATING = "evaluating.pth"
@@ -93,34 +92,3 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
         )
     if resume:
         check_same_training(cfg, out / "config.yaml")
-
-
-def weights_file(path: str) -> str:
-    """The file of MODEL.WEIGHTS, which is downloaded if it is an address; empty means random values.
-
-    Raises:
-        UserError: a folder, nothing at all, or an address that cannot be downloaded.
-    """
-    if not path:
-        return ""
-    if "://" in path:
-        from .download import local_file  # iopath
-
-        return local_file(path)
-    stage = stage_of(path) if os.path.isdir(path) else ""
-    if stage == "pretrain":
-        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
-    if stage == "transfer":
-        raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
-    return str(existing_file(path, "file of MODEL.WEIGHTS", "*.p*"))
-
-
-def conversion(source: str) -> str:
-    """The remedy for a ``source`` that is not in Detectron2's names, as the command to type."""
-    path = Path(source)
-    name = path.parent.name if path.name.startswith("checkpoint_") else path.name
-    for suffix in (".tar", ".pth", ".pkl", ".safetensors"):
-        name = name.removesuffix(suffix)
-    output = Path("weights", f"{name or 'backbone'}.pth")
-    output = output.with_stem(f"{output.stem}_d2") if output.absolute() == path.absolute() else output
-    return f"convert it first: python tools/convert_to_d2.py {source} {output}"

@@ -32,7 +32,7 @@ from .coco.results import Metrics, flat_sets
 from .distributed import check_same_start, join
 from .samplers import mix
 from .state import LOG_PERIOD, State, find_checkpoint
-from .weights import Weights, check_config, load_weights
+from .weights.load import Weights, check_config, load_weights
 
 
 class Engine(Protocol):

@@ -38,7 +38,7 @@ from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_parts, check_ranges, check_training, described_keys
 
 if TYPE_CHECKING:
-    from transfer.weights import Weights
+    from transfer.weights.load import Weights
 
 _GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
 
@@ -244,7 +244,7 @@ def _initial_weights(cfg: CfgNode, args: argparse.Namespace) -> tuple[Weights | 
     """
     from pretrain.common.distributed import on_every_rank, on_first_rank
     from transfer import checkpoints
-    from transfer.weights import check_same_weights, read_weights
+    from transfer.weights.load import check_same_weights, read_weights
 
     record = Path(cfg.OUTPUT_DIR) / "initial_weights.json"
 

@@ -11,7 +11,7 @@ from pretrain.common import checkpoint
 from tests.faults.commands import Commands
 from tests.faults.replay import Call, Disk, crashes, read_calls
 from tests.faults.stages import STAGES
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 
 def recorded(commands: Commands, tmp_path: Path, module: str, *argv: str) -> list[Call]:

@@ -22,7 +22,7 @@ from tests.transfer import tiny_coco
 from transfer.convert import convert
 from transfer.torchvision_engine import engine
 from transfer.train import run
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 
 def _write(folder: Path, work: Path) -> None:

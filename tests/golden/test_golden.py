@@ -24,7 +24,7 @@ from tests.transfer import tiny_coco
 from transfer import checkpoints
 from transfer.torchvision_engine.model import build_model
 from transfer.torchvision_engine.solver import build_optimizer
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 GOLDEN = Path(__file__).parent
 PREFIX = "module.encoder_q."

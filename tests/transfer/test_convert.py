@@ -19,7 +19,7 @@ from tests.errors import refused
 from tests.resnets import moco, resnet_state
 from tools import convert_to_d2
 from transfer.convert import convert
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 
 @pytest.fixture

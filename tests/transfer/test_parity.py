@@ -15,7 +15,7 @@ from transfer.torchvision_engine import data, engine
 from transfer.torchvision_engine.evaluation import to_coco
 from transfer.torchvision_engine.mapper import Mapper, build_mapper
 from transfer.torchvision_engine.model import build_model
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 import detectron2.data.transforms as T

@@ -15,7 +15,7 @@ from tools import report
 from tools.reporting.document import markdown
 from transfer import train_net
 from transfer.convert import convert
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 
 def checkpoint(folder: Path) -> Path:

@@ -32,7 +32,7 @@ from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
 from transfer.convert import find_source, read_source
-from transfer.verify import compare
+from transfer.weights.verify import compare
 
 from . import card
 

@@ -6,7 +6,7 @@ import pytest
 import torchvision
 
 from pretrain.common.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
-from transfer.verify import STAGES
+from transfer.weights.verify import STAGES
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 

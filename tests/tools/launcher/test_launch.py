@@ -152,7 +152,7 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
 
 
 def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transfer.download.local_file", lambda address: pytest.fail(address))
+    monkeypatch.setattr("transfer.weights.files.local_file", lambda address: pytest.fail(address))
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
     assert launch.main([*words, "--dry-run"]) == 0

@@ -21,7 +21,7 @@ from transfer import preflight, train_net
 from transfer.coco import catalog
 from transfer.config import load_config
 from transfer.convert import convert
-from transfer.weights import load_weights, read_weights
+from transfer.weights.load import load_weights, read_weights
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them
 COLORS = ((255, 40, 40), (40, 255, 40), (40, 40, 255))

@@ -19,7 +19,7 @@ from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import train
 from transfer.torchvision_engine import engine
-from transfer.weights import read_weights
+from transfer.weights.load import read_weights
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

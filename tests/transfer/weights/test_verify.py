@@ -12,8 +12,8 @@ from torch import nn
 from pretrain.common.errors import UserError
 from pretrain.common.resnet_names import is_bottleneck, to_detectron2
 from tests.resnets import resnet_state
-from transfer import verify
 from transfer.convert import convert
+from transfer.weights import verify
 
 
 def test_proof_refuses_other_features() -> None:

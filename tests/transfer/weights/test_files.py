@@ -15,10 +15,10 @@ import torch
 from pretrain.common.files import sha256
 from tests.errors import refused
 from tests.resnets import resnet_state
-from transfer import download
 from transfer.convert import convert
-from transfer.preflight import weights_file
-from transfer.weights import check_same_weights, read_weights
+from transfer.weights import files
+from transfer.weights.files import weights_file
+from transfer.weights.load import check_same_weights, read_weights
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -70,7 +70,7 @@ def test_detectron2s_addresses(site: tuple[Path, str], backbone: Path, monkeypat
     from detectron2.utils import file_io
 
     folder, root = site
-    monkeypatch.setattr(download, "DETECTRON2", f"{root}/")
+    monkeypatch.setattr(files, "DETECTRON2", f"{root}/")
     monkeypatch.setattr(file_io.Detectron2Handler, "S3_DETECTRON2_PREFIX", f"{root}/")
     shutil.copy(backbone, folder / "a.pth")
     ours = weights_file("detectron2://a.pth")

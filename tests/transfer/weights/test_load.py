@@ -16,9 +16,9 @@ from pretrain.common.run_folder import begin
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer import preflight
 from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
-from transfer.weights import Weights, check_config, detector_provenance, load_weights, read_weights
+from transfer.weights import files
+from transfer.weights.load import Weights, check_config, detector_provenance, load_weights, read_weights
 
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
 
@@ -138,4 +138,4 @@ def test_values_that_the_conversion_refuses(tmp_path: Path, r18: Weights) -> Non
     ],
 )
 def test_the_remedy_is_the_command_to_type(source: str, output: str) -> None:
-    assert preflight.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"
+    assert files.conversion(source) == f"convert it first: python tools/convert_to_d2.py {source} {output}"

@@ -27,7 +27,7 @@ from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
 
 from .caffe2 import from_caffe2
-from .preflight import conversion, weights_file
+from .files import conversion, weights_file
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50

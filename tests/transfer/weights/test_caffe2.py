@@ -17,11 +17,11 @@ from pretrain.common.weights_file import WeightsFile
 from tests.errors import refused
 from tests.resnets import caffe2, resnet_state
 from tests.transfer import tiny_coco
-from transfer.caffe2 import from_caffe2
 from transfer.convert import convert
 from transfer.torchvision_engine.backbone import BottomUp
-from transfer.verify import STAGES, sample_image, torchvision_stages
-from transfer.weights import Weights, check_config, load_weights, read_weights
+from transfer.weights.caffe2 import from_caffe2
+from transfer.weights.load import Weights, check_config, load_weights, read_weights
+from transfer.weights.verify import STAGES, sample_image, torchvision_stages
 
 MSRA = {
     "MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256, "MODEL__RESNETS__STRIDE_IN_1X1": True,

@@ -1,0 +1,68 @@
+"""The file of MODEL.WEIGHTS, without reading it; an address is downloaded once into iopath's cache ($FVCORE_CACHE)."""
+
+from __future__ import annotations
+
+import http.client
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pretrain.common.errors import UserError, one_line
+from pretrain.common.files import existing_file
+from pretrain.common.run_folder import stage_of
+
+DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
+
+
+def weights_file(path: str) -> str:
+    """The file of MODEL.WEIGHTS, which is downloaded if it is an address; empty means random values.
+
+    Raises:
+        UserError: a folder, nothing at all, or an address that cannot be downloaded.
+    """
+    if not path:
+        return ""
+    if "://" in path:
+        return local_file(path)
+    stage = stage_of(path) if os.path.isdir(path) else ""
+    if stage == "pretrain":
+        raise UserError(f"MODEL.WEIGHTS {path} is a run folder of pretraining; {conversion(path)}")
+    if stage == "transfer":
+        raise UserError(f"MODEL.WEIGHTS {path} is a folder; name a file in it, such as {path}/model_final.pth")
+    return str(existing_file(path, "file of MODEL.WEIGHTS", "*.p*"))
+
+
+def local_file(address: str) -> str:
+    """The file of an ``address``, which iopath downloads unless an earlier process did so.
+
+    Raises:
+        UserError: another kind of address, or it cannot be downloaded.
+    """
+    from iopath.common.file_io import HTTPURLHandler, PathManager, get_cache_dir
+
+    kind, _, name = address.partition("://")
+    if kind not in ("detectron2", "https", "http"):
+        raise UserError(f"MODEL.WEIGHTS {address} is neither a file nor a detectron2://, https:// or http:// URL")
+    url, folder = DETECTRON2 + name, None
+    if kind != "detectron2":  # a folder per host: paths of two hosts may be the same
+        url, folder = address, os.path.join(get_cache_dir(), urlsplit(address).netloc)
+    paths = PathManager()
+    paths.register_handler(HTTPURLHandler())
+    try:
+        return paths.get_local_path(url, cache_dir=folder)
+    except (OSError, http.client.HTTPException) as error:
+        reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise UserError(
+            f"cannot download MODEL.WEIGHTS {address}: {reason}; try again, or download it elsewhere and name the file"
+        ) from error
+
+
+def conversion(source: str) -> str:
+    """The remedy for a ``source`` that is not in Detectron2's names, as the command to type."""
+    path = Path(source)
+    name = path.parent.name if path.name.startswith("checkpoint_") else path.name
+    for suffix in (".tar", ".pth", ".pkl", ".safetensors"):
+        name = name.removesuffix(suffix)
+    output = Path("weights", f"{name or 'backbone'}.pth")
+    output = output.with_stem(f"{output.stem}_d2") if output.absolute() == path.absolute() else output
+    return f"convert it first: python tools/convert_to_d2.py {source} {output}"

@@ -21,7 +21,7 @@ from pretrain.common.lock import start_of
 from pretrain.common.run_folder import atomic_write, usable_cores, write_json
 
 from .job import STOPPED, rank_environment
-from .options import Options, visible_gpus
+from .options import Options
 from .records import RankRecord, new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
@@ -35,11 +35,14 @@ class LocalJob:
 
     Args:
         options: the stage's own (`Options.fitting`).
-        gpus: names of its GPUs; None: CUDA_VISIBLE_DEVICES stays as it is, unless --gpus asked for a number.
+        gpus: names of its GPUs.
+        prefix: before every line of its ``output``.
     """
 
-    def __init__(self, spec: StageSpec, options: Options, gpus: Sequence[str] | None = None) -> None:
+    def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
+        self.spec, self.gpus, self.started = spec, gpus, time.monotonic()
         self.folder, self.logs = Path(spec.folder), new_log_folder(spec.folder)
+        self.output = Tail(log_paths(self.logs, 0), prefix)
         self._is_stopping = False
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
@@ -93,14 +96,12 @@ class LocalJob:
         return code < 0 and (self._is_stopping or bool(ended_by(self.folder, self.logs)))
 
 
-def _environment(options: Options, gpus: Sequence[str] | None) -> dict[str, str]:
+def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     """That of the ranks: they import this code, whatever their working directory."""
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
-    if gpus is None and options.gpus is not None:
-        gpus = visible_gpus()[: options.gpus]
-    if gpus is not None:
+    if options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     if options.threads:
         values["OMP_NUM_THREADS"] = str(options.threads)

@@ -17,9 +17,9 @@ KEY VALUE words override the config. A run folder that holds part of the same ru
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
@@ -38,18 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if overrides and not args.takes_overrides:
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE")
     if args.command == "distributions":
-        args.weights, overrides = _until_a_key(args.weights, overrides)
+        runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
+        args.weights, overrides = runs, [*args.weights[len(runs) :], *overrides]
     args.overrides = [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]
     from tools.launcher import commands  # imports submitit, which --help does not need
 
     return getattr(commands, args.command)(args) or 0
-
-
-def _until_a_key(words: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
-    """Splits words that argparse took for paths into the paths and the config overrides; ``rest`` follows them."""
-    key_like = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z][A-Z0-9_]*)*(=.*)?")
-    at = next((i for i, word in enumerate(words) if key_like.fullmatch(word) and not Path(word).exists()), len(words))
-    return words[:at], [*words[at:], *rest]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,11 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data-root", default="datasets", metavar="FOLDER", help="DATA.ROOT (datasets)")
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
-    sub.add_argument("--json", action="store_true", help="print all that is known as JSON")
     sub = _command(commands, "logs", "shows the output of a job")
     sub.add_argument("folder")
     sub.add_argument("--rank", type=int, default=0)
-    sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until the job ends")
+    sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
     sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
     sub.add_argument("folder")
     sub.add_argument("--now", action="store_true", help="kill them, without a checkpoint")

@@ -93,7 +93,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def status(args: argparse.Namespace) -> None:
-    print_status(Path(args.folder), args.json)
+    print_status(Path(args.folder))
 
 
 def logs(args: argparse.Namespace) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,47 +120,23 @@ def _end_launcher(folder: Path, problems: list[str]) -> bool:
 
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
-    """The newest job's output of a rank; with ``follow`` until the job ends."""
-    files = launch_files(folder, required=not (folder / "log.txt").is_file())
-    if files[:1] != [folder / "launch" / "launch.json"] and (folder / "log.txt").is_file():
-        raise UserError(f"{folder} was not started by this command; its output is in {folder / 'log.txt'}")
-    if len(files) > 1:
-        below = ", ".join(str(file.parents[1]) for file in files)
-        raise UserError(f"{folder} holds several stages; name one of {below}")
-    job = read_launch(files[0])["jobs"][-1]
-    if not 0 <= rank < job["tasks"]:
-        raise UserError(f"--rank {rank}, but the job has ranks 0 to {job['tasks'] - 1}")
-    moved = files[0].parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
-    paths = log_paths({**job, "logs": str(moved)} if moved.is_dir() else job, rank)
+    """The newest job's output of a rank, and a user's mistake that ended it; with ``follow``, until Ctrl-C."""
+    file, *others = launch_files(folder)
+    if others or file.parents[1] != folder:
+        stages = ", ".join(str(path.parents[1]) for path in (file, *others))
+        raise UserError(f"{folder} is not the run folder of a stage; name one of {stages}")
+    job = read_launch(file)["jobs"][-1]
+    moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
+    logs = moved if moved.is_dir() else Path(job["logs"])
+    paths = local.log_paths(logs, rank)
+    if job["cluster"] == "slurm":
+        paths = [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
     if not follow and not any(path.exists() for path in paths):
-        raise UserError(
-            f"job {job['id']} has written nothing yet ({job_states([job])[0].lower()}); add --follow to wait for it"
-        )
-    tail, asked_at, period_s = local.Tail(paths), -math.inf, 30.0 if job["cluster"] == "slurm" else 0.0
-    while True:
-        if time.monotonic() >= asked_at + period_s:
-            state, asked_at = job_states([job])[0].split()[0], time.monotonic()
-            is_over = state not in ("PENDING", "RUNNING", "UNKNOWN")
-            is_over |= state == "UNKNOWN" and is_finished(files[0].parents[1], job)
-        tail.copy()
-        if is_over or not follow:
-            _print_mistake(files[0].parents[1], job)
-            return
-        time.sleep(0.3)
-
-
-def _print_mistake(folder: Path, job: dict[str, Any]) -> None:
-    """The one line of a user's mistake, which the launcher shows in place of the ranks; other errors are in the output.
-
-    It is the one that ended the job's newest attempt.
-    """
+        raise UserError(f"rank {rank} of job {job['id']} has written nothing yet; add --follow to wait for it")
+    command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
+        for line in tail.stdout or ():
+            print(local.shown(line.rstrip("\n")), flush=True)
     failure = next(iter(attempts(folder, job)[-1:]), {}).get("failure", {})
-    if failure.get("user_error"):
+    if failure.get("user_error"):  # its one line is in no rank's output
         print(printable(f"error: {failure['error']}"), file=sys.stderr)
-
-
-def log_paths(job: dict[str, Any], rank: int) -> list[Path]:
-    """Standard output and standard error of a rank."""
-    if job["cluster"] != "slurm":
-        return local.log_paths(Path(job["logs"]), rank)
-    return [Path(job["logs"]) / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]

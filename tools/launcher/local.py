@@ -116,7 +116,7 @@ def log_paths(logs: Path, rank: int) -> list[Path]:
 
 
 class Tail:
-    """Copies new lines of a job's files to this process's output, without submitit's own lines.
+    """Copies new lines of a job's files to this process's output.
 
     Args:
         prefix: before every line.
@@ -135,11 +135,10 @@ class Tail:
                 self._offsets[path] = offset + len(lines)
                 stream = sys.stderr if path.suffix == ".err" else sys.stdout
                 for line in lines.decode(errors="replace").splitlines():
-                    if not line.startswith("submitit "):
-                        print(f"{self._prefix}{_shown(line)}", file=stream, flush=True)
+                    print(f"{self._prefix}{shown(line)}", file=stream, flush=True)
 
 
-def _shown(line: str) -> str:
+def shown(line: str) -> str:
     """A line without control sequences that move the cursor or retitle the window; colors remain."""
     return "".join(part if part.startswith("\x1b[") else printable(part) for part in re.split(r"(\x1b\[[\d;]*m)", line))
 

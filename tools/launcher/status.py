@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ _PLANS = ("pipeline.json", "sweep.json")
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 
 
-def print_status(folder: Path, as_json: bool = False) -> None:
+def print_status(folder: Path) -> None:
     """A line per stage; below them, why stages wait, stopped or failed.
 
     Raises:
@@ -31,12 +30,9 @@ def print_status(folder: Path, as_json: bool = False) -> None:
     """
     stages = collect(folder)
     damaged = [entry["reason"] for entry in stages if entry["state"] == "damaged"]
-    if as_json:
-        print(json.dumps(stages, indent=2, default=str))
-    else:
-        notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
-        table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
-        print(printable("\n".join([table, *notes])))
+    notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
+    table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
+    print(printable("\n".join([table, *notes])))
     if damaged:
         raise UserError("; ".join(damaged))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,13 @@ def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(asked) == 2 and "70,71,72" in asked[0] and asked[1].endswith("-j 72")
 
 
-def test_json_and_a_damaged_record(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_damaged_record_costs_its_own_row(tmp_path: Path, capsys: pytest.CaptureFixture):
     started(tmp_path / "good", {**SLURM, "cluster": "local"})
     (started(tmp_path / "bad", SLURM) / "launch/launch.json").write_text("{")
     with pytest.raises(UserError, match=r"bad/launch/launch\.json"):
-        launch.main(["status", str(tmp_path), "--json"])
-    shown = {one["key"]: one for one in json.loads(capsys.readouterr().out)}
-    assert shown["bad"]["state"] == "damaged" and shown["good"]["stage"] == "knn"
-    assert shown["good"]["folder"] == str(tmp_path / "good")
+        launch.main(["status", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert re.search(r"\bdamaged .*/bad$", shown, re.M) and re.search(r"^knn +ended .*/good$", shown, re.M)
 
 
 def write_run(folder: Path, stage: str, **files: str) -> Path:
@@ -108,14 +108,6 @@ def test_runs_without_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture
     assert set(by_key(tmp_path / "runs/job")) == {".", "knn"}
 
 
-def test_the_log_of_a_run_without_the_launcher_is_named(tmp_path: Path):
-    folder = write_run(tmp_path / "run", "pretrain")
-    (folder / "log.txt").write_text("its own\n")
-    started(folder / "knn", {**SLURM, "cluster": "local"})  # below it
-    with pytest.raises(UserError, match=r"was not started by this command; its output is in .*run/log\.txt"):
-        launch.main(["logs", str(folder)])
-
-
 def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, capsys: pytest.CaptureFixture):
     folder = started(tmp_path / "run", {**SLURM, "cluster": "local", "logs": str(tmp_path / "run/launch/s")})
     (folder / "launch/s").mkdir()
@@ -126,5 +118,7 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     _, row, note = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
     assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
+    with pytest.raises(UserError, match=r"is not the run folder of a stage; name one of .*run$"):
+        launch.main(["logs", str(tmp_path)])
     launch.main(["logs", str(folder.rename(tmp_path / "moved"))])
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")

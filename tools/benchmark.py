@@ -1,4 +1,4 @@
-"""Measures each fast form against the naive form of the same computation, and pretraining against lightly.
+"""Measures each fast form against the naive form of the same computation, and loading against lightly.
 
 python tools/benchmark.py all --json docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
@@ -79,9 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--images", type=int, default=2, help="per step, on one device")
     sub.add_argument("--side", type=int, default=256, help="of the square images, pixels")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
-    sub = command("peers", 5, "MoCo v2 here and in lightly: images per CPU second, memory, kNN, on one core")
+    sub = command("peers", 5, "MoCo v2's views here and in lightly: images per CPU second and memory, on one core")
     sub.add_argument("--images", type=int, default=2048, help="JPEGs to load (2048)")
-    sub.add_argument("--epochs", type=int, default=10, help="of training (10)")
     return parser
 
 

@@ -92,8 +92,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_stages(commands: argparse._SubParsersAction) -> None:
     """The commands that start a single stage."""
     sub = _command(commands, "pretrain", "pretrains with a recipe")
-    sub.add_argument("--method", default="", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
-    sub.add_argument("--config-file", default="", metavar="FILE", help="a recipe file, instead of --method")
+    recipe = sub.add_mutually_exclusive_group(required=True)
+    recipe.add_argument("--method", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
+    recipe.add_argument("--config-file", metavar="FILE", help="a recipe file")
     sub.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
     _add_resources(sub, _pretraining_keys)
     for name, text in (

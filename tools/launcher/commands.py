@@ -15,7 +15,7 @@ from pretrain.common.run_folder import read_json
 
 from . import jobs, stages
 from .graph import Graph, run, show, single
-from .options import Options, from_arguments, from_record
+from .options import Options, from_arguments, resolve
 from .paper import write_pipeline
 from .pipeline import load as load_pipeline
 from .recipes import show as show_recipes
@@ -27,7 +27,9 @@ def stage(args: argparse.Namespace) -> int:
     """Starts a single stage."""
     match args.command:
         case "pretrain":
-            spec = stages.pretrain(_recipe(args), args.overrides)
+            recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
+            print(f"recipe: {recipe}", file=sys.stderr)
+            spec = stages.pretrain(recipe, args.overrides)
         case "convert":
             spec = stages.convert(args.weights, args.output)
         case "transfer":
@@ -41,21 +43,6 @@ def stage(args: argparse.Namespace) -> int:
 
 
 pretrain = linear = knn = embedding = distributions = convert = transfer = stage
-
-
-def _recipe(args: argparse.Namespace) -> str:
-    """The file of --method or --config-file."""
-    if args.method and args.config_file:
-        raise UserError(
-            f"--method {args.method} and --config-file {args.config_file} each name a recipe; give only one"
-        )
-    if not (args.method or args.config_file):
-        raise UserError(f"no recipe; give --method NAME ({', '.join(stages.methods())}) or --config-file FILE")
-    if args.config_file:
-        return args.config_file
-    file = os.path.relpath(stages.recipe_of(args.method))
-    print(f"recipe: {file}", file=sys.stderr)
-    return file
 
 
 def recipes(args: argparse.Namespace) -> int:
@@ -116,7 +103,12 @@ def resume(args: argparse.Namespace) -> int:
             f"{path} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "its own command instead, in a folder that you can write to"
         )
-    return _start(Graph.from_record(path), from_record(read_json(path), path), args)
+    graph = Graph.from_record(path)
+    try:
+        options = resolve(read_json(path)["options"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
+    return _start(graph, options, args)
 
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:

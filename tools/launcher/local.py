@@ -103,10 +103,11 @@ def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
     if options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    if options.threads:
-        values["OMP_NUM_THREADS"] = str(options.threads)
-    elif options.tasks_per_node > 1:
-        values.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // options.tasks_per_node)))
+    processes = (options.parallel or 1) * options.tasks_per_node
+    if options.cpus_per_task:
+        values["OMP_NUM_THREADS"] = str(options.cpus_per_task)
+    elif processes > 1:
+        values.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     return values
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.common.errors import UserError, nearest
-from pretrain.common.run_folder import usable_cores
+from pretrain.common.errors import UserError, nearest, one_line
 
 from . import slurm
 from .spec import StageSpec
@@ -113,13 +112,6 @@ class Options:
         return self.parallel or 8
 
     @property
-    def threads(self) -> int | None:
-        """CPU threads of each process of a local job; None: as many as the libraries choose."""
-        if self.cpus_per_task or (self.parallel or 1) == 1:
-            return self.cpus_per_task
-        return max(1, usable_cores() // ((self.parallel or 1) * self.tasks_per_node))
-
-    @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
         given = {name: getattr(self, name) for name in ("nodes", "cpus_per_task", "partition", "account")}
@@ -158,23 +150,11 @@ def from_arguments(args: argparse.Namespace) -> Options:
     return resolve({option.name: getattr(args, option.name, None) for option in fields(Options)}, args.cluster_file)
 
 
-def from_record(record: dict[str, Any], path: Path) -> Options:
-    """The options of an earlier start, as launch.json and pipeline.json hold them, checked like new ones."""
-    try:
-        return resolve(dict(record["options"]))
-    except UserError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path} holds no options of a job ({error}); start the run by its own command") from error
-
-
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only."""
     default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pretrain-to-transfer/cluster.yaml"
     path = Path(cluster_file) if cluster_file else default
-    if cluster_file and not path.is_file():
-        raise UserError(f"no cluster file at {path}")
-    site = _read_site(path) if path.is_file() else {}
+    site = _read_site(path) if cluster_file or path.is_file() else {}
     cluster = given.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":  # inside an allocation, its GPUs are at hand
         cluster = "slurm" if "SLURM_JOB_ID" not in os.environ and slurm.is_here() else "local"
@@ -196,49 +176,29 @@ def _read_site(path: Path) -> dict[str, Any]:
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    known = {option.name: option.metadata for option in fields(Options)}
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold 'key: value' lines; known keys: {', '.join(known)}")
-    values: dict[str, Any] = {}
-    for word, value in loaded.items():
-        key, kind = str(word).replace("-", "_"), "one value"
-        texts: list[Any] = [value]
-        if key not in known:
-            raise UserError(f"unknown key {word} in {path}{nearest(key, known)}")
-        if key == "setup":
-            kind, value = "shell lines, each in quotes", value.splitlines() if isinstance(value, str) else value
-            texts = value if isinstance(value, list) else [None]
-        elif key == "sbatch":
-            kind, texts = "'option: value' lines", [*value.values()] if isinstance(value, dict) else [None]
-        elif "least" in known[key]:
-            kind, texts = "a whole number", [value if re.fullmatch(r"-?\d+", str(value)) else None]
-        if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{word} in {path} is {value!r}; it must be {kind}")
-        values[key] = int(texts[0]) if "least" in known[key] else value
-    return values
+        site = {key.replace("-", "_"): value for key, value in loaded.items()}
+        site |= {option.name: int(site[option.name]) for option in fields(Options) if option.name in site
+                 and "least" in option.metadata}  # fmt: skip
+        setup = site.get("setup", "")
+        lines = (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()
+        site |= {"setup": lines, "sbatch": dict(site.get("sbatch", {}))}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
+    known = [option.name for option in fields(Options)]
+    if unknown := next((key for key in site if key not in known), ""):
+        raise UserError(f"unknown option {unknown} in {path}{nearest(unknown, known)}")
+    return site
 
 
 def _check(options: Options) -> None:
     if options.cluster not in CLUSTERS:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
-    texts: list[tuple[str, Any]] = [("setup", line) for line in options.setup]
-    texts += [("sbatch", text) for text in options.sbatch.values()]
     for option in fields(options):
         value, least = getattr(options, option.name), option.metadata.get("least")
-        if least is not None and value is not None and (not isinstance(value, int) or value < least):
-            raise UserError(f"{flag(option.name)} is {value!r}; it must be a whole number, at least {least}")
-        if isinstance(option.default, str):
-            texts.append((option.name, value))
-    for name, text in texts:
-        if not text.isprintable():
-            raise UserError(f"--{name} holds a line break or a control character ({text!r}), and sbatch reads one line")
-    for key in options.sbatch:
-        if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
-            raise UserError(f"--sbatch {key!r} is not an option of sbatch; write reservation=NAME, or exclusive")
-        if key in _SET_BY_LAUNCHER:
-            raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
+        if least is not None and value is not None and value < least:
+            raise UserError(f"{flag(option.name)} is {value!r}; it must be at least {least}")
+    if key := next((key for key in options.sbatch if key in _SET_BY_LAUNCHER), ""):
+        raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
     if options.cluster != "slurm" and options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if options.signal_delay >= options.minutes * 60:
@@ -270,19 +230,12 @@ def _device_count() -> int:
 
 
 def parse_minutes(text: str) -> int:
-    """SLURM's time notations as whole minutes, rounded up."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    """A time limit in whole minutes, rounded up."""
+    match = re.fullmatch(r"(\d+)|(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
     if not match:
         raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
-    days, first, second, third = (int(part) if part else None for part in match.groups())
-    assert first is not None
-    if days is not None or third is not None:  # D-H[:M[:S]] or H:M:S, else M[:S]
-        seconds = (days or 0) * 86400 + first * 3600 + (second or 0) * 60 + (third or 0)
-    else:
-        seconds = first * 60 + (second or 0)
-    if not seconds:
-        raise UserError(f"--time {text!r} is zero; write minutes, H:MM:SS or D-HH:MM:SS")
-    return -(-seconds // 60)
+    minutes, days, hours, rest, seconds = (int(part or 0) for part in match.groups())
+    return minutes + days * 1440 + hours * 60 + rest + (seconds > 0)
 
 
 def flag(name: str) -> str:

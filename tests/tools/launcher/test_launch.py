@@ -20,8 +20,6 @@ HERE = ["--cluster", "local", "--gpus", "0"]
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain"], r"no recipe; give --method NAME \(.*jcl, .*mocov2.*\) or --config-file FILE"),
-        (["pretrain", "--method", "jcl", "--config-file", "x.yaml"], "--method jcl and --config-file x.yaml each name"),
         (["pretrain", "--config-file", COCO], f"is a fine-tuning config; run: .* transfer --config-file {COCO}"),
         (["linear", "random", "--config-file", COCO], "is a fine-tuning config"),
         (["pretrain", "--method", "jcl", "--gpu-count", "2"], "does not know '--gpu-count'"),

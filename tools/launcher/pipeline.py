@@ -36,9 +36,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pretrain.common.errors import UserError, nearest
+from pretrain.common.config_io import parse_yaml
+from pretrain.common.errors import UserError, nearest, one_line
 from pretrain.common.files import existing_file
 
 from . import stages
@@ -62,28 +61,27 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
         engine: instead of the file's ENGINE.
     """
     plan = read_plan(path, DEFAULTS)
-    if engine and not plan["TRANSFER"]:
-        raise UserError(f"--engine {engine} would have no effect, because {path} has no TRANSFER; leave it out")
     plan["ENGINE"] = engine or plan["ENGINE"]
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{'sweeps/' * is_sweep}{Path(path).stem}").absolute()
-    file = str(Path(path).absolute())
     if is_sweep:
         facts = _vary(plan, folder, path)
         report = stages.report(folder, "tools.reporting.groups:draw", [str(folder)], "sweep.md")
-        return Graph("sweep", str(folder), _nodes(plan, folder, path), report, file, facts)
-    words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
-    report = stages.report(folder, "tools.report:main", [words], "report.md")
+    else:
+        facts = _study(plan, path)
+        words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
+        report = stages.report(folder, "tools.report:main", [words], "report.md")
+    kind, file = "sweep" if is_sweep else "pipeline", str(Path(path).absolute())
+    return Graph(kind, str(folder), _nodes(plan, folder, path), report, file, facts)
+
+
+def _study(plan: dict[str, Any], path: str) -> dict[str, Any]:
+    """What the report of a pipeline over seeds needs; {} without SEEDS."""
     seeds, baseline = _seeds(plan["SEEDS"], path), plan["BASELINE"]
-    if baseline and baseline not in plan["BRANCHES"]:
-        raise UserError(
-            f"BASELINE in {path} is {baseline}, which is no branch; choose {', '.join(map(str, plan['BRANCHES']))}"
-        )
-    if baseline and not seeds:
-        raise UserError(f"BASELINE in {path} needs SEEDS: a difference needs several runs")
+    if baseline and (baseline not in plan["BRANCHES"] or not seeds):
+        raise UserError(f"BASELINE in {path} is {baseline}; it must be one of BRANCHES, each with several SEEDS")
     branches = {name: {seed: _branch_name(name, seed) for seed in seeds} for name in plan["BRANCHES"]}
-    facts = {"branches": branches, "baseline": baseline} if seeds else {}
-    return Graph("pipeline", str(folder), _nodes(plan, folder, path), report, file, facts)
+    return {"branches": branches, "baseline": baseline} if seeds else {}
 
 
 def _vary(plan: dict[str, Any], folder: Path, path: str) -> dict[str, Any]:
@@ -126,9 +124,7 @@ def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
     plans = {seed: _for_seed(plan, seed) for seed in _seeds(plan["SEEDS"], path) or [""]}
-    nodes = [
-        Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plans.values(), path).items()
-    ]
+    nodes = [Node(key, stages.make_data(words, str(folder / key))) for key, words in _data_sets(plans.values()).items()]
     first = tuple(node.key for node in nodes)
     branches: list[tuple[str, str, dict[str, Any]]] = []  # name, seed, content
     trained: dict[str, StageSpec] = {}
@@ -174,31 +170,24 @@ def _for_seed(value: Any, seed: str) -> Any:
     return value.replace("{seed}", seed) if isinstance(value, str) else value
 
 
-def _data_sets(plans: Iterable[dict[str, Any]], path: str) -> dict[str, list[str]]:
+def _data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     """Words for make_data.py by the stage's key: one set, or several, each a list, named after their folders."""
     sets: list[list[str]] = []
     is_list = False
     for given in (plan["DATA"] for plan in plans if plan["DATA"]):
-        is_list = not isinstance(given, str) and any(isinstance(words, list) for words in given)
-        if is_list and not all(isinstance(words, list) and words for words in given):
-            raise UserError(f"DATA in {path} is {given!r}; write the words of one data set, or a list of such lists")
-        of_seed = [split_words(words) for words in (given if is_list else [given])]
-        sets += [words for words in of_seed if words not in sets]
-    if len(sets) == 1 and not is_list:
-        return {"data": sets[0]}
-    return {f"data/{single_word(Path(words[-1]).name, f'a data set in {path}')}": words for words in sets}
+        is_list = isinstance(given[0], list)
+        sets += [words for words in map(split_words, given if is_list else [given]) if words and words not in sets]
+    return {f"data/{Path(words[-1]).name}" if is_list or len(sets) > 1 else "data": words for words in sets}
 
 
 def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
     """A YAML mapping with the keys of ``defaults`` and values of their kinds."""
     file = existing_file(path, "file", "*.yaml")
     try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    return _checked(loaded, defaults, path)
+        plan = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {one_line(error)}") from error
+    return _checked(plan, defaults, path)
 
 
 def single_word(name: Any, what: str) -> str:

@@ -169,27 +169,10 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
     cfg.defrost()
     cfg.OUTPUT_DIR = ""  # that of ``base`` is another stage's
     if config_file:
-        try:
-            merge_file(cfg, config_file)
-        except UserError:
-            _check_no_fine_tuning(config_file)
-            raise
+        merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
     validate(cfg)
     return cfg
-
-
-def _check_no_fine_tuning(config_file: str | Path) -> None:
-    """Names the command for a config that only fits fine-tuning."""
-    from transfer.config import load_config
-
-    try:
-        load_config(config_file)
-    except UserError:
-        return
-    raise UserError(
-        f"{config_file} is a fine-tuning config; run: python tools/launch.py transfer --config-file {config_file}"
-    )
 
 
 def _weights(cfg: Any) -> dict[str, str]:
@@ -199,7 +182,6 @@ def _weights(cfg: Any) -> dict[str, str]:
 
 
 def _spec(stage: str, cfg: Any, output: str, args: tuple[Any, ...], **given: Any) -> StageSpec:
-
     cfg.OUTPUT_DIR = _absolute(cfg.OUTPUT_DIR or output)
     return StageSpec(stage, cfg.OUTPUT_DIR, ENTRIES[stage], config=cfg.dump(), args=args, **given)
 

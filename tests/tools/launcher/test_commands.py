@@ -122,9 +122,3 @@ def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
     for words in (["pipeline", pipeline_file], ["transfer", "--config-file", "mask.yaml"]):
         with pytest.raises(UserError, match=message):
             launch.main([*words, "--cluster", "local", "--gpus", "0", "--engine", engine])
-
-
-def test_an_engine_without_a_detector_is_refused():
-    Path("p.yaml").write_text("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\n")
-    with pytest.raises(UserError, match=r"--engine torchvision would have no effect, because p\.yaml has no TRANSFER"):
-        launch.main(["pipeline", "p.yaml", "--engine", "torchvision"])

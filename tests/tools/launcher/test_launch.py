@@ -20,8 +20,6 @@ HERE = ["--cluster", "local", "--gpus", "0"]
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain", "--config-file", COCO], f"is a fine-tuning config; run: .* transfer --config-file {COCO}"),
-        (["linear", "random", "--config-file", COCO], "is a fine-tuning config"),
         (["pretrain", "--method", "jcl", "--gpu-count", "2"], "does not know '--gpu-count'"),
         (["pretrain", "--method", "jcl", "--dry-ru"], "--dry-ru"),  # no abbreviations
         (["pretrain", "--method", "jcl", "SOLVER.BASELR", "1"], "unknown config key SOLVER.BASELR.*SOLVER.BASE_LR"),

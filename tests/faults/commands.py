@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_ACTIONS = {"none": 0, "fail": 1, "fail from": 2, "signal": 3, "wait": 4, "count": 5, "hide": 6}
+_ACTIONS = {"fail from": 1, "signal": 2, "count": 3}
 PRELOADED = (
     "torch", "torchvision", "cv2", "torch.utils.tensorboard.writer", "torch._dynamo", "pretrain.train",
     "tests.in_process", "transfer.train_net", "matplotlib.figure", "sklearn.datasets", "scipy.stats",
@@ -23,9 +23,9 @@ class Fault:
     """What happens at the ``nth`` call (from 1) of ``call`` on a path that holds ``part``.
 
     Attributes:
-        action: none | count | fail | fail from | signal | wait; hide: listings lack the names that begin with ``part``.
+        action: count | fail from (that call on) | signal.
         call: open | read | write | fsync | rename | link | unlink | mkdir; empty: any but read.
-        value: the error, the signal, or milliseconds per call.
+        value: the error or the signal.
     """
 
     action: str

@@ -1,5 +1,6 @@
 """One process that has imported everything, from which the commands of all tests here are forked."""
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,18 +38,14 @@ def data(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Of an uninterrupted run of a stage: how many calls of a kind (or that change something), and what it leaves."""
-    known: dict[str, tuple[int, dict[str, Any]]] = {}
 
+    @functools.cache
     def of(name: str, call: str = "") -> tuple[int, dict[str, Any]]:
-        if (key := f"{name} {call}") not in known:
-            stage, work = STAGES[name], tmp_path_factory.mktemp(name)
-            ended = commands.run(
-                stage.module, *stage.arguments(work, data), under=work, fault=Fault("count", call=call)
-            )
-            assert ended.status == 0, ended.text
-            assert not left_over(work)
-            known[key] = ended.calls, content(work)
-            shutil.rmtree(work)
-        return known[key]
+        stage, work = STAGES[name], tmp_path_factory.mktemp(name)
+        ended = commands.run(stage.module, *stage.arguments(work, data), under=work, fault=Fault("count", call=call))
+        assert ended.status == 0 and not left_over(work), ended.text
+        left = content(work)
+        shutil.rmtree(work)
+        return ended.calls, left
 
     return of

@@ -1,11 +1,10 @@
-/* File system calls that fail, wait or end the process on demand, and a record of those that succeeded.
+/* File system calls that fail or end the process on demand, and a record of those that succeeded.
  *
  * Preloaded (LD_PRELOAD) into the process under test, it stands between libc's callers and libc: Python, torch, Rust and
  * C++ streams alike; not what libc calls within itself (fwrite). Only calls on paths that start with `under` count.
  * One fault at a time, set by faults_set().
  */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,10 +20,9 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { NONE, FAIL, FAIL_FROM, SIGNAL, WAIT, COUNT, HIDE };
+enum { NONE, FAIL_FROM, SIGNAL, COUNT };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char under[PATH_MAX], wanted[32], match[PATH_MAX];
@@ -32,8 +30,7 @@ static long nth, seen, value;
 static int action, record = -1;
 
 /* `op` "" is any that changes something; the `n`th (from 1) call of it on a path that holds `part` meets `act`: the error
- * `v`, once or from then on; the signal `v`; `v` milliseconds of waiting, each time from then on. HIDE is another kind:
- * listings of folders leave out names that begin with `part`, which can still be opened. `log`: of the record. */
+ * `v`, from then on, or the signal `v`. `log`: of the record. */
 void faults_set(const char *root, const char *op, const char *part, long n, int act, long v, const char *log) {
     pthread_mutex_lock(&lock);
     snprintf(under, sizeof under, "%s", root);
@@ -91,7 +88,7 @@ static int counts(const char *path) { return under[0] && !strncmp(path, under, s
 /* 0, or the error that the call has to return. */
 static int before(const char *op, const char *path) {
     int other = *wanted ? strcmp(op, wanted) : !strcmp(op, "read");
-    if (!action || action == HIDE || other || !counts(path) || !strstr(path, match)) return 0;
+    if (!action || other || !counts(path) || !strstr(path, match)) return 0;
     pthread_mutex_lock(&lock);
     long now = ++seen;
     pthread_mutex_unlock(&lock);
@@ -99,11 +96,7 @@ static int before(const char *op, const char *path) {
         syscall(SYS_kill, getpid(), (int)value);
         while (value == SIGKILL) pause();
     }
-    if (action == WAIT && now >= nth) {
-        struct timespec t = {value / 1000, value % 1000 * 1000000};
-        nanosleep(&t, NULL);
-    }
-    return (action == FAIL && now == nth) || (action == FAIL_FROM && now >= nth) ? (int)value : 0;
+    return action == FAIL_FROM && now >= nth ? (int)value : 0;
 }
 
 static void log_call(const char *op, const char *path, const char *other, long offset, const void *data, size_t n) {
@@ -194,23 +187,6 @@ ssize_t copy_file_range(int in, off64_t *in_at, int out, off64_t *out_at, size_t
     if (!under[0] || !of_fd(out, path) || !counts(path)) return REAL(copy_file_range)(in, in_at, out, out_at, n, flags);
     errno = EXDEV;
     return -1;
-}
-
-static int is_hidden(DIR *dir, const char *name) {
-    char path[PATH_MAX];
-    return action == HIDE && !strncmp(name, match, strlen(match)) && of_fd(dirfd(dir), path) && counts(path);
-}
-struct dirent *readdir(DIR *dir) {
-    struct dirent *found;
-    do found = REAL(readdir)(dir);
-    while (found && is_hidden(dir, found->d_name));
-    return found;
-}
-struct dirent64 *readdir64(DIR *dir) {
-    struct dirent64 *found;
-    do found = REAL(readdir64)(dir);
-    while (found && is_hidden(dir, found->d_name));
-    return found;
 }
 
 ssize_t read(int fd, void *data, size_t n) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import random
@@ -50,23 +51,16 @@ def _left(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def undisturbed(commands: Commands, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of a stage: how many calls change something in its process, and what two processes leave."""
-    known: dict[str, tuple[int, dict[str, Any]]] = {}
+    """What two processes of a stage leave."""
 
-    def of(name: str) -> tuple[int, dict[str, Any]]:
-        if name not in known:
-            work = tmp_path_factory.mktemp(name)
-            stage = STAGES["torchvision" if name == "transfer" else name]
-            alone = work / "alone"
-            alone.mkdir()
-            counted = commands.run(stage.module, *stage.arguments(alone, data), under=alone)
-            assert counted.status == 0, counted.text
-            shutil.rmtree(alone)
-            ended = commands.as_job(*_ARGUMENTS[name](work, data), under=work)
-            assert ended.status == 0, ended.text
-            known[name] = counted.calls, _left(work)
-            shutil.rmtree(work)
-        return known[name]
+    @functools.cache
+    def of(name: str) -> dict[str, Any]:
+        work = tmp_path_factory.mktemp(name)
+        ended = commands.as_job(*_ARGUMENTS[name](work, data), under=work)
+        assert ended.status == 0, ended.text
+        left = _left(work)
+        shutil.rmtree(work)
+        return left
 
     return of
 
@@ -82,12 +76,15 @@ def undisturbed(commands: Commands, data: Path, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_a_job_of_two_processes_goes_on(
-    commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals, part: int
-) -> None:
+    commands: Commands, data: Path, whole: Any, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals,
+    part: int,
+) -> None:  # fmt: skip
     """SIGTERM to one process stops both after a checkpoint."""
-    calls, expected = undisturbed(name)
+    calls, _ = whole("torchvision" if name == "transfer" else name)
     at = int(calls * (part + random.Random(f"{name} {number} {part}").random()) / _TIMES[name][number]) + 1
-    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, Fault("signal", at, value=number), 0, expected)
+    goes_on(
+        commands, _ARGUMENTS[name](tmp_path, data), tmp_path, Fault("signal", at, value=number), 0, undisturbed(name)
+    )
 
 
 @pytest.mark.slow
@@ -97,9 +94,8 @@ def test_the_fault_of_a_rank_that_does_not_write(
     commands: Commands, data: Path, undisturbed: Any, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
     """At an image somewhere in the middle."""
-    _, expected = undisturbed(name)
     fault = Fault("signal", 80, "read", "/train/class", number)
-    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, fault, 1, expected)
+    goes_on(commands, _ARGUMENTS[name](tmp_path, data), tmp_path, fault, 1, undisturbed(name))
 
 
 def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Commands, data: Path, tmp_path: Path):

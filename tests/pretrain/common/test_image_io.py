@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -78,6 +79,15 @@ def test_truncated_files_are_corrupt(form: str, share: float):
     data = encoded(PIL_RGB, form)
     with pytest.raises(CorruptImage, match=r"/a/b\.jpg"):
         decode(data[: int(len(data) * share)], "/a/b.jpg")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "TIFF", "WEBP", "GIF"])
+def test_changed_bytes_give_an_image_or_one_line(form: str):
+    data, rng = encoded(PIL_RGB, form), np.random.default_rng(0)
+    for start in rng.integers(0, len(data), 50):
+        with contextlib.suppress(UserError):
+            image = decode(data[:start] + rng.bytes(4) + data[start + 4 :], "x")
+            assert image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
 
 
 def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):

@@ -31,7 +31,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import config_overrides, extensions
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_name, existing_file
-from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, write_json
+from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, stage_of, write_json
 from pretrain.data.folders import images_below
 from transfer import preflight
 from transfer.coco import catalog, data
@@ -197,7 +197,7 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
     """
     run, wanted, opts = Path(args.run), args.engine, list(args.opts)
     if args.run:
-        if not (run / "config.yaml").is_file() or preflight.stage_of(run) != "transfer":
+        if not (run / "config.yaml").is_file() or stage_of(run) != "transfer":
             raise UserError(f"--run {run} is not the run folder of a detector (train_net.py's OUTPUT_DIR)")
         best = run / "model_best.pth"
         opts = ["MODEL.WEIGHTS", str(best if best.is_file() else run / "model_final.pth"), *opts]

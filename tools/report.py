@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
 from tools.reporting import cost, groups, samples  # noqa: E402
-from tools.reporting.document import Picture, Report, Table, markdown  # noqa: E402
+from tools.reporting.document import Report, Table, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
 from tools.reporting.pictures import draw  # noqa: E402
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in args.output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
-        beside = texts[0] if texts else Path(temporary, "report.md") if pages else ""
-        report = gather(args.folders, beside)
+        report = gather(args.folders, (texts or [Path(temporary, "report.md")])[0] if args.output else "")
         text = markdown(report)
         print(text, end="")
         for file in texts:
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pictures = [f"picture: {picture.file}" for picture in report.pictures if texts]
     for line in [*pictures, *(f"report: {file}" for file in args.output)]:
         print(printable(line))
-    if not report.is_readable:
+    if report.found.unread and not report.items:
         raise UserError("no result could be read; the lines under 'Not read' say why")
     return 0
 
@@ -73,11 +72,9 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     """
     found = find([Path(folder) for folder in folders])
     items: list[Item] = []
-    readable = 0
     for run in found.runs:
         try:
             items += parse(run)
-            readable += 1
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
@@ -90,14 +87,8 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
         *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
         *samples.shares(detections), *samples.published(items), *cost.table(found.runs),
     ]  # fmt: skip
-    pictures: list[Picture] = []
-    if pictures_beside:
-        pictures = draw(found, detections, Path(pictures_beside))
-    lists = {"Not read": found.unread, "Not done": found.not_done}
-    return Report(
-        tables, pictures, {title: lines for title, lines in lists.items() if lines}, found, items,
-        is_readable=readable > 0 or not found.unread,
-    )  # fmt: skip
+    pictures = draw(found, detections, Path(pictures_beside)) if pictures_beside else []
+    return Report(tables, pictures, found, items)
 
 
 def _plan_tables(found: Found) -> Iterable[Table]:

@@ -18,7 +18,6 @@ _TITLES = {  # of what runs log; those that a run has are drawn
     "positive_similarity": "similarity of positives", "top1": "linear top-1 (%)",
     "bbox/AP": "box AP", "segm/AP": "mask AP", "keypoints/AP": "keypoint AP",
 }  # fmt: skip
-_POINTS = 400  # of a line; more cannot be seen
 _COLUMNS = 3  # panels side by side
 _SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-serif", "font.size": 9,
@@ -41,7 +40,7 @@ def figures(report: Report) -> dict[str, str]:
     for folder, stage in others.items():
         stages.setdefault(f"{stage} (single runs)" if planned else stage, []).append((names[folder], folder))
     drawn = {title: curves(runs) for title, runs in stages.items()}
-    return {title: _svg(found) for title, found in drawn.items() if found}
+    return {title: _svg(lines) for title, lines in drawn.items() if lines}
 
 
 def _by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
@@ -54,36 +53,25 @@ def _by_stage(plan: Plan) -> dict[str, list[tuple[str, Path]]]:
 
 
 def curves(runs: Iterable[tuple[str, Path]]) -> Curves:
-    """The lines of runs; one of a single point is none, and a long one is thinned."""
+    """The lines of runs; one of a single point is none."""
     drawn: Curves = {}
     for name, folder in runs:
-        for title, found in points(read_metrics(folder)).items():
-            if len(found) > 1:
-                thinned = found[:: -(-len(found) // _POINTS)]
-                drawn.setdefault(title, []).append((name, [*thinned, found[-1]]))
+        for title, line in points(read_metrics(folder)).items():
+            if len(line) > 1:
+                drawn.setdefault(title, []).append((name, line))
     return drawn
 
 
 def points(logged: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
-    """Title of a panel -> completed iterations and values, of the lines in metrics.json.
-
-    AP has a panel per test set where there are several: their names are ``SET/bbox/AP``.
-    """
-    found: dict[str, Points] = {}
-    for line in logged:
-        for name, value in line.items():
-            if (title := _title(name)) and isinstance(value, (int, float)):
-                found.setdefault(title, []).append((line["iteration"] + 1, value))
-    order = list(_TITLES.values())
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0].partition(" on ")[0])))
-
-
-def _title(name: str) -> str:
-    test_set, _, metric = name.rpartition("/")[0].rpartition("/") if name.endswith("/AP") else ("", "", "")
-    if test_set:
-        title = _TITLES.get(f"{metric}/AP", "")
-        return title and f"{title} on {test_set.removeprefix('coco:')}"  # whole: two files may have the same name
-    return _TITLES.get(name, "")
+    """Title of a panel -> completed iterations and values; with several test sets, AP is named ``SET/bbox/AP``."""
+    lines: dict[str, Points] = {}
+    for entry in logged:
+        for name, value in entry.items():
+            title = _TITLES.get(name, name if name.endswith("/AP") else "")
+            if title and isinstance(value, (int, float)):
+                lines.setdefault(title, []).append((entry["iteration"] + 1, value))
+    order = [*_TITLES.values(), *lines]
+    return {title: lines[title] for title in sorted(lines, key=order.index)}
 
 
 def _svg(drawn: Curves) -> str:
@@ -98,9 +86,9 @@ def _svg(drawn: Curves) -> str:
         figure = Figure(figsize=(4.0 * _COLUMNS, 2.6 * rows + 0.4), layout="constrained")
         panels = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()
         for panel, (title, lines) in zip(panels, drawn.items(), strict=False):
-            for name, found in lines:
+            for name, line in lines:
                 color = f"C{names.index(name) % 10}"
-                (handles[name],) = panel.plot(*zip(*found, strict=True), color=color, lw=1.3, alpha=0.8)
+                (handles[name],) = panel.plot(*zip(*line, strict=True), color=color, lw=1.3, alpha=0.8)
             panel.set_title(title)
             panel.set_xlabel("iteration")
             panel.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -35,11 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG.
-
-    Attributes:
-        file: where it lies.
-    """
+    """A PNG, which lies at ``file``."""
 
     title: str
     notes: Sequence[str]
@@ -49,19 +45,18 @@ class Picture:
 
 @dataclass
 class Report:
-    """What Markdown and page show, and what they were made from.
-
-    Attributes:
-        lists: heading -> lines: what could not be read, and what is not done.
-        is_readable: False if there are results of which none could be read.
-    """
+    """What Markdown and page show, and what they were made from."""
 
     tables: list[Table]
     pictures: list[Picture]
-    lists: dict[str, list[str]]
     found: Found
     items: list[Item]
-    is_readable: bool
+
+    @property
+    def lists(self) -> dict[str, list[str]]:
+        """Heading -> lines: what could not be read, and what is not done."""
+        lists = {"Not read": self.found.unread, "Not done": self.found.not_done}
+        return {title: lines for title, lines in lists.items() if lines}
 
 
 def markdown(report: Report) -> str:

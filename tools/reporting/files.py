@@ -14,6 +14,7 @@ from typing import Any
 from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
+from tools.launcher.records import files_below
 
 
 @dataclass(frozen=True)
@@ -27,35 +28,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Plan:
-    """A pipeline or sweep.
-
-    Attributes:
-        stages: run folder -> key, ``jcl/mask``.
-        not_done: the keys of those that are not complete.
-    """
+    """A pipeline or sweep; ``stages`` maps run folders to keys such as ``jcl/mask``."""
 
     folder: Path
     is_sweep: bool
     stages: dict[Path, str]
-    not_done: list[str]
 
 
 @dataclass
 class Found:
-    """Runs, the pipelines and sweeps that they belong to, and a line per file that could not be read."""
+    """Runs, the pipelines and sweeps that they belong to, and lines on what could not be read and is not done."""
 
     runs: list[Run] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-
-    @property
-    def not_done(self) -> list[str]:
-        """A line per pipeline or sweep that is not complete."""
-        return [
-            f"{plan.folder.name}: {', '.join(plan.not_done)} (`python tools/launch.py status {plan.folder}` says why)"
-            for plan in self.plans
-            if plan.not_done
-        ]
+    not_done: list[str] = field(default_factory=list)
 
 
 def find(folders: Sequence[Path]) -> Found:
@@ -65,23 +52,21 @@ def find(folders: Sequence[Path]) -> Found:
         UserError: a folder that does not exist.
     """
     found = Found()
-    records: dict[Path, None] = {}
-    results: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
-        folder = Path(os.path.abspath(folder))
-        for name in ("pipeline", "sweep"):
-            records |= dict.fromkeys(sorted(folder.glob(f"**/launch/{name}.json")))
-        below = sorted(folder.glob("**/results.json"))
-        results |= dict.fromkeys(path for path in below if "launch" not in path.relative_to(folder).parts)
-    for path in records:
-        try:
-            found.plans.append(_plan(path))
-        except UserError as error:
-            found.unread.append(str(error))
+        names = ("launch/pipeline.json", "launch/sweep.json", "results.json")
+        files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), *names))
+    for path in files:
+        if path.name != "results.json":
+            try:
+                _add_plan(path, found)
+            except UserError as error:
+                found.unread.append(str(error))
     order = [folder for plan in found.plans for folder in plan.stages]
     position = {folder: place for place, folder in enumerate(order)}
+    results = [path for path in files if path.name == "results.json"]
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
         try:
             found.runs.append(Run(path.parent, read_json(path), _config(path.parent / "config.yaml", found.unread)))
@@ -107,8 +92,8 @@ def _config(path: Path, unread: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _plan(path: Path) -> Plan:
-    """The pipeline or sweep of a record, even if its folder was moved."""
+def _add_plan(path: Path, found: Found) -> None:
+    """Adds the pipeline or sweep of a record, even if its folder was moved."""
     stages: dict[Path, str] = {}
     not_done: list[str] = []
     for stage in read_json(path)["stages"]:
@@ -119,6 +104,9 @@ def _plan(path: Path) -> Plan:
             is_done = read_json(folder / "launch" / "complete.json")["fingerprint"] == stage["fingerprint"]
         except (KeyError, UserError):
             is_done = False
-        if not is_done:
-            not_done.append(stage["key"])
-    return Plan(path.parents[1], path.name == "sweep.json", stages, not_done)
+        not_done += [] if is_done else [stage["key"]]
+    folder = path.parents[1]
+    found.plans.append(Plan(folder, path.name == "sweep.json", stages))
+    if not_done:
+        status = f"`python tools/launch.py status {folder}` says why"
+        found.not_done.append(f"{folder.name}: {', '.join(not_done)} ({status})")

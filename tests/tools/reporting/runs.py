@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,13 @@ def pipeline(folder: Path, *keys: str) -> None:
         if not key.startswith("moco"):
             (folder / key / "launch").mkdir(parents=True)
             (folder / key / "launch/complete.json").write_text(json.dumps({"fingerprint": key}))
+
+
+def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") -> None:
+    """What a stage logs, and what it records of the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "environment.txt").write_text(environment)
 
 
 def render(folders: list[Path]) -> str:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tools.reporting.runs import DIGITS, cells, detector, pretrain, render, write
+from tests.tools.reporting.runs import DIGITS, cells, detector, log, pretrain, render, write
 from tools.reporting.cost import cost
 
 GPU = "host: node7 (Linux, 64 CPUs)\ndevices: NVIDIA H200, NVIDIA H200\n"
-
-
-def log(folder: Path, lines: list[dict[str, Any]], environment: str = GPU) -> None:
-    (folder / "metrics.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "environment.txt").write_text(environment)
 
 
 def pretraining(*speeds: float) -> list[dict[str, Any]]:
@@ -44,10 +38,14 @@ def test_each_training_has_a_row_with_its_machine(tmp_path: Path):
     pretrain(tmp_path / "jcl/pretrain", *DIGITS, "SOLVER.IMS_PER_BATCH", "36")
     log(tmp_path / "jcl/pretrain", pretraining(0.01, 0.01), GPU + "\n" + GPU.replace("H200, NVIDIA H200", "H100"))
     pretrain(tmp_path / "tcl/pretrain", *DIGITS, "DEVICE", "cpu")
-    log(tmp_path / "tcl/pretrain", pretraining(3.0))
+    log(tmp_path / "tcl/pretrain", pretraining(3.0), GPU)
     results = detector("SOLVER.IMS_PER_BATCH", "4")
     write(tmp_path / "jcl/mask", results, results["config"])
-    log(tmp_path / "jcl/mask", [{"iteration": 899, "time": 2.0, "max_memory_mib": 4321.4}, {"iteration": 899, "AP": 3}])
+    log(
+        tmp_path / "jcl/mask",
+        [{"iteration": 899, "time": 2.0, "max_memory_mib": 4321.4}, {"iteration": 899, "AP": 3}],
+        GPU,
+    )
     assert costs(tmp_path, "jcl/pretrain") == ["0.0", "20.000", "-", "2 x NVIDIA H200, 1 x NVIDIA H100"]
     assert costs(tmp_path, "jcl/mask") == ["2.0", "0.500", "4321", "2 x NVIDIA H200"]
     assert costs(tmp_path, "tcl/pretrain")[2:] == ["-", "64 CPUs"]
@@ -56,7 +54,7 @@ def test_each_training_has_a_row_with_its_machine(tmp_path: Path):
 def test_seeds_on_equal_machines_share_a_row(tmp_path: Path):
     for seed, speed in ((1, 90.0), (2, 110.0)):
         pretrain(tmp_path / f"jcl_seed={seed}/pretrain", *DIGITS)
-        log(tmp_path / f"jcl_seed={seed}/pretrain", pretraining(speed))
+        log(tmp_path / f"jcl_seed={seed}/pretrain", pretraining(speed), GPU)
     pretrain(tmp_path / "jcl_seed=3/pretrain", *DIGITS)
     log(tmp_path / "jcl_seed=3/pretrain", pretraining(10.0), GPU.replace("H200", "H100"))
     text = render([tmp_path]).split("## Cost")[1]
@@ -66,6 +64,6 @@ def test_seeds_on_equal_machines_share_a_row(tmp_path: Path):
 def test_runs_without_curves_or_config_have_no_cost(tmp_path: Path):
     pretrain(tmp_path / "jcl", *DIGITS)
     assert "## Cost" not in render([tmp_path])
-    log(tmp_path / "jcl", pretraining(3.0))
+    log(tmp_path / "jcl", pretraining(3.0), GPU)
     (tmp_path / "jcl/config.yaml").unlink()
     assert "## Cost" not in render([tmp_path])

@@ -10,8 +10,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.tools.reporting.runs import cells, detector, pipeline, provenance, write
-from tests.tools.reporting.runs import pretrain as pretrained
+from tests.tools.reporting.runs import cells, detector, pipeline, write
 from tests.transfer import tiny_coco
 from tools import report
 from tools.reporting.document import markdown
@@ -21,34 +20,16 @@ BRANCHES = ("random", "tcl", "jcl")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A finished pipeline with a detector; TCL's finds everything, the others' find nothing."""
+    """A finished pipeline that was moved, with a detector; TCL's finds everything, the others' find nothing."""
     name = tiny_coco.write(tmp_path / "data")
     truth = json.loads((tmp_path / "data/annotations.json").read_text())["annotations"]
-    config = pretrained(tmp_path / "elsewhere")
-    pipeline(tmp_path / "p", *(f"{branch}/mask" for branch in BRANCHES))
+    pipeline(tmp_path / "before", *(f"{branch}/mask" for branch in BRANCHES))
     for branch in BRANCHES:
-        weights = None if branch == "random" else provenance(config, method=branch)
-        found = detector("DATASETS.TEST", str((name,)), weights=weights)
-        write(tmp_path / "p" / branch / "mask", found | {"predictions": {name: "inference/x/found.json"}})
-        file = predictions_of(tmp_path / "p", branch)
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps([record | {"score": 0.8} for record in truth if branch == "tcl"]))
-    return tmp_path / "p"
-
-
-def rendered(folders: list[Path], output: Path) -> tuple[str, list[Path]]:
-    """The Markdown, and the files of the pictures."""
-    content = report.gather(folders, output)
-    assert content.is_readable
-    return markdown(content), [picture.file for picture in content.pictures]
-
-
-def predictions_of(folder: Path, branch: str) -> Path:
-    return folder / branch / "mask/inference/x/found.json"
-
-
-def not_read(text: str) -> list[str]:
-    return [line for line in text.split("## Not read")[-1].splitlines() if line.startswith("- ")]
+        results = detector("DATASETS.TEST", str((name,))) | {"predictions": {name: "predictions.json"}}
+        write(tmp_path / "before" / branch / "mask", results)
+        predictions = [record | {"score": 0.8} for record in truth if branch == "tcl"]
+        (tmp_path / "before" / branch / "mask/predictions.json").write_text(json.dumps(predictions))
+    return (tmp_path / "before").rename(tmp_path / "p")
 
 
 def columns_of(picture: Path) -> list[np.ndarray]:
@@ -73,30 +54,23 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert outside_labels < 0.03 < (tcl != random).any(axis=3).mean()
 
 
-def test_a_pipeline_that_was_moved_keeps_its_picture(folder: Path):
-    shutil.move(folder, folder.parent / "moved")
-    output = folder.parent / "report.md"
-    text, (picture,) = rendered([folder.parent / "moved"], output)
-    assert "## Not read" not in text and len(columns_of(picture)) == 4 and picture == folder.parent / "report_mask.png"
-
-
-@pytest.mark.parametrize("content", [None, ""])
-def test_a_damaged_file_costs_its_column_only(folder: Path, content: str | None):
-    file = predictions_of(folder, "jcl")
-    file.unlink() if content is None else file.write_text(content)
-    text, (picture,) = rendered([folder], folder / "report.md")
-    (line,) = not_read(text)
-    assert line.startswith("- the predictions of jcl are not in the picture of mask: ") and str(file) in line
-    assert cells(text, "jcl/mask")[2] == "38.0" and len(columns_of(picture)) == 3
-
-
-@pytest.mark.parametrize("lost", ["annotations.json", "1.png"])
-def test_a_picture_that_cannot_be_made_is_one_line(folder: Path, lost: str):
-    (folder.parent / "data" / lost).unlink()
-    text, pictures = rendered([folder], folder / "report.md")
-    (line,) = not_read(text)
-    assert line.startswith("- the predictions of mask are not drawn: ") and lost in line
-    assert not pictures and "![" not in text
+@pytest.mark.parametrize(
+    ("damaged", "message", "columns"),
+    [
+        ("p/jcl/mask/predictions.json", "of jcl are not in the picture of mask", 3),
+        ("data/annotations.json", "of mask are not drawn", 0),
+        ("data/1.png", "of mask are not drawn", 0),
+    ],
+)
+def test_a_damaged_file_is_one_line_and_costs_no_more_than_it_must(
+    folder: Path, damaged: str, message: str, columns: int
+):
+    (folder.parent / damaged).write_text("")
+    shown = report.gather([folder], folder / "report.md")
+    text = markdown(shown)
+    (line,) = [line for line in text.split("## Not read")[1].splitlines() if line.startswith("- ")]
+    assert line.startswith(f"- the predictions {message}: ") and damaged in line
+    assert [len(columns_of(picture.file)) for picture in shown.pictures] == [columns] * (columns > 0)
     assert [cells(text, f"{branch}/mask")[2] for branch in BRANCHES] == ["38.0"] * 3
 
 
@@ -106,10 +80,10 @@ def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
         path = folder / branch / "mask/results.json"
         content = json.loads(path.read_text())
         content["datasets"] = dict.fromkeys(sets, content["metrics"])
-        path.write_text(json.dumps(content | {"predictions": dict.fromkeys(sets, "inference/x/found.json")}))
+        path.write_text(json.dumps(content | {"predictions": dict.fromkeys(sets, "predictions.json")}))
     shutil.copytree(folder, folder.parent / "q")
-    _, pictures = rendered([folder, folder.parent / "q"], folder / "all.md")
-    assert [picture.name for picture in pictures] == [f"all_{which}.png" for which in (
-        "p_mask", "p_mask_2", "q_mask", "q_mask_2"
-    )]  # fmt: skip
-    assert [len(columns_of(picture)) for picture in pictures] == [4, 3, 4, 3]
+    files = [picture.file for picture in report.gather([folder, folder.parent / "q"], folder / "all.md").pictures]
+    assert [file.name for file in files] == [
+        f"all_{which}.png" for which in ("p_mask", "p_mask_2", "q_mask", "q_mask_2")
+    ]
+    assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]

@@ -76,7 +76,7 @@ class Graph:
             return
         stages = [
             {"key": node.key, "stage": node.spec.stage, "folder": node.spec.folder, "parents": list(node.parents),
-             "produces": node.spec.produces, "fingerprint": node.spec.fingerprint(), "spec": node.spec.to_json()}
+             "fingerprint": node.spec.fingerprint(), "spec": node.spec.to_json()}
             for node in self.nodes
         ]  # fmt: skip
         write_json(
@@ -90,19 +90,18 @@ class Graph:
         """The graph of a launch.json, or that `remember` wrote to ``path``."""
         record = read_json(path)
         try:
-            listed = record["stages"] if "stages" in record else [{"key": record["spec"]["stage"], **record}]
-            nodes = tuple(
-                Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage.get("parents", ())))
-                for stage in listed
-            )
-            report = StageSpec.from_json(record["report"]) if "report" in record else None
-            graph = cls(
-                "stage" if report is None else path.stem, record["output"] if report else nodes[0].spec.folder, nodes,
-                report, record.get("file", ""), {key: record[key] for key in record.get("facts", ())},
-            )  # fmt: skip
+            if path.name == "launch.json":
+                graph = single(StageSpec.from_json(record["spec"]))
+            else:
+                nodes = tuple(
+                    Node(stage["key"], StageSpec.from_json(stage["spec"]), tuple(stage["parents"]))
+                    for stage in record["stages"]
+                )
+                facts, report = {key: record[key] for key in record["facts"]}, StageSpec.from_json(record["report"])
+                graph = cls(path.stem, record["output"], nodes, report, record["file"], facts)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} records no stages ({error}); run its own command again") from error
-        for spec in (*(node.spec for node in nodes), *([report] if report else [])):
+        for spec in (*(node.spec for node in graph.nodes), *filter(None, [graph.report])):
             spec.check_entry()
         if (folder := path.absolute().parents[1]).resolve() != Path(graph.output).resolve():
             raise UserError(f"{folder} was at {graph.output} when it was started; run its own command again")

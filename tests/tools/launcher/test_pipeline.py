@@ -1,17 +1,24 @@
-"""Pipeline files: each shipped one loads, and a wrong one is one line."""
+"""Files of several runs: each shipped one loads, a wrong one is one line, and a sweep becomes a table and a plot."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import CONFIGS
+from tests.tools.launcher.helpers import CONFIGS, HERE
+from tools import report
 from tools.launcher import pipeline, stages
+from tools.launcher.graph import Graph
+from tools.reporting import groups
 
-PIPELINES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "\nBRANCHES:\n" in path.read_text()]
+FILES = [
+    path for path in sorted(CONFIGS.rglob("*.yaml")) if re.search("^(BRANCHES|GRID|POINTS):", path.read_text(), re.M)
+]
 
 
 def test_pipeline_file_becomes_a_graph(tmp_path: Path):
@@ -20,17 +27,17 @@ def test_pipeline_file_becomes_a_graph(tmp_path: Path):
     file = tmp_path / "p.yaml"
     file.write_text(
         "OUTPUT_DIR: out\nDATA: digits data\nKNN: [own]\nTRANSFER: {mask: mask.yaml}\nBRANCHES:\n"
-        f"  random: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, OVERRIDES: [SEED, 3]}}\n"
+        f"  2020: {{WEIGHTS: random}}\n  moco: {{PRETRAIN: {stages.recipe_of('mocov2')}, OVERRIDES: [SEED, 3]}}\n"
     )
     graph = pipeline.load(str(file))
     assert {node.key: node.parents for node in graph.nodes} == {
-        "data": (), "random/knn": ("data",), "random/mask": ("data",), "moco/pretrain": ("data",),
+        "data": (), "2020/knn": ("data",), "2020/mask": ("data",), "moco/pretrain": ("data",),
         "moco/knn": ("moco/pretrain",), "moco/convert": ("moco/pretrain",), "moco/mask": ("moco/convert", "data"),
     }  # fmt: skip
     by_key = {node.key: node.spec for node in graph.nodes}
-    assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["random/knn"].args == ("random",)
+    assert "SEED: 3" in by_key["moco/pretrain"].config and by_key["2020/knn"].args == ("random",)
     weights = str(tmp_path / "out/moco/backbone.pth")
-    starts = [yaml.safe_load(by_key[f"{name}/mask"].config)["MODEL"]["WEIGHTS"] for name in ("moco", "random")]
+    starts = [yaml.safe_load(by_key[f"{name}/mask"].config)["MODEL"]["WEIGHTS"] for name in ("moco", "2020")]
     assert starts == [weights, ""]
 
 
@@ -75,15 +82,20 @@ def test_branches_over_seeds_several_data_sets_and_detectors_with_keys_of_their_
     assert graph.facts == {"branches": folders, "baseline": "random"}
 
 
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
-def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(CONFIGS.parent)
     graph = pipeline.load(str(path))
-    used = {node.spec.stage for node in graph.nodes}
-    starts_from_random_alone = path.stem == "frozen_bn"
-    assert used & {"pretrain", "convert"} or starts_from_random_alone
-    assert used & {"knn", "linear", "transfer", "distributions"}
-    assert len({node.spec.folder for node in graph.nodes}) == len(graph.nodes)
+    trained = {node.spec.fingerprint() for node in graph.nodes if node.spec.stage == "pretrain"}
+    if graph.kind == "sweep":
+        assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
+    else:
+        starts_from_random_alone = path.stem == "frozen_bn"
+        assert trained or starts_from_random_alone or "convert" in {node.spec.stage for node in graph.nodes}
+        assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
+
+
+RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.recipe_of('jcl')}\n"
 
 
 @pytest.mark.parametrize(
@@ -93,25 +105,73 @@ def test_every_pipeline_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
         ("BRANCHES: {a: {}}", "branch a needs one of PRETRAIN"),
         ("BRANCHS: {}", "unknown key BRANCHS.*did you mean 'BRANCHES'"),
         ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
-        ("[1", "is not YAML"),
-        ("[]", "holds a list, not KEY: value lines"),
-        ("BRANCHES: \xff", "p.yaml: .*decode byte 0xff"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
+        ("[1", "p.yaml: is not YAML"),
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
         ("BRANCHES: {a/b: {WEIGHTS: random}}", "is named 'a/b'; use letters"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {a b: x.yaml}", "a detector of TRANSFER is named 'a b'"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nBASELINE: b", "BASELINE in .* is b; it must be one of BRANCHES"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nSEEDS: [1, 1]", "SEEDS in .* are 1, 1; write whole numbers, each once"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nTRANSFER: {m: {CONFG: x}}", "unknown key CONFG in .* detector m"),
-        ("BRANCHES: {a: {WEIGHTS: random}}\nKNN: ['', '']", "a/knn_own and a/knn_own would share"),
+        (f"{RANDOM}KNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
+        (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must be one of BRANCHES"),
+        (f"{RANDOM}SEEDS: [1, 1]", "SEEDS in .* are 1, 1; write whole numbers, each once"),
+        (f"{RANDOM}TRANSFER: {{m: {{CONFG: x}}}}", "unknown key CONFG in .* detector m"),
+        (f"{RANDOM}KNN: ['', '']", "a/knn_own and a/knn_own would share"),
+        (f"{RANDOM}GRID: {{METHOD.JCL_LAMBDA: [1]}}", "needs PRETRAIN, .*and no BRANCHES"),
+        (f"{SWEEP}GRID: {{METHOD.JCL_LAMBDA: [1, 1]}}", "would share"),
+        (f"{SWEEP}GRID: {{METHOD.JCL_LAMBDA: 1}}", "write a list of values"),
+        (f"{SWEEP}SEEDS: [0]", "needs GRID .* or POINTS .*, and not both"),
+        (f"{SWEEP}POINTS: [SEED]", "write a list of settings"),
     ],
 )
-def test_pipeline_files_that_cannot_work(text: str, message: str, tmp_path: Path):
-    (tmp_path / "p.yaml").write_bytes(text.encode("latin-1"))
+def test_a_file_that_cannot_work_is_one_line(text: str, message: str):
+    Path("p.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         pipeline.load("p.yaml")
 
 
-def test_a_branch_may_be_named_by_a_number(tmp_path: Path):
-    (tmp_path / "p.yaml").write_text("BRANCHES: {2020: {WEIGHTS: random}, jcl-4.0_a+b=c: {WEIGHTS: random}}\nKNN: ['']")
-    assert [node.key for node in pipeline.load("p.yaml").nodes] == ["2020/knn", "jcl-4.0_a+b=c/knn"]
+def swept(plan: str, done: int) -> Graph:
+    """The sweep of a file in out/, of which the first pretrainings are ``done``, with a kNN top-1 of 10, 11, ..."""
+    Path("s.yaml").write_text(plan)
+    graph = pipeline.load("s.yaml", "out")
+    for place, node in enumerate(graph.nodes[:done]):
+        Path(node.spec.folder).mkdir(parents=True)
+        Path(node.spec.folder, "results.json").write_text(json.dumps({"metrics": {"knn_top1": 10.0 + place}}))
+    graph.remember(HERE)
+    return graph
+
+
+def cells(table: str) -> set[str]:
+    return {" ".join(line.replace("|", " ").split()) for line in table.splitlines()}
+
+
+def test_a_grid_becomes_a_table_and_a_plot(tmp_path: Path):
+    grid = "SEEDS: [0, 1]\nGRID: {METHOD.NUM_KEYS: [2, 5], METHOD.JCL_LAMBDA: [0.5, 4]}\n"
+    graph = swept(SWEEP + grid, done=6)  # the last setting's seeds are not
+    spec = graph.nodes[-1].spec
+    assert "NUM_KEYS: 5" in spec.config and "LAMBDA: 4.0" in spec.config and "SEED: 1" in spec.config
+    Path(graph.nodes[5].spec.folder, "results.json").write_bytes(b"\xff")
+    table = groups.draw("out").read_text()
+    assert {"2 0.5 10.50 ± 6.35 [n 2]", "5 0.5 14.00"} <= cells(table)
+    assert re.search(r"not done: num_keys=5_jcl_lambda=0.5_seed=1 \(.*results.json is not JSON", table)
+    assert table.count("not done: num_keys=5_jcl_lambda=4_seed") == 2
+    assert Path("out/sweep.png").stat().st_size > 1000
+    Path("out").rename("moved")
+    (shown,) = (table for table in report.gather([Path("moved")]).tables if table.title == "Sweep moved")
+    assert ["2", "0.5", "10.50 ± 6.35 [n 2]"] in shown.rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "folders", "rows"),
+    [
+        (
+            "POINTS: [{SOLVER.IMS_PER_BATCH: 32, SOLVER.BASE_LR: 0.004}, {SOLVER.IMS_PER_BATCH: 64}]",
+            ["ims_per_batch=32_base_lr=0.004_seed=0", "ims_per_batch=64_seed=0"], {"32 0.004 10.00", "64 - 11.00"},
+        ),
+        (
+            "GRID: {MODEL.HEAD_HIDDEN_DIMS: [[16], [32, 16]]}",
+            ["head_hidden_dims=_16__seed=0", "head_hidden_dims=_32__16__seed=0"], {"[16] 10.00", "[32, 16] 11.00"},
+        ),
+    ],
+)  # fmt: skip
+def test_keys_that_vary_together_or_are_lists(settings: str, folders: list[str], rows: set[str]):
+    graph = swept(SWEEP + settings, done=2)
+    assert [node.key for node in graph.nodes] == [f"{folder}/pretrain" for folder in folders]
+    assert rows <= cells(groups.draw("out").read_text())
+    assert Path("out/sweep.png").stat().st_size > 1000

@@ -58,7 +58,10 @@ def queue_step(
     optimizer.zero_grad(set_to_none=True)
     if objective.ema_first:
         model.update_keys(objective.momentum(step))  # He et al., Eq. (2)
-    keys_MnD, key_locations = objective.encode_keys(views_VnCHW[1:], step)  # ShuffleBN, no gradient
+    shuffle = torch.Generator().manual_seed(objective.seed * 1_000_003 + step)  # of ShuffleBN, the same on every rank
+    keys_MnD, key_locations = model.encode_keys(
+        views_VnCHW[1:], objective.batch_size, shuffle, objective.embed, objective.micro_batches
+    )
     queries, results, shares = [], [], []
     for part in objective.micro_batches:
         set_bn_groups(model.encoder_q, part.bn_groups)

@@ -34,51 +34,29 @@ _log = logging.getLogger("pretrain.data.loader")
 
 
 class Batch(NamedTuple):
-    """This rank's share of a global batch.
+    """This rank's share of a global batch."""
 
-    Attributes:
-        views_VNCHW: (V, N, 3, S, S) uint8, with the channels of a pixel side by side in memory.
-        index_N: (N,) int64, position in the data set of the image used.
-        label_N: (N,) int64, -1 where the image has no label.
-        replaced: {position: name} of the corrupt images that other images replace.
-    """
-
-    views_VNCHW: Tensor
-    index_N: Tensor
-    label_N: Tensor
-    replaced: dict[int, str]
+    views_VNCHW: Tensor  # uint8, with the channels of a pixel side by side in memory
+    index_N: Tensor  # int64, position in the data set of the image used
+    label_N: Tensor  # int64, -1 where the image has no label
+    replaced: dict[int, str]  # position -> name of the corrupt images that other images replace
 
 
 @dataclass
 class Loader:
-    """Batches of views that depend on the seed and the step alone.
-
-    Args:
-        data: the images.
-        recipes: one per view.
-        size: S, pixels per side of a view.
-        batch_size: images of a global batch, all ranks together; the last incomplete batch of an epoch is dropped.
-        seed: of the order and of every view.
-        rank, world_size: this process and how many share a global batch.
-        num_workers: worker processes; 0: decode in this process.
-        on_corrupt: ``error``, or ``skip``: take the next readable image instead.
-        pin_memory: batches come in pinned memory, which is copied to a GPU without a host-device synchronization.
-
-    Raises:
-        UserError: fewer images than ``batch_size``.
-    """
+    """Batches of views that depend on the seed and the step alone; fewer images than a batch are a UserError."""
 
     data: ImageData
-    recipes: Sequence[Recipe]
-    size: int
+    recipes: Sequence[Recipe]  # one per view
+    size: int  # S
     _: KW_ONLY
-    batch_size: int
+    batch_size: int  # of all ranks together; the last incomplete batch of an epoch is dropped
     seed: int
     rank: int = 0
     world_size: int = 1
-    num_workers: int = 4
-    on_corrupt: str = "error"
-    pin_memory: bool = False
+    num_workers: int = 4  # 0: decode in this process
+    on_corrupt: str = "error"  # or skip: take the next readable image instead
+    pin_memory: bool = False  # for copies to a GPU without a host-device synchronization
 
     def __post_init__(self) -> None:
         if len(self.data) < self.batch_size:

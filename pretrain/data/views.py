@@ -27,21 +27,13 @@ Operation = tuple[Callable[[np.ndarray, float], None], float]  # and its value
 
 
 class Drawn(NamedTuple):
-    """The random choices of one view.
+    """The random choices of one view."""
 
-    Attributes:
-        box: (top, left, height, width) of the image read, in its pixels.
-        flip: mirror the view.
-        offset: PadCrop's (top, left) in the padded view; None for other crops.
-        policy: AutoAugment's (policy, probabilities, signs); None without.
-        colors: color operations with their values, in order.
-    """
-
-    box: tuple[int, int, int, int]
+    box: tuple[int, int, int, int]  # (top, left, height, width) of the image read, in its pixels
     flip: bool
-    offset: tuple[int, int] | None
-    policy: tuple[int, Tensor, Tensor] | None
-    colors: list[Operation]
+    offset: tuple[int, int] | None  # PadCrop's (top, left) in the padded view
+    policy: tuple[int, Tensor, Tensor] | None  # AutoAugment's (policy, probabilities, signs)
+    colors: list[Operation]  # in order
 
 
 def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> Drawn:

@@ -32,16 +32,13 @@ def checked_queue_inputs(
     Raises:
         ValueError: their shapes disagree, one of N, M', D and K is 0, or M' is above ``most_keys``.
     """
-    shapes = f"q {tuple(q_ND.shape)}, keys {tuple(keys_MND.shape)}, queue {tuple(queue_DK.shape)}"
-    if (
-        (q_ND.ndim, keys_MND.ndim, queue_DK.ndim) != (2, 3, 2)
-        or keys_MND.shape[1:] != q_ND.shape
-        or queue_DK.shape[0] != q_ND.shape[1]
-        or 0 in (*keys_MND.shape, queue_DK.shape[1])
-    ):
-        raise ValueError(f"{shapes}: they must be (N, D), (M', N, D) and (D, K), and none of these may be 0")
-    if keys_MND.shape[0] > most_keys:
-        raise ValueError(f"{shapes}: M' is {keys_MND.shape[0]}; this objective takes at most {most_keys}")
+    shapes = [tuple(x.shape) for x in (q_ND, keys_MND, queue_DK)]
+    n, m, d, k = shapes[0][0], shapes[1][0], shapes[0][-1], shapes[2][-1]
+    if shapes != [(n, d), (m, n, d), (d, k)] or 0 in (n, m, d, k) or m > most_keys:
+        raise ValueError(
+            f"q, keys and queue are {shapes}; they must be (N, D), (M', N, D) and (D, K), "
+            f"none of these may be 0, and M' is at most {most_keys}"
+        )
     return at_least_float32(q_ND), at_least_float32(keys_MND), at_least_float32(queue_DK)
 
 

@@ -5,12 +5,10 @@ Command lines read the declarations. Neither this module nor those of the method
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..common.errors import UserError
 from ..common.limits import ABOVE_0, Choice, Range
 
 if TYPE_CHECKING:
@@ -64,16 +62,6 @@ class Method:
     many_keys: bool = False
     supervised: bool = False
     schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
-
-    def __post_init__(self) -> None:
-        """Raises UserError where the objective does not take what feeds it; found at registration, not in a run."""
-        keywords = inspect.signature(self.objective).parameters
-        if unknown := [] if self.schedule else [keyword for keyword in self.hyper if keyword not in keywords]:
-            name = getattr(self.objective, "__name__", "the objective")
-            raise UserError(f"{name} takes no {', '.join(unknown)}; give Method the keywords of {', '.join(keywords)}")
-        for key, _, allowed, _ in self.hyper.values():
-            if not isinstance(allowed, (Range, Choice)):
-                raise UserError(f"{key} allows {allowed!r}; use a Range or a Choice of pretrain.common.limits")
 
     def hyperparameters(self) -> list[Hyperparameter]:
         """Every config key that only some methods read, and that this one does."""

@@ -123,18 +123,13 @@ def _batch_sums(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> 
 def _check_shapes(
     anchors_AD: Tensor, candidates_BD: Tensor, anchor_labels_A: Tensor, candidate_labels_B: Tensor, self_index_A: Tensor
 ) -> None:
-    named = {"anchors": anchors_AD, "candidates": candidates_BD, "anchor labels": anchor_labels_A}
-    named |= {"candidate labels": candidate_labels_B, "self index": self_index_A}
-    (count, *dims), (candidates, *same_dims) = anchors_AD.shape, candidates_BD.shape
-    if (
-        len(dims) != 1
-        or same_dims != dims
-        or 0 in (count, candidates, *dims)
-        or {anchor_labels_A.shape, self_index_A.shape} != {(count,)}
-        or candidate_labels_B.shape != (candidates,)
-    ):
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items())
-        raise ValueError(f"{shapes}: they must be (A, D), (B, D), (A,), (B,) and (A,), and none of these may be 0")
+    shapes = [tuple(x.shape) for x in (anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)]
+    a, b, d = shapes[0][0], shapes[1][0], shapes[0][-1]
+    if shapes != [(a, d), (b, d), (a,), (b,), (a,)] or 0 in (a, b, d):
+        raise ValueError(
+            f"anchors, candidates, their labels and self_index are {shapes}; they must be (A, D), (B, D), (A,), (B,) "
+            "and (A,), and none of these may be 0"
+        )
 
 
 METHOD = Method(

@@ -20,18 +20,11 @@ from ..methods import Objective
 
 
 class Locations(NamedTuple):
-    """What an encoder with a dense head finds at the locations of n images; all are unit vectors.
+    """What an encoder with a dense head finds at the locations of n images; all are unit vectors."""
 
-    Attributes:
-        embedding_nLD: of the locations, float32.
-        pooled_nD: of the mean over an image's locations, float32: a dense negative.
-        feature_nLC: the backbone's, without gradient, in half precision, since ranks exchange them and only their best
-            match matters.
-    """
-
-    embedding_nLD: Tensor
-    pooled_nD: Tensor
-    feature_nLC: Tensor
+    embedding_nLD: Tensor  # float32
+    pooled_nD: Tensor  # of the mean over an image's locations, float32: a dense negative
+    feature_nLC: Tensor  # the backbone's, without gradient; half: ranks exchange them and only the best match matters
 
 
 class DenseResNet(ResNet):

@@ -23,69 +23,41 @@ from ..common.config_io import get
 from ..common.errors import UserError
 from .encoder import build_encoder
 from .queue import NegativeQueue
-from .siamese import Embed, Embeddings, SiameseEncoder, embed
+from .siamese import Embed, SiameseEncoder, embed
 
 Method = Callable[..., methods.Objective]  # (tensors, step=...) -> the loss with the step's hyperparameters
 
 
 @dataclass(frozen=True)
 class _Objective:
-    """What both kinds have.
+    """What both kinds have."""
 
-    Attributes:
-        encoder: the one that is trained.
-        query_forward: ``encoder``, or its DistributedDataParallel.
-        embed: (encoder, images) -> unit embeddings.
-        method: (tensors of the kind, step=...) -> the method's loss.
-        batch_size: N.
-        micro_batches: of this rank's batch.
-        bn_groups: parts of the global batch that have BN statistics of their own; runs with equal results agree on it.
-    """
-
-    encoder: ResNet
-    query_forward: nn.Module
+    encoder: ResNet  # the one that is trained
+    query_forward: nn.Module  # the same, or its DistributedDataParallel
     embed: Embed
     method: Method
-    batch_size: int
-    micro_batches: Sequence[MicroBatch]
-    bn_groups: int
+    batch_size: int  # N
+    micro_batches: Sequence[MicroBatch]  # of this rank's batch
+    bn_groups: int  # parts of the global batch with their own BN statistics; runs with equal results agree on it
 
 
 @dataclass(frozen=True)
 class InBatchObjective(_Objective):
-    """Every view against the other views of the global batch: one encoder, no queue.
+    """Every view against the other views of the global batch: one encoder, no queue."""
 
-    Attributes:
-        model: a module with ``encoder_q`` alone.
-        supervised: all images of one class are positives, not only the views of one image.
-    """
-
-    model: nn.ModuleDict
-    supervised: bool
+    model: nn.ModuleDict  # ``encoder_q`` alone
+    supervised: bool  # all images of one class are positives, not only the views of one image
 
 
 @dataclass(frozen=True)
 class QueueObjective(_Objective):
-    """A query against keys of the momentum encoder and a queue of negatives.
-
-    Attributes:
-        model: both encoders and the queue.
-        momentum: step -> momentum of the key encoder.
-        dense_weight: step -> w of `with_dense`.
-        ema_first: update the key encoder before the keys are encoded (MoCo), not after the step (SCE).
-        seed: of the shuffles.
-    """
+    """A query against keys of the momentum encoder and a queue of negatives."""
 
     model: SiameseEncoder
-    momentum: Callable[[int], float]
-    dense_weight: Callable[[int], float]
-    ema_first: bool
-    seed: int
-
-    def encode_keys(self, images_MnCHW: Tensor, step: int) -> Embeddings:
-        """The keys (M, n, D) of this rank's images, by `SiameseEncoder.encode_keys` with the step's shuffle."""
-        shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        return self.model.encode_keys(images_MnCHW, self.batch_size, shuffle, self.embed, self.micro_batches)
+    momentum: Callable[[int], float]  # of the key encoder, by step
+    dense_weight: Callable[[int], float]  # w of `with_dense`, by step
+    ema_first: bool  # update the key encoder before the keys are encoded (MoCo), not after the step (SCE)
+    seed: int  # of the shuffles
 
 
 def build_objective(
@@ -119,41 +91,30 @@ def build_objective(
     bound_embed = functools.partial(
         embed, mean=cfg.VIEWS.MEAN, std=cfg.VIEWS.STD, amp=cfg.SOLVER.AMP, memory_format=memory_format
     )
-    all_steps = steps_per_epoch * cfg.SOLVER.EPOCHS
 
     def bound_method(*tensors: Tensor, step: int) -> methods.Objective:
         hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
         if method.schedule:
             hyper = method.schedule(step // steps_per_epoch, cfg.SOLVER.EPOCHS, hyper)
-        result = method.objective(*tensors, **hyper)
-        numbers = {"loss": result.loss, **result.metrics} if isinstance(result, methods.Objective) else {"": result}
-        wrong = [f"{name} {type(value).__name__}" for name, value in numbers.items() if not isinstance(value, Tensor)]
-        if wrong:
-            raise UserError(
-                f"method {cfg.METHOD.NAME} returned {', '.join(wrong)}; it must return a pretrain.methods.Objective "
-                "whose loss and metrics are tensors"
-            )
-        return result
+        return method.objective(*tensors, **hyper)
 
-    def momentum_of(step: int) -> float:
-        return schedule.ema_momentum(step / all_steps, cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE)
-
-    def dense_weight_of(step: int) -> float:
-        return cfg.METHOD.DENSE_WEIGHT if step >= cfg.METHOD.DENSE_WARMUP_STEPS else 0.0
-
-    shared: dict[str, Any] = {
-        "encoder": encoder, "query_forward": distributed.data_parallel(encoder, device), "embed": bound_embed,
-        "method": bound_method, "batch_size": total, "micro_batches": micro_batches(groups, cfg.SOLVER.ACCUMULATE),
-        "bn_groups": 1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size(),
-    }  # fmt: skip
-    if isinstance(model, SiameseEncoder):
-        first = cfg.MODEL.EMA_UPDATE == "before_keys"
-        return QueueObjective(model=model, momentum=momentum_of, dense_weight=dense_weight_of, ema_first=first,
-                              seed=cfg.SEED, **shared)  # fmt: skip
-    return InBatchObjective(model=model, supervised=cfg.METHOD.LABELS == "class", **shared)
+    shared = (  # in the order of `_Objective`
+        encoder, distributed.data_parallel(encoder, device), bound_embed, bound_method, total,
+        micro_batches(groups, cfg.SOLVER.ACCUMULATE),
+        1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size(),
+    )  # fmt: skip
+    if not isinstance(model, SiameseEncoder):
+        return InBatchObjective(*shared, model, supervised=cfg.METHOD.LABELS == "class")
+    return QueueObjective(
+        *shared, model, seed=cfg.SEED, ema_first=cfg.MODEL.EMA_UPDATE == "before_keys",
+        momentum=lambda step: schedule.ema_momentum(
+            step / (steps_per_epoch * cfg.SOLVER.EPOCHS), cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE
+        ),
+        dense_weight=lambda step: cfg.METHOD.DENSE_WEIGHT * (step >= cfg.METHOD.DENSE_WARMUP_STEPS),
+    )  # fmt: skip
 
 
-def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[int], read_weights: bool) -> nn.Module:
+def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[int], read_weights: bool) -> ResNet:
     ranks, model = distributed.world_size(), cfg.MODEL
     encoder = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
@@ -173,5 +134,5 @@ def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[in
                 f"MODEL.BN_GROUPS is 1 with {ranks} processes: that is SyncBN, which torch has on GPUs only; start one "
                 "process, or set MODEL.BN_GROUPS 0 (one per process)"
             )
-        return nn.SyncBatchNorm.convert_sync_batchnorm(encoder)
+        return cast(ResNet, nn.SyncBatchNorm.convert_sync_batchnorm(encoder))
     return encoder

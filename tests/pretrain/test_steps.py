@@ -10,8 +10,7 @@ from pretrain.common import distributed
 from pretrain.common.batch_split import slice_bounds
 from pretrain.config import load_config
 from pretrain.data.loader import Batch
-from pretrain.methods import METHODS, Objective
-from pretrain.methods.method import Method
+from pretrain.methods import METHODS
 from pretrain.model.objectives import build_objective
 from pretrain.model.siamese import embed
 from pretrain.optim import build_optimizer
@@ -180,10 +179,3 @@ def test_jcls_lambda_rises_where_its_schedule_is_linear():
 def test_sync_bn_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     refused(lambda: training(config("simclr", "MODEL.BN_GROUPS", "1")), "MODEL.BN_GROUPS is 1", "GPUs only")
-
-
-@pytest.mark.parametrize("returned", [1.0, Objective(1.0, None, {})])  # type: ignore[arg-type]
-def test_an_objective_that_returns_no_tensor_is_refused(monkeypatch, returned):
-    own = Method(lambda *_: returned, "batch", {})
-    monkeypatch.setitem(METHODS, "simclr", own)
-    refused(lambda: _loss("simclr", batch_of(2)), "simclr", "float")

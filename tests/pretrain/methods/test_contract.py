@@ -14,7 +14,6 @@ from torch.nn.functional import normalize
 from pretrain.common.config_io import get
 from pretrain.config import default_config
 from pretrain.methods import METHODS, Objective, common
-from pretrain.methods.method import TEMPERATURE, Method
 from tests.errors import refused
 from tests.pretrain.methods.draws import LABELS, SEEDS, TWO_VIEWS, batch_case, drawn, queue_case, unit
 
@@ -173,7 +172,7 @@ def test_queue_shapes_that_disagree_raise(name: str):
     if not METHODS[name].many_keys:
         wrong["two keys"] = (q, torch.cat([keys, keys]), queue)
     for what, inputs in wrong.items():
-        with pytest.raises(ValueError, match=r"queue \(") as caught:
+        with pytest.raises(ValueError, match="queue are") as caught:
             call(name, inputs, ORDINARY)
         assert str(tuple(inputs[1].shape)) in str(caught.value), what
 
@@ -191,9 +190,5 @@ def test_batch_shapes_that_disagree_raise(name: str):
         (a, c[:0], la, lc[:0], index),
     ]
     for inputs in wrong:
-        with pytest.raises(ValueError, match=r"candidates \("):
+        with pytest.raises(ValueError, match="candidates, their"):
             call(name, inputs, ORDINARY)
-
-
-def test_a_hyperparameter_that_the_objective_does_not_take_is_refused_when_it_is_registered():
-    refused(lambda: Method(METHODS["mocov2"].objective, "queue", {"margin": TEMPERATURE}), "moco", "margin")

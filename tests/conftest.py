@@ -1,13 +1,11 @@
-"""One thread per process for every test; the last lines of a run say which detection engines it tested."""
+"""One thread per process for every test, and which tests may be skipped."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported, and for processes the tests start
@@ -77,36 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _skipped(config: pytest.Config) -> Counter[str]:
-    reports = config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", [])
-    return Counter(
-        str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr) for report in reports
-    )
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not os.environ.get("P2T_NO_SKIPS") or hasattr(session.config, "workerinput"):
         return
-    missing = [] if importlib.util.find_spec("detectron2") else ["Detectron2 is not installed: make detectron2"]
-    refused = [reason for reason in _skipped(session.config) if not any(text in reason for text in _ALLOWED_SKIPS)]
-    for reason in (*missing, *refused):
+    refused = [] if importlib.util.find_spec("detectron2") else ["Detectron2 is not installed: make detectron2"]
+    for report in session.config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", []):
+        reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+        refused += [] if any(text in reason for text in _ALLOWED_SKIPS) else [reason]
+    for reason in dict.fromkeys(refused):
         print(f"\nnot allowed to be skipped here: {reason}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    import torch
-    import torchvision
-
-    passed = sum("detectron2" in report.keywords for report in terminalreporter.stats.get("passed", []))
-    if importlib.util.find_spec("detectron2") is None:
-        detectron2 = "no: it is not installed; make detectron2 installs it"
-    else:
-        detectron2 = f"version {metadata.version('detectron2')}, {passed} of its tests passed"
-    terminalreporter.write_line("")
-    for reason, count in _skipped(terminalreporter.config).items():
-        terminalreporter.write_line(f"{count} skipped: {reason}")
-    terminalreporter.write_line(f"engine torchvision: version {torchvision.__version__}")
-    terminalreporter.write_line(f"engine detectron2: {detectron2}")
-    if not torch.cuda.is_available():
-        terminalreporter.write_line("devices: CPU only, torch sees no CUDA device")

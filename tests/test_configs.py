@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from docs import recipes
 from pretrain.config import load_config
@@ -23,8 +22,7 @@ def header(path: Path) -> str:
     return "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
 
 
-FRAGMENTS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "Not run by itself." in header(path)]
-RECIPES = sorted({*CONFIGS.rglob("*.yaml")} - {*FRAGMENTS})  # and plans of several runs
+RECIPES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "Not run by itself." not in header(path)]  # and plans
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -55,17 +53,6 @@ def test_the_number_of_a_header_is_that_of_its_row() -> None:
 def is_the_recipes_own(row: Mapping[str, str]) -> bool:
     """SCE's table names both temperatures, of the recipe's own cell, too."""
     return load_config(row["pretrain"], row["overrides"].split()) == load_config(row["pretrain"])
-
-
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
-def test_a_fragment_is_used(path: Path) -> None:
-    bases = {base.resolve() for recipe in RECIPES for base in bases_of(recipe)}
-    assert path.resolve() in bases or path.parent.name == "schedules"  # for recipes that users write
-
-
-def bases_of(path: Path) -> list[Path]:
-    base = yaml.safe_load(path.read_text()).get("_BASE_", [])
-    return [path.parent / name for name in (base if isinstance(base, list) else [base])]
 
 
 def test_every_config_file_that_is_named_exists() -> None:

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import torch
 import torchvision
-import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = (ROOT / "requirements.lock").read_text()
-README = (ROOT / "README.md").read_text()
 
 
 def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
@@ -91,10 +89,3 @@ def test_the_lock_file_has_every_dependency_with_hashes() -> None:
     asked = PROJECT["project"]["dependencies"] + [one for name in extras if name != "peers" for one in extras[name]]
     for one in map(Requirement, asked):
         assert one.specifier.contains(locked[one.name]), one
-
-
-def test_the_citation_is_of_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
-    titles = {reference["title"] for reference in citation["references"]}
-    assert len(titles) == 5 and all(f"title     = {{{t}}}" in README or f"title   = {{{t}}}" in README for t in titles)

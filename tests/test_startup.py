@@ -33,16 +33,9 @@ for words in json.load(sys.stdin):
             else:
                 runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
-        imported = sorted({"torch", "torchvision", "fvcore", "submitit"} & sys.modules.keys())
+        imported = sorted({"torch", "torchvision"} & sys.modules.keys())
         print(json.dumps([ended.code, out.getvalue(), err.getvalue(), imported]))
 """
-HELP = (LAUNCH, "--help")
-KEYS = {
-    (LAUNCH, "pretrain", "--help-keys", "SOLVER.EP"): "SOLVER.EPOCHS 200  (at least 1 and ",
-    (LAUNCH, "knn", "--help-keys", "probe.knn_k"): "PROBE.KNN_K 200  (at least 1 and ",
-    (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
-    ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0)",
-}  # fmt: skip
 # One row per program, and what the launcher answers for a stage; each rule's own test stands where the rule does.
 MISTAKES = {
     ("tools/convert_to_d2.py", "nowhere.pth", "out.pth"): "no run folder or checkpoint at nowhere.pth",
@@ -54,19 +47,22 @@ MISTAKES = {
     ("pretrain/__main__.py", "DATA.TRAIN", "folder:nowhere"): "nowhere",
     ("transfer/train_net.py", "--config-file", LEAF, "SOLVER.BASE_LRR", "1"): "SOLVER.BASE_LR'",
     ("transfer/train_net.py", "--config-file", LEAF, "OUTPUT_DIR", "box"): "--resume",
-    (LAUNCH, "pretrain", "--method", "jcl", "SOLVER.EPOCHS", "0", "--cluster", "local"): "SOLVER.EPOCHS is 0",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl"): "datasets/imagenet/train",
     (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "SEED", "7", "OUTPUT_DIR", "pretrained"): "different config (SEED",
-    (LAUNCH, "knn", *LOCAL, "pretrained", "OUTPUT_DIR", "pretrained"): "is the run folder of pretrain, not of knn",
     (*TRANSFER,): "weights/jcl_R50_IN1k_200ep.pth",
 }
-COMPLETE = [
-    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"),
-    (LAUNCH, "linear", *LOCAL, "pretrained"),
-    (LAUNCH, "knn", *LOCAL, "pretrained"),
-    (LAUNCH, "convert", *LOCAL, "pretrained", "converted.pth"),
-    (*TRANSFER, "OUTPUT_DIR", "box"),
-]
+DONE = "is already complete"
+ANSWERS = {
+    (LAUNCH, "--help"): "python tools/launch.py pretrain --method jcl",
+    (LAUNCH, "pretrain", "--help-keys", "SOLVER.EP"): "SOLVER.EPOCHS 200  (at least 1 and ",
+    (LAUNCH, "transfer", "--help-keys"): "SOLVER.MAX_ITER 40000  (at least 1)\n    iterations",
+    ("transfer/train_net.py", "--help-keys", "SOLVER"): "SOLVER.GAMMA 0.1  (at least 0)",
+    (LAUNCH, "pretrain", *LOCAL, "--method", "jcl", "DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "pretrained"): DONE,
+    (LAUNCH, "linear", *LOCAL, "pretrained"): DONE,
+    (LAUNCH, "knn", *LOCAL, "pretrained"): DONE,
+    (LAUNCH, "convert", *LOCAL, "pretrained", "converted.pth"): DONE,
+    (*TRANSFER, "OUTPUT_DIR", "box"): DONE,
+}
 
 
 def finish(spec: StageSpec, config: str = "") -> None:
@@ -93,7 +89,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
         trained = load_config(LEAF, ["OUTPUT_DIR", "box"]).dump()
         finish(stages.transfer(LEAF, ["OUTPUT_DIR", "box"], engine="torchvision"), trained)
         Path("box/model_final.pth").write_bytes(b"\0weights")
-    commands = [HELP, *KEYS, *MISTAKES, *COMPLETE]
+    commands = [*MISTAKES, *ANSWERS]
     words = json.dumps([[str(ROOT / file), *rest] for file, *rest in commands])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(root)}
     done = subprocess.run(
@@ -104,28 +100,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], A
     return dict(zip(commands, map(json.loads, lines), strict=True))
 
 
-def test_help_imports_no_large_library(answers: dict[tuple[str, ...], Any]) -> None:
-    status, out, _, imported = answers[HELP]
-    assert (status, imported) == (0, []) and "python tools/launch.py pretrain --method jcl" in out
-
-
-@pytest.mark.parametrize("words", KEYS, ids=" ".join)
-def test_keys_are_listed_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
-    status, out, err, imported = answers[words]
-    assert (status, err) == (0, "") and KEYS[words] in out
-    assert not {"torch", "torchvision", "submitit"} & set(imported)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
 def test_a_mistake_is_answered_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
     status, out, err, imported = answers[words]
-    assert (status, out) == (2, "") and MISTAKES[words] in err, answers[words]
-    assert not {"torch", "torchvision"} & set(imported)
+    assert (status, out, imported) == (2, "", []) and MISTAKES[words] in err, answers[words]
 
 
-@pytest.mark.parametrize("words", COMPLETE, ids=" ".join)
-def test_a_complete_run_is_answered_without_torch(answers: dict[tuple[str, ...], Any], words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
+def test_help_and_complete_runs_are_answered_without_torch(
+    answers: dict[tuple[str, ...], Any], words: tuple[str, ...]
+) -> None:
     status, out, err, imported = answers[words]
-    assert status == 0 and "is already complete" in out, err
-    assert not {"torch", "torchvision"} & set(imported)
+    assert (status, imported) == (0, []) and ANSWERS[words] in out, err

@@ -20,7 +20,6 @@ from tests.pretrain.runs import overrides
 from tests.tools.reporting.runs import detector, write
 from tools import convert_to_d2, launch, report
 from tools.launcher import options, pipeline, stages
-from transfer.config import load_config as load_detector_config
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r"
 
@@ -37,29 +36,22 @@ class Payload:
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that every payload here would make, as one does."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "code has run"
-
-
-def test_the_payload_works(marker: Path):
-    pickle.loads(pickle.dumps(Payload(marker)))
-    assert marker.exists()
+    file = tmp_path / "code has run"
+    pickle.loads(pickle.dumps(Payload(file)))
+    file.unlink()
+    return file
 
 
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda file: load_config(file, []),
-        lambda file: load_detector_config(file, []),
-        pipeline.load,
-        lambda file: options.resolve({"cluster": "local"}, str(file)),
-    ],
-    ids=["pretraining", "detector", "pipeline", "site"],
+    [lambda file: load_config(file, []), pipeline.load, lambda file: options.resolve({"cluster": "local"}, str(file))],
+    ids=["stages", "pipeline", "site"],
 )
-@pytest.mark.parametrize("tag", ["python/object/apply", "python/object/new"])
-def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any], tag: str):
+def test_a_yaml_file_runs_no_code(marker: Path, read: Callable[[Path], Any]):
     file = marker.with_name("a.yaml")
-    file.write_text(f"OUTPUT_DIR: !!{tag}:builtins.open ['{marker}', w]\n")
+    file.write_text(f"OUTPUT_DIR: !!python/object/apply:builtins.open ['{marker}', w]\n")
     with pytest.raises(UserError):
         read(file)
     assert not marker.exists()
@@ -145,15 +137,14 @@ def test_another_users_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.Mo
         launch.main(["resume", str(folder)])
 
 
-@pytest.mark.parametrize("name", ["checkpoint_0000000001.pth", "checkpoint_final.pth"])
-def test_a_checkpoint_that_is_resumed_runs_no_code(marker: Path, images: Path, name: str):
+def test_a_checkpoint_that_is_resumed_runs_no_code(marker: Path, images: Path):
     from pretrain.train import main
 
     folder = marker.with_name("run")
     cfg = load_config(None, overrides(images, folder))
     folder.mkdir()
     (folder / "config.yaml").write_text(cfg.dump())
-    torch.save({"step": 1, "state_dict": Payload(marker)}, folder / name)
+    torch.save({"step": 1, "state_dict": Payload(marker)}, folder / "checkpoint_0000000001.pth")
     with pytest.raises(UserError, match="unsafe-pickle"):
         main(cfg)
     assert not marker.exists()

@@ -29,7 +29,7 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     """
     if engine == "torchvision":
         check_supported(cfg)
-        data.refuse_catalog(_data_names(cfg, eval_only))
+        data.refuse_catalog(data_names(cfg, eval_only))
     elif cfg.TEST.AUG.ENABLED:
         model = cfg.MODEL
         if model.KEYPOINT_ON or model.LOAD_PROPOSALS or model.META_ARCHITECTURE != "GeneralizedRCNN":
@@ -48,7 +48,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     Raises:
         UserError: something does not, or a data set's evaluator is not COCO's.
     """
-    names = _data_names(cfg, eval_only)
+    names = data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
         data.find(name)
     if weights:
@@ -68,7 +68,8 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
                 )
 
 
-def _data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
+def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
+    """The data sets that a run reads: an evaluation has none to train on, and they may not be on its machine."""
     return [*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST]
 
 

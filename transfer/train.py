@@ -69,7 +69,7 @@ class Engine(Protocol):
 
 
 def run(
-    engine: Engine, cfg: CfgNode, *, weights: Weights | None, recorded: CfgNode | None = None, resume: bool = False,
+    engine: Engine, cfg: CfgNode, *, weights: Weights | None, resume: bool = False,
     eval_only: bool = False, visualize: int = 0,
 ) -> dict[str, Metrics]:  # fmt: skip
     """Trains and evaluates, or evaluates only, in each process of RANK and WORLD_SIZE (without them: in one process).
@@ -78,7 +78,6 @@ def run(
         cfg: of config.load_config, written for this number of processes, and checked by config.check_supported; its
             SEED is set to the one that is used.
         weights: what the run begins with; cleared once loaded; not needed where it resumes from a checkpoint.
-        recorded: what config.yaml records, with the data sets' names as given; its SEED is set, too.
         resume: continue from OUTPUT_DIR's newest good checkpoint (none: start with ``weights``).
         visualize: draw the predictions on that many test images.
 
@@ -95,10 +94,9 @@ def run(
     found = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
     path, content = found or (None, {})
     start = content["iteration"] + 1 if found else 0
-    recorded = recorded or cfg
-    recorded.SEED = cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
+    cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
     if distributed.is_main():
-        atomic_write(out / "config.yaml", recorded.dump())
+        atomic_write(out / "config.yaml", cfg.dump())
         write_environment(out)
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")

@@ -24,7 +24,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +182,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     from pretrain.common.stage import leaving, stage
     from transfer import preflight, train
     from transfer.coco import data
-    from transfer.coco.results import predictions_file, write_results
+    from transfer.coco.results import write_results
     from transfer.distributed import join
 
     engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
@@ -194,39 +193,28 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
             cfg = on_first_rank(lambda: _evaluation(cfg, args.resume))
         out, check = Path(cfg.OUTPUT_DIR), lambda: preflight.check_output_dir(cfg, args.resume)
         with stage("evaluation" if args.eval_only else "transfer", out, device, None if args.eval_only else check):
-            wanted = cfg.clone()
-            if args.eval_only:
-                wanted.DATASETS.TRAIN = ()  # not needed, and possibly not on this machine
-            checked = on_first_rank(lambda: data.prepare(wanted))
-            on_every_rank(lambda: [data.find(name) for name in (*checked.DATASETS.TRAIN, *checked.DATASETS.TEST)])
+            names = preflight.data_names(cfg, args.eval_only)
+            on_first_rank(lambda: data.prepare(cfg, names))
+            on_every_rank(lambda: [data.resolve(name, out) for name in names])
             weights, summary = _initial_weights(cfg, args)
             metrics = train.run(
-                engine, checked, weights=weights, recorded=cfg, resume=args.resume, eval_only=args.eval_only,
-                visualize=args.visualize,
-            )  # fmt: skip
+                engine, cfg, weights=weights, resume=args.resume, eval_only=args.eval_only, visualize=args.visualize
+            )
             if not is_main():
                 return {}
-            # Under the names as given: a cleaned copy's name has this folder in it, and would match no other run.
-            tests = dict(zip(cfg.DATASETS.TEST, checked.DATASETS.TEST, strict=True))
-            files = {given: predictions_file(test) for given, test in tests.items()}
-            return write_results(
-                out / "results.json",
-                engine=name,
-                engine_version=metadata.version(name),
-                cfg=cfg,
-                metrics={given: metrics[test] for given, test in tests.items()},
-                predictions={given: file for given, file in files.items() if (out / file).is_file()},
-                weights=summary,
-                iteration=None if args.eval_only else cfg.SOLVER.MAX_ITER,
-            )
+            iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
+            return write_results(out / "results.json", cfg, metrics, engine=name, weights=summary, iteration=iteration)
 
 
 def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     """The config of an evaluation: of the newest checkpoint if ``resume``, as in Detectron2, and in its own folder."""
     from transfer import checkpoints
+    from transfer.weights.load import check_same_weights
 
-    cfg = cfg.clone()
+    cfg, began = cfg.clone(), Path(cfg.OUTPUT_DIR) / "initial_weights.json"
     if newest := checkpoints.newest(cfg.OUTPUT_DIR) if resume else None:
+        if began.is_file():
+            check_same_weights(cfg.MODEL.WEIGHTS, read_json(began), cfg.OUTPUT_DIR)
         cfg.MODEL.WEIGHTS = str(newest[0])
     if stage_of(cfg.OUTPUT_DIR) == "transfer":  # whose results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")

@@ -52,7 +52,7 @@ def both(tmp_path, kind: str, depth: int = 18, **keys):
     ours = tiny_coco.config(tmp_path / "out", name, **KINDS[kind], **(WIDE if depth == 50 else {}), **keys)
     theirs = get_cfg()
     theirs.merge_from_other_cfg(ours)
-    register(name, keypoints=kind == "keypoint")
+    register(name, ours)
     return ours, theirs
 
 
@@ -127,7 +127,7 @@ def test_detections_are_equal(tmp_path, kind, depth):
     own, other = models(ours, theirs)
     own.eval()
     other.eval()
-    records, ids, flips = data.load_coco(ours.DATASETS.TEST[0])
+    records, ids, flips = data.load_coco(ours.DATASETS.TEST[0], ours.OUTPUT_DIR)
     mapper = build_mapper(ours, False, flips)
     for record in [mapper(records[i], None) for i in range(3)]:
         with torch.no_grad():

@@ -96,7 +96,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
             go("--eval-only", **final)
     interrupt.clear()
     assert caught.value.remedy == "run the same command again"
-    refused(lambda: go("--resume", **more | {"MODEL__WEIGHTS": other}), first, other)
+    for flags in (("--resume",), ("--resume", "--eval-only")):
+        refused(lambda flags=flags: go(*flags, **more | {"MODEL__WEIGHTS": other}), first, other, "--resume")
     refused(lambda: go("--resume", **more | {"SOLVER__MAX_ITER": 1}), "SOLVER.MAX_ITER", 1, 2)
     refused(lambda: go("--resume", **more, SOLVER__GAMMA=0.2), "SOLVER.GAMMA", 0.1, 0.2)
     assert {path: path.read_bytes() for path in kept} == kept
@@ -111,7 +112,7 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
 
 
 def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:
-    """It trains on a copy of its data without bad records, which lies in its folder."""
+    """It trains and is tested on a copy of its data without bad records, which lies in its folder."""
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(converted, before)
     data = f"{tiny_coco.write(tmp_path / 'spoiled')}:skip_bad"
@@ -122,12 +123,13 @@ def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted:
 
     def train(folder: Path, iterations: int, *flags: str) -> dict[str, Any]:
         keys = {"MODEL__WEIGHTS": str(folder / "a.pth"), "OUTPUT_DIR": str(folder / "out")}
-        keys |= {"DATASETS__TRAIN": (data,), "DATASETS__TEST": ()}
+        keys |= {"DATASETS__TRAIN": (data,), "DATASETS__TEST": (data,), "TEST__BEST": "bbox/AP"}
         return work(tmp_path, "torchvision", *flags, SOLVER__MAX_ITER=iterations, **keys)
 
     began = train(before, 1)
     before.rename(after)
     assert train(after, 2, "--resume")["weights"] == began["weights"]
+    assert json.loads((after / "out/best.json").read_text())["data"] == data  # no path of the folder before
     (after / "b.pth").replace(after / "a.pth")
     refused(lambda: train(after, 3, "--resume"), after / "a.pth", after / "out")
 

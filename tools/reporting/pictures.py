@@ -53,9 +53,8 @@ def _draw_one(file: Path, title: str, test: str, branches: Mapping[str, Detectio
     """
     from transfer.coco import data, visualize  # imports torch
 
-    annotations, folder = data.resolve(test)
-    checked = [copy for run in branches.values() if (copy := data.checked_copy(test, run.folder)).is_file()]
-    content = data.read(checked[0] if checked else annotations)
+    annotations, folder = data.resolve(test, next(iter(branches.values())).folder)
+    content = data.read(annotations)
     images = visualize.first_annotated(content, _COUNT)
     if not images:
         raise UserError(f"no image of {annotations} has an object")

@@ -21,7 +21,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, nearest, shortlist
-from pretrain.common.image_io import open_upright
+from pretrain.common.files import existing_file
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
@@ -99,79 +99,57 @@ def find(name: str) -> CocoSet | None:
     return data_set
 
 
-def resolve(name: str) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a name in DATASETS.TRAIN or DATASETS.TEST (see `find`).
+def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
+    """The annotation file and the image folder of a data set that `prepare` has checked: with :skip_bad, and for one of
+    Detectron2's catalog without files, the file is the copy in OUTPUT_DIR.
 
     Raises:
-        UserError: as `find`, or a data set without an annotation file.
+        UserError: as `find`, or this machine does not see the copy.
     """
-    if (data_set := find(name)) is None:
-        raise UserError(f"data set {name} has no annotation file; Detectron2's DatasetCatalog has its records")
-    return data_set.annotations, data_set.images
+    data_set, copy = find(name), checked_copy(name, output_dir)
+    if data_set is None:
+        return copy, Path()
+    return existing_file(copy, f"copy of {name}") if data_set.skip_bad else data_set.annotations, data_set.images
 
 
-def ground_truth(name: str, output_dir: str | Path) -> tuple[Path, Path]:
-    """What the predictions on a prepared set of DATASETS.TEST are compared with: annotation file and image folder."""
-    return resolve(name) if find(name) else (checked_copy(name, output_dir), Path())
+def checked_copy(name: str, output_dir: str | Path) -> Path:
+    return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
 
 
 def folder_name(name: str) -> str:
     """A short and unique name for files about a data set: two annotation files may have the same base name."""
     if not name.startswith("coco:"):
         return name
-    annotations, images = resolve(name)
+    _, annotations, images, *_ = name.split(":")
     paths = f"{os.path.abspath(annotations)}:{os.path.abspath(images)}"
-    return f"{annotations.stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
+    return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def checked_copy(name: str, output_dir: str | Path) -> Path:
-    """The annotation file in a run folder that `prepare` writes: without the records that were skipped, or of a data
-    set that has no file.
-    """
-    return Path(output_dir) / "datasets" / f"{folder_name(name)}_checked.json"
-
-
-def prepare(cfg: CfgNode, log: Callable[[str], None] = print) -> CfgNode:
-    """Finds and checks every data set of a config before the first iteration.
-
-    Returns:
-        ``cfg``; where records were skipped, the data set's name leads to a copy without them in OUTPUT_DIR/datasets.
+def prepare(cfg: CfgNode, names: Sequence[str], log: Callable[[str], None] = print) -> None:
+    """Finds and checks data sets before the first iteration, and writes the copies that `resolve` names.
 
     Raises:
         UserError: no such data set, bad records (unless they may be skipped), another number of categories, other
             categories than another data set's.
     """
-    cfg = cfg.clone()
-    done: dict[str, str] = {}
-    categories: dict[str, list[str]] = {}
-    for name in dict.fromkeys((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
-        done[name], names = _prepare_one(name, cfg, log)
-        categories |= {name: names} if names else {}
-    standard = next((name for name in done if name not in categories), "")
+    categories = {name: _prepare_one(name, cfg, log) for name in dict.fromkeys(names)}
+    standard = next((name for name in names if not categories[name]), "")
+    categories = {name: labels for name, labels in categories.items() if labels}
     if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
-        categories[standard] = category_names(read(resolve(standard)[0]))
+        categories[standard] = category_names(read(resolve(standard, cfg.OUTPUT_DIR)[0]))
     check_same_categories(categories)
     if shared := sorted({*cfg.DATASETS.TRAIN} & {*cfg.DATASETS.TEST}):
         log(f"DATASETS.TRAIN and DATASETS.TEST both have {shared[0]}: its metrics are of images that were trained on")
-    cfg.DATASETS.TRAIN = tuple(done[name] for name in cfg.DATASETS.TRAIN)
-    cfg.DATASETS.TEST = tuple(done[name] for name in cfg.DATASETS.TEST)
-    return cfg
 
 
 def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
-    """Does what `prepare` does to every data set to those that are small, and decodes their first and last image.
-
-    Raises:
-        UserError: as `prepare`, or an image cannot be read.
-    """
+    """Checks those data sets that are small before a job is started or queued; raises UserError as `prepare`."""
     categories: dict[str, list[str]] = {}
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
             content, _ = _checked(name, data_set, cfg)
             categories[name] = category_names(content)
-            for image in content["images"][:1] + content["images"][-1:]:
-                open_upright(str(data_set.images / image["file_name"]))
     check_same_categories(categories)
 
 
@@ -196,31 +174,28 @@ def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[str, list[str]]:
-    """The name to use instead, and the categories' names (none for COCO's own files, which are large)."""
-    data_set = find(name)
-    classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
+def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> list[str]:
+    """The categories' names, but none for COCO's own files, which are large."""
+    data_set, classes = find(name), cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    copy = checked_copy(name, cfg.OUTPUT_DIR)
     if data_set is None:
         by_coco = catalog.metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
-        copied = name in cfg.DATASETS.TEST and by_coco
-        names = catalog.prepare(name, checked_copy(name, cfg.OUTPUT_DIR) if copied else None)
-        _check_count(len(names), classes, name)
-        return name, names
+        labels = catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None)
+        _check_count(len(labels), classes, name)
+        return labels
     if data_set.is_release:
         _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
-        return name, []
+        return []
     content, problems = _checked(name, data_set, cfg)
-    names = category_names(content)
+    if data_set.skip_bad:
+        atomic_write(copy, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
     if problems:
-        target = checked_copy(name, cfg.OUTPUT_DIR)
-        atomic_write(target, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
         counts = Counter(problem.section for problem in problems)
         numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-        log(f"{data_set.annotations}: skipped bad records: {numbers}; {target} lists them under left_out")
+        log(f"{data_set.annotations}: skipped bad records: {numbers}; {copy} lists them under left_out")
         for problem in problems[:20]:
             log(f"  {problem.text}")
-        name = f"coco:{target}:{data_set.images}"
-    return name, names
+    return category_names(content)
 
 
 def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
-from .data import folder_name, ground_truth, read
+from .data import folder_name, read, resolve
 from .visualize import draw
 
 TASKS = ("bbox", "segm", "keypoints")
@@ -39,7 +40,7 @@ def score(
     Keeps the predictions in OUTPUT_DIR if ``keep`` (see `predictions_file`), and draws them on ``pictures`` images in
     OUTPUT_DIR/visualizations, with one folder per data set where there are several.
     """
-    out, (annotations, images) = Path(cfg.OUTPUT_DIR), ground_truth(name, cfg.OUTPUT_DIR)
+    out, (annotations, images) = Path(cfg.OUTPUT_DIR), resolve(name, cfg.OUTPUT_DIR)
     if keep:
         atomic_write(out / predictions_file(name), json_text(list(predictions)))
     tasks = ["bbox", *(["segm"] if cfg.MODEL.MASK_ON else []), *(["keypoints"] if cfg.MODEL.KEYPOINT_ON else [])]
@@ -122,13 +123,11 @@ def table(metrics: Metrics) -> str:
 
 
 def write_results(
-    path: str | Path,
-    *,
-    engine: str,
-    engine_version: str,
+    path: Path,
     cfg: CfgNode,
     metrics: Mapping[str, Metrics],
-    predictions: Mapping[str, str],
+    *,
+    engine: str,
     weights: Mapping[str, Any],
     iteration: int | None,
 ) -> dict[str, Any]:
@@ -136,17 +135,17 @@ def write_results(
 
     Args:
         metrics: data set name -> what `evaluate` returned.
-        predictions: data set name -> their file, relative to the run folder, which may be moved.
         weights: `Weights.summary()` of the initial weights (or of the detector that was evaluated).
         iteration: optimizer steps done; None where nothing was trained.
     """
     depth = cfg.MODEL.RESNETS.DEPTH
+    predictions = {name: predictions_file(name) for name in metrics}  # relative, since the run folder may be moved
     content = {
         "stage": "transfer",
-        "engine": {"name": engine, "version": engine_version},
+        "engine": {"name": engine, "version": metadata.version(engine)},
         "metrics": next(iter(metrics.values()), {}),
         "datasets": dict(metrics),
-        "predictions": dict(predictions),
+        "predictions": {name: file for name, file in predictions.items() if (path.parent / file).is_file()},
         "iteration": iteration,
         "protocol": {
             "detector": "keypoint" if cfg.MODEL.KEYPOINT_ON else "mask" if cfg.MODEL.MASK_ON else "faster",

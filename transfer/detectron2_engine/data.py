@@ -19,31 +19,28 @@ from pretrain.common.image_io import open_upright
 from pretrain.common.interrupt import stop_requested
 
 from .. import MAPPERS
-from ..coco.data import find, read
+from ..coco.data import find, read, resolve
 from ..coco.keypoints import flip_pairs, keypoint_names
 from ..samplers import Mapped, index_batches, load
 
 
-def register(name: str, *, keypoints: bool = False) -> None:
-    """Registers a data set named by two paths with Detectron2, which already knows every other name.
-
-    Args:
-        keypoints: reads their names.
-    """
-    if name in DatasetCatalog or (found := find(name)) is None:
+def register(name: str, cfg: CfgNode) -> None:
+    """Registers a data set named by two paths with Detectron2, which already knows every other name."""
+    if name in DatasetCatalog or find(name) is None:
         return
+    annotations, images = resolve(name, cfg.OUTPUT_DIR)
     metadata: dict[str, Any] = {}
-    if keypoints:
-        content = read(found.annotations)
+    if cfg.MODEL.KEYPOINT_ON:
+        content = read(annotations)
         pairs = tuple(flip_pairs(content) or ())
         metadata = {"keypoint_names": tuple(keypoint_names(content)), "keypoint_flip_map": pairs}
-    register_coco_instances(name, metadata, str(found.annotations), str(found.images))
+    register_coco_instances(name, metadata, str(annotations), str(images))
 
 
 def build_mapper(cfg: CfgNode, is_train: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """What maps a record to the model's input: Detectron2's, or the user's that INPUT.MAPPER names."""
     mapper: Any = MAPPERS[cfg.INPUT.MAPPER] if "MAPPER" in cfg.INPUT else DatasetMapper
-    if not (is_train or cfg.DATASETS.TRAIN):  # where Detectron2's would look for the keypoints' names, to flip images
+    if not is_train:  # Detectron2's would look for the keypoints' names in the training set, to flip images
         cfg = cfg.clone()
         cfg.defrost()
         cfg.MODEL.KEYPOINT_ON = False
@@ -69,6 +66,8 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
     position in the stream). Detectron2's loader restarts its stream when a run resumes, and its resizes and flips
     depend on all earlier ones.
     """
+    for name in cfg.DATASETS.TRAIN:
+        register(name, cfg)
     try:
         records: Any = get_detection_dataset_dicts(
             cfg.DATASETS.TRAIN,

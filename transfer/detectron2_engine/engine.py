@@ -52,13 +52,13 @@ storage = Storage
 
 
 def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-    """Detectron2's own config, its logs, process group and data sets."""
+    """Detectron2's own config, its logs, process group and test sets."""
     cfg = detectron2_config(cfg, log)
     if comm.get_world_size() > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
     _log_to_file(Path(cfg.OUTPUT_DIR))
-    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
-        register(name, keypoints=cfg.MODEL.KEYPOINT_ON)
+    for name in cfg.DATASETS.TEST:
+        register(name, cfg)
     return cfg
 
 

@@ -16,7 +16,7 @@ from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from fvcore.common.config import CfgNode
 
-from ..coco.data import ground_truth, read
+from ..coco.data import read, resolve
 from ..coco.results import Metrics, score, table
 from ..distributed import raise_if_stopped
 from .data import TestBatches
@@ -102,7 +102,7 @@ def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *,
         return metrics
     labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
     if not labels:  # they are in the order of the file's ids
-        categories = read(ground_truth(name, cfg.OUTPUT_DIR)[0])["categories"]
+        categories = read(resolve(name, cfg.OUTPUT_DIR)[0])["categories"]
         labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
     ids = {label: own for own, label in labels.items()}
     found = inference_on_dataset(model, loader, CocoPredictions(ids))

@@ -47,7 +47,7 @@ class Records(Sequence[dict[str, Any]]):
 
 
 def load_coco(
-    name: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
+    name: str, output_dir: str, keep: Callable[[dict[str, Any]], bool] = lambda _: True
 ) -> tuple[Records, list[int], list[int]]:
     """Reads a data set of DATASETS.TRAIN or DATASETS.TEST into records ordered by image id.
 
@@ -63,7 +63,7 @@ def load_coco(
     Raises:
         UserError: unknown name or missing files; `coco_data.prepare` checks the records.
     """
-    annotations, image_dir = coco_data.resolve(name)
+    annotations, image_dir = coco_data.resolve(name, output_dir)
     data = coco_data.read(annotations)
     flip = mirror(keypoint_names(data), flip_pairs(data) or ())
     categories = sorted(data["categories"], key=lambda c: c["id"])
@@ -126,7 +126,7 @@ def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
         has_objects = any(not annotation["crowd"] for annotation in record["annotations"])
         return (has_objects or not drops_empty) and (not least or _visible(record) >= least)
 
-    loaded = [load_coco(name, is_used) for name in cfg.DATASETS.TRAIN]
+    loaded = [load_coco(name, cfg.OUTPUT_DIR, is_used) for name in cfg.DATASETS.TRAIN]
     records, _, flip = loaded[0]
     if len(loaded) > 1:
         records = Records(itertools.chain.from_iterable(found for found, *_ in loaded))

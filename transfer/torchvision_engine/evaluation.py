@@ -30,7 +30,7 @@ def evaluate(cfg: CfgNode, model: Detector, pictures: int) -> dict[str, Metrics]
     """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
     metrics: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
-        records, category_ids, _ = load_coco(name)
+        records, category_ids, _ = load_coco(name, cfg.OUTPUT_DIR)
         predictions = predict(cfg, model, records, category_ids)
         if is_main():
             metrics[name] = score(cfg, name, predictions, log.info, pictures)

@@ -161,8 +161,8 @@ def check_same_weights(path: str, began: Mapping[str, Any], output_dir: str) -> 
         return
     start = f"{began.get('path')!r} (SHA-256 {recorded[:8]}...)" if recorded else "random values"
     raise UserError(
-        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and a resumed run reads no weights; set "
-        "MODEL.WEIGHTS '' to resume, or choose another OUTPUT_DIR"
+        f"MODEL.WEIGHTS is {path!r}, but {output_dir} began with {start}, and --resume reads its checkpoint; set "
+        "MODEL.WEIGHTS '' to resume, or leave --resume out to use that file"
     )
 
 

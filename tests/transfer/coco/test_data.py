@@ -12,35 +12,40 @@ from tests.transfer import tiny_coco
 from transfer.coco import data
 
 
-def test_prepare_fails_or_skips(tmp_path: Path) -> None:
+def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=True)
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 500]))
     keys = {"MODEL__ROI_HEADS__NUM_CLASSES": 1, "MODEL__KEYPOINT_ON": True}
     cfg = tiny_coco.config(tmp_path / "out", name, **keys)
-    for check in (data.prepare, lambda cfg: data.check_early(cfg, cfg.DATASETS.TRAIN)):
-        refused(lambda check=check: check(cfg), "annotation 1 of image 1", ":skip_bad")
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, [name]), "annotation 1 of image 1", ":skip_bad")
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "_LARGE_BYTES", 1000)
+        data.check_early(cfg, [name])  # too slow to read here
     logged: list[str] = []
-    prepared = data.prepare(tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", **keys), logged.append)
+    skipping, out = f"{name}:skip_bad", tmp_path / "with:colon"
+    data.prepare(tiny_coco.config(out, skipping, **keys), [skipping], logged.append)
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
     assert "DATASETS.TRAIN and DATASETS.TEST both have" in logged[-1]
-    checked, images = data.resolve(prepared.DATASETS.TRAIN[0])
-    assert len(data.read(checked)["annotations"]) == len(content["annotations"]) - 1
-    assert prepared.DATASETS.TEST == prepared.DATASETS.TRAIN and images == tmp_path / "data"
-    cfg = tiny_coco.config(tmp_path / "out", f"{name}:skip_bad", MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare(cfg), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
+    out = out.rename(tmp_path / "moved")
+    checked, images = data.resolve(skipping, out)
+    assert len(data.read(checked)["annotations"]) == len(content["annotations"]) - 1 and images == tmp_path / "data"
+    refused(lambda: data.resolve(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
+    cfg = tiny_coco.config(tmp_path / "out", skipping, MODEL__ROI_HEADS__NUM_CLASSES=80)
+    refused(lambda: data.prepare(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    refused(lambda: data.resolve("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
+    refused(lambda: data.find("coco_2017_val"), tmp_path / "coco/annotations/instances_val2017.json")
     (tmp_path / "coco" / "annotations").mkdir(parents=True)
     (tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json").write_text("{}")
-    refused(lambda: data.resolve("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
+    refused(lambda: data.find("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
-    assert data.resolve("keypoints_coco_2017_train")[1] == tmp_path / "coco" / "train2017"
+    assert data.resolve("keypoints_coco_2017_train", "")[1] == tmp_path / "coco" / "train2017"
     refused(lambda: data.refuse_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
-        refused(lambda bad=bad: data.resolve(bad), bad, "coco:ANNOTATIONS")
+        refused(lambda bad=bad: data.find(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
@@ -51,13 +56,11 @@ def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
     for name in twins:
         tiny_coco.edit(name, lambda c, name=name: c.update(info=name) or c["annotations"][0].update(bbox=[0, 0, 0]))
     cfg = tiny_coco.config(tmp_path / "out", twins[0], DATASETS__TEST=(twins[1],))
-    prepared = data.prepare(cfg)
-    names = (*prepared.DATASETS.TRAIN, *prepared.DATASETS.TEST)
-    contents = [data.read(data.resolve(name)[0]) for name in names]
+    data.prepare(cfg, twins)
+    contents = [data.read(data.resolve(name, cfg.OUTPUT_DIR)[0]) for name in twins]
     assert [content["info"] for content in contents] == twins
     assert all("box [0, 0, 0] is not" in content["left_out"][0] for content in contents)
-    assert len({data.folder_name(name) for name in (*names, *twins)}) == 4
-    assert data.prepare(cfg).DATASETS == prepared.DATASETS  # a resumed run finds its own
+    assert len({data.folder_name(name) for name in twins}) == 2
 
 
 @pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
@@ -66,15 +69,15 @@ def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
     tiny_coco.edit(name, lambda content: [record.pop("segmentation") for record in content["annotations"]])
     for chosen in (name, f"{name}:skip_bad"):
         cfg = tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True})
-        refused(lambda cfg=cfg: data.prepare(cfg), f"MODEL.{key} False")
+        refused(lambda cfg=cfg, chosen=chosen: data.prepare(cfg, [chosen]), f"MODEL.{key} False")
 
 
 def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path) -> None:
     names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
     tiny_coco.edit(names[1], lambda content: content["categories"][0].update(name="other"))
     cfg = tiny_coco.config(tmp_path / "out", names[0], DATASETS__TEST=(names[1],))
-    for check in (data.prepare, lambda cfg: data.check_early(cfg, names)):
-        refused(lambda check=check: check(cfg), "category 1 in the order of ids is 'c1'", "'other'", *names)
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, names), "category 1 in the order of ids is 'c1'", "'other'", *names)
 
 
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +90,14 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content["categories"] = [{"id": i, "name": f"n{i}"} for i in range(80)]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
-    refused(lambda: data.prepare(cfg), "annotation 1 of image 1")
+    refused(lambda: data.prepare(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
     monkeypatch.setitem(data._RELEASED_BYTES, path.name, path.stat().st_size)
-    refused(lambda: data.prepare(tiny_coco.config(tmp_path / "out", "coco_2017_val")), "80 categories")
-    assert data.prepare(cfg).DATASETS.TEST == ("coco_2017_val",)
+    few = tiny_coco.config(tmp_path / "out", "coco_2017_val")
+    refused(lambda: data.prepare(few, ["coco_2017_val"]), "80 categories")
+    data.prepare(cfg, ["coco_2017_val"])
     content = {"images": [], "annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
     (tmp_path / "other.json").write_text(json.dumps(content))
-    cfg.defrost()
-    cfg.DATASETS.TRAIN = (f"coco:{tmp_path / 'other.json'}:{tmp_path}",)
-    refused(lambda: data.prepare(cfg), "category 80", "'x' in coco:", "'n79' in coco_2017_val")
+    other = f"coco:{tmp_path / 'other.json'}:{tmp_path}"
+    refused(
+        lambda: data.prepare(cfg, [other, "coco_2017_val"]), "category 80", "'x' in coco:", "'n79' in coco_2017_val"
+    )

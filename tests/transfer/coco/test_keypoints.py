@@ -13,17 +13,11 @@ def content(names, **category):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["nose", "left_eye", "right_eye"],
-        ["Nose", "LeftEye", "RightEye"],
-        ["N", "L_eye", "R_eye"],
-        ["n", "l_hip", "r_hip"],
-        ["nose", "lefteye", "righteye"],
-        ["Tail", "eyeLeft", "eyeRight"],
-    ],
+    "words",
+    ["nose left_eye right_eye", "N L_eye R_eye", "Nose LeftEye RightEye", "n lefteye righteye", "t eyeLeft eyeRight"],
 )
-def test_pairs_are_found_by_name(names):
+def test_pairs_are_found_by_name(words):
+    names = words.split()
     pairs = flip_pairs(content(names))
     assert pairs == [(names[1], names[2])] and mirror(names, pairs) == [0, 2, 1]
 
@@ -31,11 +25,7 @@ def test_pairs_are_found_by_name(names):
 def test_pairs_of_the_file_come_first():
     assert flip_pairs(content(["a", "b", "c"], flip=[["a", "c"]])) == [("a", "c")]
     assert flip_pairs(content(["a", "b"], flip=[])) == []
-
-
-@pytest.mark.parametrize("flip", [[["a", "x"]], [["a"]]])
-def test_other_pairs_are_unknown(flip):
-    assert flip_pairs(content(["a", "b"], flip=flip)) is None
+    assert flip_pairs(content(["a", "b"], flip=[["a", "x"]])) is None
 
 
 def test_no_side_or_half_a_pair_is_unknown():
@@ -49,5 +39,5 @@ def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):
     name = tiny_coco.write(tmp_path, keypoints=True)
     tiny_coco.edit(name, lambda content: content["categories"][0].update(keypoints=[f"p{i}" for i in range(17)]))
     keys = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
-    refused(lambda: prepare(tiny_coco.config(tmp_path / "out", name, **keys)), "INPUT.RANDOM_FLIP none")
-    prepare(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys))
+    refused(lambda: prepare(tiny_coco.config(tmp_path / "out", name, **keys), [name]), "INPUT.RANDOM_FLIP none")
+    prepare(tiny_coco.config(tmp_path / "out", name, INPUT__RANDOM_FLIP="none", **keys), [name])

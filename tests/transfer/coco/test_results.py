@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.common.run_folder import atomic_write
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data, results
@@ -31,12 +32,12 @@ def perfect(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Any]:
-    return data.read(data.resolve(tiny_coco.write(tmp_path / "people", keypoints=True))[0])
+    return data.read(tiny_coco.write(tmp_path / "people", keypoints=True).split(":")[1])
 
 
 @pytest.fixture
 def things(tmp_path: Path) -> dict[str, Any]:
-    return data.read(data.resolve(tiny_coco.write(tmp_path / "things"))[0])
+    return data.read(tiny_coco.write(tmp_path / "things").split(":")[1])
 
 
 def test_perfect_predictions_score_100(people: dict[str, Any]) -> None:
@@ -121,20 +122,14 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     cfg.SOLVER.IMS_PER_BATCH = 16
     metrics = {"coco:a.json:b": results.evaluate(things, [], ["bbox"])}
     given = {"path": "w.pth", "sha256": "ab", "provenance": {"method": "jcl"}}
-    results.write_results(
-        tmp_path / "results.json",
-        engine="torchvision",
-        engine_version="1",
-        cfg=cfg,
-        metrics=metrics,
-        predictions={"coco:a.json:b": "inference/a/b.json"},
-        weights=given,
-        iteration=5,
-    )
+    predictions = results.predictions_file("coco:a.json:b")
+    atomic_write(tmp_path / predictions, "[]")
+    path = tmp_path / "results.json"
+    results.write_results(path, cfg, metrics, engine="torchvision", weights=given, iteration=5)
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["metrics"]["bbox"]["AP"] == 0 and content["metrics"]["bbox"]["APl"] is None
     assert content["schedule"]["name"] == "1x" and content["protocol"]["heads"] == "4conv2fc"
-    assert content["predictions"] == {"coco:a.json:b": "inference/a/b.json"}
+    assert content["predictions"] == {"coco:a.json:b": predictions}
     assert content["weights"] == given and content["engine"]["name"] == "torchvision"
     one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
     assert results.flat_sets(one) == {"bbox/AP": 1.0} and results.flat_sets({}) == {}

@@ -27,7 +27,7 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     name = tiny_coco.write(folder / "data")
     cfg = get_cfg()
     cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
-    data.register(name)
+    data.register(name, cfg)
     return cfg, name
 
 

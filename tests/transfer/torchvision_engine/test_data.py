@@ -16,7 +16,7 @@ from transfer.torchvision_engine import data
 
 
 def test_categories_are_numbered_in_the_order_of_their_ids(tmp_path):
-    records, category_ids, _ = data.load_coco(tiny_coco.write(tmp_path))
+    records, category_ids, _ = data.load_coco(tiny_coco.write(tmp_path), "")
     assert category_ids == [7, 14, 21]
     assert [r["image_id"] for r in records] == [1, 2, 3, 4, 5, 6]
     given = json.loads((tmp_path / "annotations.json").read_text())["annotations"]
@@ -25,7 +25,7 @@ def test_categories_are_numbered_in_the_order_of_their_ids(tmp_path):
 
 
 def test_keypoints_move_to_pixel_centers_and_mirror_by_name(tmp_path):
-    records, _, flips = data.load_coco(tiny_coco.write(tmp_path, keypoints=True))
+    records, _, flips = data.load_coco(tiny_coco.write(tmp_path, keypoints=True), "")
     given = json.loads((tmp_path / "annotations.json").read_text())["annotations"][0]["keypoints"]
     got = records[0]["annotations"][0]["keypoints"]
     assert np.allclose(got[:, :2], np.reshape(given, (-1, 3))[:, :2] + 0.5)

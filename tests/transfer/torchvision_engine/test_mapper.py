@@ -47,7 +47,7 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
 
 
 def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
-    records, *_ = load_coco(tiny_coco.write(tmp_path, rle=True))
+    records, *_ = load_coco(tiny_coco.write(tmp_path, rle=True), "")
     with pytest.raises(UserError, match=r"INPUT\.MASK_FORMAT bitmask"):
         mapper(masks="polygon")(records[0], np.random.default_rng(0))
     target = mapper(masks="bitmask")(records[0], np.random.default_rng(0))["target"]

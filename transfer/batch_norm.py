@@ -7,23 +7,23 @@ footing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from fvcore.nn.precise_bn import get_bn_modules, update_bn_stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .distributed import reported, until_stopped
+from pretrain.common.distributed import mean_
+
+from .distributed import raise_if_stopped, reported
 from .samplers import mix
 
 if TYPE_CHECKING:
     from .state import State
-
-T = TypeVar("T")
 
 
 def precise_bn(state: State, iteration: int) -> None:
@@ -34,85 +34,66 @@ def precise_bn(state: State, iteration: int) -> None:
     count = min(settings.NUM_ITER, iteration + 1)  # more would take longer than a short training
     state.log.info(f"precise BN over {count} batches")
     torch.manual_seed(mix(state.cfg.SEED, iteration, state.rank))
-    batches = state.batches(seed=mix(state.cfg.SEED, iteration, 0), start=0, workers=0)
+    batches = _batches(state, mix(state.cfg.SEED, iteration, 0), count, "precise BN")
     with state.engine.storage(iteration):  # what the model notes meanwhile is dropped
-        update_bn_stats(state.model, reported(until_stopped(batches), count, "precise BN", state.log.info), count)
+        update_bn_stats(state.model, batches, count)
     if state.world > 1:
         pool_batch_norm(norms)
 
 
+def _batches(state: State, seed: int, count: int, what: str) -> Iterator[list[dict[str, Any]]]:
+    """The first ``count`` training batches under ``seed``; before each, all ranks raise Stopped if one was asked to."""
+    batches = state.batches(seed=seed, start=0, workers=0)
+    for batch in reported(islice(batches, count), count, what, state.log.info):
+        raise_if_stopped()
+        yield batch
+
+
 @torch.no_grad()
-def pool_batch_norm(norms: Iterable[torch.nn.Module]) -> None:
+def pool_batch_norm(norms: Iterable[nn.Module]) -> None:
     """Replaces running means and variances in place with those of the images of all ranks.
 
     The pooled variance is the mean of variances plus the variance of means (law of total variance).
     """
     for norm in norms:
         mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-        moments = torch.stack([mean.double(), var.double() + mean.double() ** 2])
-        dist.all_reduce(moments)
-        moments /= dist.get_world_size()
+        moments = mean_(torch.stack([mean.double(), var.double() + mean.double() ** 2]))
         mean.copy_(moments[0])
         var.copy_(moments[1] - moments[0] ** 2)
 
 
-def settle_frozen_bn(state: State, count: int) -> None:
-    """Sets the statistics of the frozen norms from the first batches of the training."""
-    model, engine = state.model, state.engine
-    settle(
-        model,
-        [module for module in model.modules() if isinstance(module, engine.FROZEN_NORM)],
-        lambda batch: engine.backbone_features(model, batch),
-        state.batches(seed=state.cfg.SEED, start=0, workers=0), count, state.log.info,
-    )  # fmt: skip
-
-
 @torch.no_grad()
-def settle(
-    model: nn.Module,
-    norms: Sequence[nn.Module],
-    features: Callable[[T], Any],
-    batches: Iterable[T],
-    count: int,
-    log: Callable[[str], None],
-) -> None:
-    """Sets means and variances of frozen norms to those of their inputs over ``count`` batches of every rank.
+def settle_frozen_bn(state: State, count: int) -> None:
+    """Sets means and variances of frozen norms to those of their inputs over ``count`` training batches of every rank.
 
     Meanwhile each norm normalizes with the statistics of the batch, as precise BN does, so that those behind it see
-    normalized inputs. Batch norms that are trained come behind all frozen ones, and are evaluated.
-
-    Args:
-        model: is left in evaluation mode.
-        norms: FrozenBatchNorm2d of torchvision or Detectron2; those that ``features`` does not run keep their values.
-        features: runs the network that holds them on a batch.
+    normalized inputs. Batch norms that are trained come behind all frozen ones, and are evaluated. The model is left in
+    evaluation mode.
 
     Raises:
         Stopped: a stop was requested; nothing was changed.
     """
-    model.eval()
-    sums = {norm: torch.zeros_like(norm.get_buffer("running_mean"), dtype=torch.float64).repeat(2, 1) for norm in norms}
-    pixels = dict.fromkeys(norms, 0)
+    model, engine = state.model.eval(), state.engine
+    norms = [module for module in model.modules() if isinstance(module, engine.FROZEN_NORM)]
+    moments = {norm: torch.zeros_like(norm.get_buffer("bias"), dtype=torch.float64).repeat(3, 1) for norm in norms}
 
     def normalize(norm: nn.Module, inputs: tuple[Tensor], _: Tensor) -> Tensor:
         x = inputs[0].float()
-        sums[norm] += torch.stack([power.sum((0, 2, 3), dtype=torch.float64) for power in (x, x * x)])
-        pixels[norm] += x.numel() // x.shape[1]
+        moments[norm][:2] += torch.stack([power.sum((0, 2, 3), dtype=torch.float64) for power in (x, x * x)])
+        moments[norm][2] += x.numel() // x.shape[1]
         weight, bias = norm.get_buffer("weight"), norm.get_buffer("bias")
         eps: Any = norm.eps
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps).to(inputs[0].dtype)
 
-    hooks = [norm.register_forward_hook(normalize) for norm in norms]
-    try:
-        for batch in islice(reported(until_stopped(batches), count, "frozen batch norm", log), count):
-            features(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for norm in (norm for norm in norms if pixels[norm]):
-        moments = torch.cat([sums[norm].flatten(), sums[norm].new_tensor([pixels[norm]])])
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(moments)
-        mean, square = (moments[:-1] / moments[-1]).unflatten(0, (2, -1))
-        norm.get_buffer("running_mean").copy_(mean)
-        norm.get_buffer("running_var").copy_((square - mean**2).clamp(min=0))
-    log(f"{sum(map(bool, pixels.values()))} frozen batch norms take their statistics from {count} training batches")
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.callback(norm.register_forward_hook(normalize).remove)
+        for batch in _batches(state, state.cfg.SEED, count, "frozen batch norm"):
+            engine.backbone_features(model, batch)
+    for norm in norms:
+        total, squares, pixels = mean_(moments[norm])
+        if pixels.any():  # in the backbone
+            mean = total / pixels
+            norm.get_buffer("running_mean").copy_(mean)
+            norm.get_buffer("running_var").copy_((squares / pixels - mean**2).clamp(min=0))
+    state.log.info(f"frozen batch norms take their statistics from {count} training batches")

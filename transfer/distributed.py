@@ -1,19 +1,16 @@
-"""What both engines need to run on several ranks: one group, and agreement on start and stop."""
+"""What both engines need to run on several ranks: one group, and agreement on a stop."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
-from pretrain.common.weights_file import tensor_digest
 
 T = TypeVar("T")
 
@@ -32,24 +29,10 @@ def join(device_name: str) -> torch.device:
     return distributed.join(device_name == "cuda" and torch.cuda.is_available())
 
 
-def check_same_start(iteration: int, state: Mapping[str, Tensor]) -> None:
-    """Raises UserError on all ranks unless they begin at the same iteration with the same weights."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        digest = tensor_digest(*state.values())
-        distributed.check_agreement((iteration, digest), "the start (iteration, digest of the weights)")
-
-
 def raise_if_stopped() -> None:
     """Raises Stopped on all ranks if any of them was asked to stop; all of them must call it."""
     if reason := next(filter(None, distributed.gather_objects(stop_requested())), ""):
         raise Stopped(reason)
-
-
-def until_stopped(batches: Iterable[T]) -> Iterator[T]:
-    """``batches``, of which each rank takes the same number; `raise_if_stopped` before each."""
-    for batch in batches:
-        raise_if_stopped()
-        yield batch
 
 
 def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:

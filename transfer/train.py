@@ -25,11 +25,12 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.resnet_names import from_c4
 from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
 from pretrain.common.skipped_steps import summary
+from pretrain.common.weights_file import tensor_digest
 
 from . import checkpoints
 from .batch_norm import precise_bn, settle_frozen_bn
 from .coco.results import Metrics, flat_sets
-from .distributed import check_same_start, join
+from .distributed import join
 from .samplers import mix
 from .state import LOG_PERIOD, State, find_checkpoint
 from .weights.load import Weights, check_config, load_weights
@@ -105,7 +106,9 @@ def run(
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     assert weights
     cfg, model = build(engine, cfg, device, weights, log.info, check=not found, require_heads=eval_only or start > 0)
-    check_same_start(start, model.state_dict())
+    if distributed.world_size() > 1:
+        digest = tensor_digest(*model.state_dict().values())
+        distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
     if eval_only:
         return engine.evaluate(cfg, model, visualize, final=True)
     evaluating = path is not None and path.name == checkpoints.EVALUATING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,16 +23,24 @@ NORM = "backbone.bottom_up.stem.conv1.norm"
 
 def network(norm: type[nn.Module]) -> nn.Sequential:
     torch.manual_seed(0)
-    made = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), norm(4))
-    for part in made:
-        if isinstance(part, norm):
-            part.weight.data.uniform_(0.5, 2)
-            part.bias.data.normal_()
-    return made
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm(8), nn.ReLU(), nn.Conv2d(8, 4, 3, bias=False), norm(4))
+    for layer in layers:
+        if isinstance(layer, norm):
+            layer.weight.data.uniform_(0.5, 2)
+            layer.bias.data.normal_()
+    return layers
 
 
-def norms_of(frozen: nn.Module) -> list[Any]:
-    return [part for part in frozen.modules() if isinstance(part, FrozenBatchNorm2d)]
+def settle(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | None = None) -> None:
+    """The statistics of ``batches`` in the frozen norms of ``backbone``, by default the whole model."""
+    engine = SimpleNamespace(
+        FROZEN_NORM=FrozenBatchNorm2d, backbone_features=lambda model, batch: (backbone or model)(batch)
+    )
+    state: Any = SimpleNamespace(
+        model=model, engine=engine, batches=lambda **_: iter([*batches, None]), cfg=SimpleNamespace(SEED=0),
+        log=SimpleNamespace(info=lambda _: None),
+    )  # fmt: skip
+    batch_norm.settle_frozen_bn(state, len(batches))
 
 
 GENERATOR = torch.Generator().manual_seed(0)  # the same in every process
@@ -42,56 +51,47 @@ def test_one_batch_gives_what_batch_norm_does_with_it() -> None:
     """On the batch that the statistics are of, the frozen network equals one with batch norm in training mode."""
     frozen, plain = network(FrozenBatchNorm2d), network(nn.BatchNorm2d)
     plain.load_state_dict(frozen.state_dict(), strict=False)
-    images = torch.randn(5, 3, 12, 12)
-    batch_norm.settle(frozen, norms_of(frozen), frozen, iter([images] * 9), 1, lambda _: None)
-    torch.testing.assert_close(frozen(images), plain(images), rtol=1e-4, atol=1e-5)
+    settle(frozen, BATCHES[:1])
+    torch.testing.assert_close(frozen(BATCHES[0]), plain(BATCHES[0]), rtol=1e-4, atol=1e-5)
 
 
 def test_every_pixel_of_several_batches_counts_alike() -> None:
-    """The first norm's statistics are those of all its inputs together, though the batches differ in size."""
-    frozen, unused = network(FrozenBatchNorm2d), FrozenBatchNorm2d(4)
-    norms = [*norms_of(frozen), unused]
-    batch_norm.settle(frozen, norms, frozen, iter(BATCHES), 2, lambda _: None)
-    inputs = torch.cat([frozen[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
-    torch.testing.assert_close(norms[0].running_mean, inputs.mean(1))
-    torch.testing.assert_close(norms[0].running_var, inputs.var(1, unbiased=False))
-    assert (unused.running_mean == 0).all() and (unused.running_var == 1).all()
-
-
-def test_norms_that_are_trained_keep_their_statistics() -> None:
-    frozen = FrozenBatchNorm2d(8)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), frozen, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)).train()
-    before = {name: value.clone() for name, value in model[3].state_dict().items()}
-    batch_norm.settle(model, [frozen], model, [torch.randn(4, 3, 12, 12)], 1, lambda _: None)
-    assert frozen.running_mean.abs().max() > 0
-    assert all(torch.equal(value, before[name]) for name, value in model[3].state_dict().items())
+    """The first norm's statistics are those of all its inputs together, though the batches differ in size; norms that
+    are trained, and those outside the backbone, keep theirs.
+    """
+    backbone, head = network(FrozenBatchNorm2d).append(nn.BatchNorm2d(4)), FrozenBatchNorm2d(4)
+    settle(nn.Sequential(backbone, head).train(), BATCHES, backbone)
+    inputs = torch.cat([backbone[0](batch).transpose(0, 1).flatten(1) for batch in BATCHES], dim=1)
+    torch.testing.assert_close(backbone[1].running_mean, inputs.mean(1))
+    torch.testing.assert_close(backbone[1].running_var, inputs.var(1, unbiased=False))
+    for norm in (backbone[5], head):
+        assert (norm.running_mean == 0).all() and (norm.running_var == 1).all()
 
 
 def _ranks(folder: Path) -> None:
     """Each rank settles on its own batches, of different sizes."""
     frozen = network(FrozenBatchNorm2d)
-    batch_norm.settle(frozen, norms_of(frozen), frozen, [BATCHES[dist.get_rank()]], 1, lambda _: None)
+    settle(frozen, [BATCHES[dist.get_rank()]])
     torch.save(frozen.state_dict(), folder / f"{dist.get_rank()}.pth")
 
 
 def test_ranks_pool_their_pixels(tmp_path: Path) -> None:
     run_ranks(_ranks, 2, tmp_path)
     alone = network(FrozenBatchNorm2d)
-    batch_norm.settle(alone, norms_of(alone)[:1], alone, iter(BATCHES), 2, lambda _: None)
+    settle(alone, BATCHES)
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth")["1.running_var"], alone[1].running_var)
 
 
 def test_a_stop_changes_nothing() -> None:
-    frozen = network(FrozenBatchNorm2d)
-    norms = norms_of(frozen)
+    frozen: Any = network(FrozenBatchNorm2d)
     interrupt.request_stop("asked")
     try:
         with pytest.raises(interrupt.Stopped):
-            batch_norm.settle(frozen, norms, frozen, [torch.randn(1, 3, 12, 12)], 1, lambda _: None)
+            settle(frozen, BATCHES)
     finally:
         interrupt.clear()
-    assert (norms[0].running_mean == 0).all() and not norms[0]._forward_hooks
+    assert (frozen[1].running_mean == 0).all() and not frozen[1]._forward_hooks
 
 
 KEYS = {"MODEL__BACKBONE__FREEZE_AT": 5, "SOLVER__FROZEN_BN_ITER": 2, "SOLVER__MAX_ITER": 2, "SEED": 3}

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common import checkpoint
 from pretrain.common.distributed import on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json, remove, write_json
+from pretrain.common.run_folder import read_json, write_json
 from pretrain.common.weights_file import load_torch
 
 from .preflight import EVALUATING
@@ -40,18 +40,6 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
         )
     checkpoint.save(path, state)
-
-
-def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
-    """Removes all periodic checkpoints except the ``keep`` newest up to the one just ``saved``; 0 keeps all.
-
-    Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes. The final and the best
-    checkpoint stay.
-    """
-    periodic = sorted(Path(output_dir).glob("model_[0-9]*.pth"), reverse=True)
-    kept = [path for path in periodic if path.name <= saved.name][:keep]
-    for path in set(periodic) - set(kept) if keep else ():
-        remove(path)
 
 
 def keep_best(
@@ -83,18 +71,13 @@ def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
     """The checkpoints to resume from, newest first; ``evaluating`` includes that of an unfinished evaluation."""
     folder = Path(output_dir)
     periodic = [path for path in folder.glob("model_*.pth") if path.name != BEST]
-    found = [*periodic, *([folder / EVALUATING] if evaluating else [])]
+    unfinished = [folder / EVALUATING] if evaluating and (folder / EVALUATING).is_file() else []
     # At the same iteration EVALUATING comes first, since evaluation is still due, and model_final before the others.
-    order = {path: (_iteration(path), path.name == EVALUATING, path.name) for path in found if path.is_file()}
-    return sorted(order, key=lambda path: order[path], reverse=True)
+    return sorted([*unfinished, *periodic], key=lambda p: (_iteration(p), p.name == EVALUATING, p.name), reverse=True)
 
 
 def newest(
-    output_dir: str | Path,
-    warn: Callable[[str], None] = print,
-    *,
-    evaluating: bool = False,
-    unsafe_pickle: bool = False,
+    output_dir: str | Path, warn: Callable[[str], None] = print, *, evaluating: bool = False
 ) -> tuple[Path, dict[str, Any]] | None:
     """The newest good checkpoint and its content; None if the folder holds no checkpoint.
 
@@ -102,14 +85,13 @@ def newest(
 
     Args:
         evaluating: consider the checkpoint that was saved before an unfinished evaluation, too.
-        unsafe_pickle: unpickle anything the files hold; only for files from a source you trust.
 
     Raises:
         UserError: all are damaged, or the newest cannot be read for another reason than damage.
     """
 
     def read_finite(path: Path) -> dict[str, Any]:
-        state = checkpoint.read(path, unsafe_pickle)
+        state = checkpoint.read(path)
         if name := _not_finite(state.get("model")):
             raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
         return state
@@ -126,8 +108,8 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     """
 
     def choose() -> str:
-        found = newest(output_dir, warn, evaluating=True)
-        return found[0].name if found else ""
+        chosen = newest(output_dir, warn, evaluating=True)
+        return chosen[0].name if chosen else ""
 
     name = on_first_rank(choose)
     if not name:
@@ -148,8 +130,6 @@ def _iteration(path: Path) -> int:
 def _not_finite(model: Any) -> str:
     """The name of the first tensor that is not finite, or an empty string."""
     tensors = model if isinstance(model, Mapping) else {}
-    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()}
-    if not real:
-        return ""
-    finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist()
+    real = {n: t for n, t in tensors.items() if isinstance(t, torch.Tensor) and t.is_floating_point()}
+    finite = torch.stack([tensor.isfinite().all() for tensor in real.values()]).tolist() if real else []
     return next((name for name, is_finite in zip(real, finite, strict=True) if not is_finite), "")

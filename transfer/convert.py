@@ -69,7 +69,7 @@ def convert(
 
     Args:
         encoder: query | key, where the source has two.
-        unsafe_pickle: unpickle anything the source holds; only for files from a source you trust.
+        unsafe_pickle: unpickle anything that a file holds; only for files from a source you trust.
         overwrite: replace an output that differs.
         back: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
 
@@ -86,7 +86,7 @@ def convert(
 
     from .weights.verify import verify
 
-    path = find_source(source, unsafe_pickle)
+    path = find_source(source)
     of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
     if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
@@ -120,7 +120,7 @@ def convert(
 
 
 def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False) -> tuple[BackboneFile, dict[str, Any]]:
-    """The backbone in a file, and its provenance with what a config must agree with, under Detectron2's keys.
+    """The backbone in a file, and its provenance with what a detector's config must agree with (Detectron2's keys).
 
     Raises:
         UserError: unreadable, or no backbone in it.
@@ -133,37 +133,7 @@ def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False)
 
     file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
     backbone = extract_backbone(file, encoder)
-    return backbone, _provenance(backbone, needs or detector_provenance(path))
-
-
-def find_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> Path:
-    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
-
-    Raises:
-        UserError: nothing is there, or no good checkpoint.
-    """
-    from pretrain.common import checkpoint
-
-    from . import checkpoints
-
-    source = Path(source)
-    if os.path.isdir(source):
-        if newest := checkpoints.newest(source, warn, unsafe_pickle=unsafe_pickle):
-            return newest[0]
-        if stage_of(source) == "transfer":
-            raise UserError(
-                f"{source} is a detector's run folder, but holds no checkpoint (model_*.pth); resume its training, or "
-                "name another folder or file"
-            )
-    return checkpoint.resolve(source, warn)
-
-
-def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The source's provenance and what a detector's config must agree with, under Detectron2's keys.
-
-    Args:
-        known: what a run folder of fine-tuning records about the source, or what files of its kind need.
-    """
+    source, known = backbone.provenance, needs or detector_provenance(path)
     fits: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
@@ -175,11 +145,32 @@ def _provenance(backbone: BackboneFile, known: Mapping[str, Any]) -> dict[str, A
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
         fits |= {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
-    source = backbone.provenance
     if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
         source = {key: source[key] for key in ("source", "source_sha256", "arch", "stem")}
         source["earlier_source"] = known.get("source")
-    return {**fits, **known, **source}
+    return backbone, {**fits, **known, **source}
+
+
+def find_source(source: str | Path, warn: Callable[[str], None] = print) -> Path:
+    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
+
+    Raises:
+        UserError: nothing is there, or no good checkpoint.
+    """
+    from pretrain.common import checkpoint
+
+    from . import checkpoints
+
+    source = Path(source)
+    if os.path.isdir(source):
+        if newest := checkpoints.newest(source, warn):
+            return newest[0]
+        if stage_of(source) == "transfer":
+            raise UserError(
+                f"{source} is a detector's run folder, but holds no checkpoint (model_*.pth); resume its training, or "
+                "name another folder or file"
+            )
+    return checkpoint.resolve(source, warn)
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

@@ -148,7 +148,8 @@ class State(contextlib.ExitStack):
         checkpoints.save(out / name, content)
         if name not in checkpoints.TEMPORARY_OR_BEST:
             atomic_write(out / "last_checkpoint", name)
-            checkpoints.prune(out, self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0), out / name)
+            if keep := self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0):
+                checkpoint.prune(out, keep, out / name, "model_[0-9]*.pth")
         self.log.info(f"saved {out / name}")
 
     def restore(self, content: dict[str, Any]) -> None:

@@ -128,12 +128,12 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
     return found[0]
 
 
-def prune(output_dir: str | Path, keep: int, saved: Path) -> None:
+def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkpoint_[0-9]*.pth") -> None:
     """Removes all numbered checkpoints except the ``keep`` newest up to the one just ``saved``.
 
     Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes.
     """
-    numbered = sorted(Path(output_dir).glob("checkpoint_[0-9]*.pth"), reverse=True)
+    numbered = sorted(Path(output_dir).glob(pattern), reverse=True)
     kept = [path for path in numbered if path.name <= saved.name][:keep]
     for path in set(numbered) - set(kept):
         remove(path)

@@ -51,10 +51,10 @@ def draw(
     truth_of, predictions_on = _by_image(content["annotations"]), _by_image(predictions)
     count = min(count, len(images))
     for image in (images[i * len(images) // count] for i in range(count)):
-        photo = _photo(image_dir, image)
-        columns = {"predictions": _strong(predictions_on[image["id"]]), "ground truth": truth_of[image["id"]]}
-        row = _row(photo, max(1.0, _MIN_HEIGHT / photo.height), columns, categories)
-        _write(picture_file(output_dir, image["file_name"]), row)
+        photo = _photo(os.path.join(image_dir, image["file_name"]))
+        panels = {"predictions": _strong(predictions_on[image["id"]]), "ground truth": truth_of[image["id"]]}
+        drawn = [_panel(photo, _enlarged(photo), *panel, categories) for panel in panels.items()]
+        _write(picture_file(output_dir, image["file_name"]), torch.cat(drawn, dim=2))
 
 
 def draw_predictions(
@@ -66,9 +66,9 @@ def draw_predictions(
     Raises:
         UserError: an image that cannot be read, or an output that cannot be written.
     """
-    photo = _photo("", {"file_name": image})
+    photo = _photo(image)
     shown = [prediction for prediction in predictions if prediction["score"] >= threshold]
-    _write(output, _drawn(photo, max(1.0, _MIN_HEIGHT / photo.height), shown, {c["id"]: c for c in categories}))
+    _write(output, _drawn(photo, _enlarged(photo), shown, {c["id"]: c for c in categories}))
 
 
 def picture_file(folder: str | Path, name: str) -> Path:
@@ -104,15 +104,16 @@ def compare(
     predictions_of = {title: _by_image(records) for title, records in predictions.items()}
     rows = []
     for image in images:
-        photo = _photo(image_dir, image)
-        columns = {"ground truth": truth_of[image["id"]]}
-        columns |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
-        rows.append(_row(photo, _CELL / max(photo.size), columns, categories, _CELL))
+        photo = _photo(os.path.join(image_dir, image["file_name"]))
+        panels = {"ground truth": truth_of[image["id"]]}
+        panels |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
+        drawn = [_panel(photo, _CELL / max(photo.size), *panel, categories, _CELL) for panel in panels.items()]
+        rows.append(torch.cat(drawn, dim=2))
     _write(Path(output), torch.cat(rows, dim=1))
 
 
-def _photo(folder: str | Path, image: Mapping[str, Any]) -> Image.Image:
-    return open_upright(os.path.join(folder, image["file_name"])).convert("RGB")
+def _photo(path: str | Path) -> Image.Image:
+    return open_upright(str(path)).convert("RGB")
 
 
 def _strong(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -134,29 +135,18 @@ def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Map
     return groups
 
 
-def _row(
-    photo: Image.Image,
-    scale: float,
-    columns: Mapping[str, Sequence[Mapping[str, Any]]],
-    categories: Mapping[Any, Mapping[str, Any]],
-    cell: int = 0,
-) -> torch.Tensor:
-    """A panel per column, which is a title -> records: uint8 (3, H, W).
-
-    ``cell`` is the least height and width of a panel below its title; a smaller image gets white margins.
-    """
-    return torch.cat([_panel(photo, scale, records, categories, title, cell) for title, records in columns.items()], 2)
+def _enlarged(photo: Image.Image) -> float:
+    return max(1.0, _MIN_HEIGHT / photo.height)
 
 
 def _panel(
-    photo: Image.Image,
-    scale: float,
-    items: Sequence[Mapping[str, Any]],
-    categories: Mapping[Any, Mapping[str, Any]],
-    title: str,
-    cell: int,
-) -> torch.Tensor:
-    """The image with ``items`` drawn on it, under a title."""
+    photo: Image.Image, scale: float, title: str, items: Sequence[Mapping[str, Any]],
+    categories: Mapping[Any, Mapping[str, Any]], cell: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The image with ``items`` drawn on it, under a title: uint8 (3, H, W).
+
+    ``cell`` is the least height and width below the title; a smaller image gets white margins.
+    """
     panel = _drawn(photo, scale, items, categories)
     panel = F.pad(panel, [0, 0, max(0, cell - panel.shape[2]), max(0, cell - panel.shape[1])], fill=255)
     strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")

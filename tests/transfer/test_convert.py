@@ -122,20 +122,12 @@ def test_command_line(tmp_path: Path, source: Path, capsys: pytest.CaptureFixtur
     assert isinstance(content["model"]["res5.1.conv2.norm.running_mean"], np.ndarray)
 
 
-def test_a_run_folder_falls_back_to_a_checkpoint_that_is_whole(
-    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path, source: Path) -> None:
     run = tmp_path / "run"
-    run.mkdir()
-    (run / "last_checkpoint").write_text("model_final.pth")
-    refused(lambda: convert(run, tmp_path / "out.pth"), run)
     begin(run, "transfer")
     refused(lambda: convert(run, tmp_path / "out.pth"), run, "model_*.pth")
-    (run / "model_final.pth").write_bytes(b"half")
-    refused(lambda: convert(run, tmp_path / "out.pth"), run, "damaged")
     (run / "model_0000001.pth").write_bytes(source.read_bytes())
     assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
-    assert "model_final.pth is damaged" in capsys.readouterr().out
 
 
 def test_two_conversions_to_one_output_are_refused(tmp_path: Path, source: Path) -> None:

@@ -137,14 +137,8 @@ def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[s
     given = {key.replace("__", "."): value for key, value in keys.items()}
     own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
-    return [
-        "--config-file",
-        str(folder / "empty.yaml"),
-        "--engine",
-        engine,
-        *flags,
-        *words(MODEL_KEYS | own | short | given),
-    ]
+    keys = words(MODEL_KEYS | own | short | given)
+    return ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *flags, *keys]
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:

@@ -1,12 +1,8 @@
-"""MODEL.WEIGHTS at an address, from a server on this machine."""
+"""MODEL.WEIGHTS at an address."""
 
 from __future__ import annotations
 
-import functools
-import http.server
 import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,26 +16,23 @@ from transfer.weights import files
 from transfer.weights.files import weights_file
 from transfer.weights.load import check_same_weights, read_weights
 
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    asked: list[str]
-
-    def log_message(self, format: str, *args: object) -> None:
-        if "GET" in str(args[0]):
-            self.asked.append(self.path)
+ROOT = "https://example.org/models"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
-    """A folder and its address. `Handler.asked` has the paths that were asked for."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[str]]:
+    """The folder that stands for the server at ROOT, and the addresses that iopath downloads from it."""
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Handler, "asked", [], raising=False)
-    folder = tmp_path / "site"
+    folder, asked = tmp_path / "site", []
     folder.mkdir()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+
+    def download(address: str, to: str, *, filename: str) -> str:
+        asked.append(address)
+        Path(to).mkdir(parents=True, exist_ok=True)
+        return shutil.copy(folder / filename, f"{to}/{filename}")
+
+    monkeypatch.setattr("iopath.common.file_io.download", download)
+    return folder, asked
 
 
 @pytest.fixture(scope="module")
@@ -50,37 +43,30 @@ def backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.pth"
 
 
-def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, str], backbone: Path) -> None:
-    folder, root = site
+def test_a_file_is_downloaded_once_and_recorded(site: tuple[Path, list[str]], backbone: Path) -> None:
+    folder, asked = site
     shutil.copy(backbone, folder / "a.pth")
-    began = read_weights(f"{root}/a.pth").summary()
-    assert began == {**read_weights(backbone).summary(), "path": f"{root}/a.pth"}
-    assert Path(weights_file(f"{root}/a.pth")).read_bytes() == backbone.read_bytes()
-    assert Handler.asked == ["/a.pth"]
-    (folder / "a.pth").unlink()
-    check_same_weights(f"{root}/a.pth", began, "out")  # a resumed run no longer needs it
+    began = read_weights(f"{ROOT}/a.pth").summary()
+    assert began == {**read_weights(backbone).summary(), "path": f"{ROOT}/a.pth"}
+    assert Path(weights_file(f"{ROOT}/a.pth")).read_bytes() == backbone.read_bytes() and len(asked) == 1
+    check_same_weights(f"{ROOT}/a.pth", began, "out")
     (folder / "b.pth").write_text("other")
-    refused(lambda: check_same_weights(f"{root}/b.pth", began, "out"), "b.pth", "a.pth", sha256(backbone)[:8])
+    refused(lambda: check_same_weights(f"{ROOT}/b.pth", began, "out"), "b.pth", "a.pth", sha256(backbone)[:8])
     shutil.copy(backbone, folder / "copy.pth")
-    check_same_weights(f"{root}/copy.pth", began, "out")
+    check_same_weights(f"{ROOT}/copy.pth", began, "out")
 
 
 @pytest.mark.detectron2
-def test_detectron2s_addresses(site: tuple[Path, str], backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from detectron2.utils import file_io
+def test_detectron2s_addresses(site: tuple[Path, list[str]], backbone: Path) -> None:
+    from detectron2.utils.file_io import PathManager
 
-    folder, root = site
-    monkeypatch.setattr(files, "DETECTRON2", f"{root}/")
-    monkeypatch.setattr(file_io.Detectron2Handler, "S3_DETECTRON2_PREFIX", f"{root}/")
-    shutil.copy(backbone, folder / "a.pth")
+    shutil.copy(backbone, site[0] / "a.pth")
     ours = weights_file("detectron2://a.pth")
-    assert file_io.PathManager.get_local_path("detectron2://a.pth") == ours and Handler.asked == ["/a.pth"]
+    assert PathManager.get_local_path("detectron2://a.pth") == ours and site[1] == [f"{files.DETECTRON2}a.pth"]
 
 
-def test_what_cannot_be_downloaded_or_read_is_named(site: tuple[Path, str], tmp_path: Path) -> None:
-    folder, root = site
-    for address in (f"{root}/lost.pth", "http://127.0.0.1:1/a.pth", "s3://bucket/a.pth"):
+def test_what_cannot_be_downloaded_or_read_is_named(site: tuple[Path, list[str]], tmp_path: Path) -> None:
+    for address in (f"{ROOT}/lost.pth", "s3://bucket/a.pth"):
         refused(lambda address=address: weights_file(address), address)
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
-    (folder / "page.pth").write_text("<html>log in first</html>")
-    refused(lambda: read_weights(f"{root}/page.pth"), root, tmp_path / "cache", "log in first", "delete that file")
+    (site[0] / "page.pth").write_text("<html>log in first</html>")
+    refused(lambda: read_weights(f"{ROOT}/page.pth"), ROOT, tmp_path / "cache", "log in first", "delete that file")

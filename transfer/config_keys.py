@@ -123,7 +123,7 @@ def check_training(cfg: CfgNode) -> None:
             known = ", ".join(f"{task}/AP" for task in tasks)
             raise UserError(f"TEST.BEST is {best!r}; name a metric of this detector's ({known}, bbox/AP50, ...)")
     if solver.BASE_LR == 0 and solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
-        raise UserError("SOLVER.BASE_LR is 0; it must be above 0 with WarmupCosineLR, which divides by it")
+        raise UserError("SOLVER.BASE_LR is 0.0; WarmupCosineLR divides by it: give more than 0")
     count, norm = solver.get("FROZEN_BN_ITER", 0), cfg.MODEL.RESNETS.NORM
     if count and norm != "FrozenBN" and (cfg.MODEL.BACKBONE.FREEZE_AT == 0 or "BN" not in norm):
         raise UserError(

@@ -31,7 +31,7 @@ from .spec import StageSpec
 LOCAL_STOP = "Ctrl-C or SIGTERM"  # ranks on this machine get the same signal for both; `run` knows which it was
 STOPPED = 128 + signal.SIGTERM  # the exit status of a rank after a requested stop
 _WAIT_FOR_SIGNAL_S = 10.0  # between the first and the last rank of a job to get a signal
-_REQUEUE_FOR_S, _REQUEUE_PERIOD_S = 600.0, 5.0  # SLURM ends the job before, unless it was asked to stop early
+_REQUEUE_AGAIN_S = 20.0  # after a requeue that failed
 _WAIT_FOR_END_S = 120.0  # other ranks, until SLURM ends them after rank 0's requeue
 
 
@@ -168,28 +168,15 @@ class PreemptionHandler:
             try:
                 self._submitit_requeue(self._signal, None)  # exits; raises when the job has timed out too often
             except (OSError, subprocess.SubprocessError) as error:
-                self._requeue_again(error)
+                # A full disk (submitit counts time-outs in a file; the job can run from the old one), a controller that
+                # restarts, or no failure at all: SLURM was first to requeue.
+                if isinstance(error, OSError) or not _has_ended(self._env):
+                    warn(f"warning: {one_line(error)}; the job is requeued again")
+                    time.sleep(_REQUEUE_AGAIN_S)
+                    self._env._requeue(0)
         except Exception as error:
             self._record.fail(error)
             raise
-
-    def _requeue_again(self, error: OSError | subprocess.SubprocessError) -> None:
-        """Repeats a requeue that failed: a scheduler that restarts or is under load would lose the job.
-
-        An OSError may come from the file in which submitit counts time-outs: the job can run from the old one.
-        """
-        deadline = time.monotonic() + _REQUEUE_FOR_S
-        # SLURM's signal to a requeued job also reaches scontrol, or SLURM was first to requeue.
-        while not (isinstance(error, subprocess.SubprocessError) and _has_ended(self._env)):
-            warn(f"warning: {one_line(error)}; the job is requeued again")
-            try:
-                self._env._requeue(0)
-                return
-            except (OSError, subprocess.SubprocessError) as again:
-                if time.monotonic() > deadline:
-                    raise
-                error = again
-            time.sleep(_REQUEUE_PERIOD_S)
 
     def _handle(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name

@@ -74,9 +74,9 @@ class LocalJob:
             if rank is not None:
                 code = codes[rank] or 0
                 self._failed_at = time.monotonic()
-                record = RankRecord(self.folder, self.logs.name, 0, rank)
-                if not record.has_failed() and not self._was_ended(code):
-                    record.failed(f"rank {rank}: {_how_it_ended(code, log_paths(self.logs, rank)[1])}")
+                if not self._was_ended(code):
+                    how = _how_it_ended(code, log_paths(self.logs, rank)[1])
+                    RankRecord(self.folder, self.logs.name, 0, rank).die(f"rank {rank}: {how}")
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
             kill(self._processes)
         return None not in codes

@@ -1,8 +1,7 @@
 """What the launcher and the jobs record in a run folder.
 
-    launch/launch.json                                  the stage, its options, and every job that was started there
-    launch/ranks/<submission>.<attempt>.<rank>.json     state: running | done | stopped | requeued | failed
-    launch/ranks/<submission>.<attempt>.<rank>.failed   this rank's error
+    launch/launch.json                               the stage, its options, and every job that was started there
+    launch/ranks/<submission>.<attempt>.<rank>.json  state: running | done | stopped | requeued | failed, with the error
 
 Any machine that sees the file system can read them, without a scheduler. The submission is the name of the folder with
 the job's output: unlike job ids, it never comes again. Where a rank's files cannot be written (the disk is full), the
@@ -81,76 +80,66 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
 
 
 class RankRecord:
-    """The files of a rank.
+    """The file of a rank.
 
     Args:
         attempt: the number of this start of the job, from 0; the same on every rank.
     """
 
     def __init__(self, folder: str | Path, submission: str, attempt: int, rank: int) -> None:
-        self._stem = f"{Path(folder) / 'launch' / 'ranks' / submission}.{attempt}.{rank}"
+        self._path = Path(folder) / "launch" / "ranks" / f"{submission}.{attempt}.{rank}.json"
         self._place = {"attempt": attempt, "rank": rank, "host": socket.gethostname(), "started": time.time()}
 
     def begin(self) -> None:
-        self._write(state="running")
+        self._write("running")
 
     def end(self, state: str, reason: str = "") -> None:
         """Records how this rank ended."""
-        self._write(state=state, reason=reason, ended=time.time())
-
-    def _write(self, **values: Any) -> None:
-        try:
-            write_json(f"{self._stem}.json", {**self._place, **values})
-        except UserError as error:
-            warn(f"warning: {error}")
+        self._write(state, reason=reason, ended=time.time())
 
     def fail(self, error: BaseException) -> None:
         """Records this rank's error."""
         is_mistake = isinstance(error, UserError)
         line = str(error) if is_mistake else f"{type(error).__name__}: {error}"
-        self.end("failed", line)
-        self.failed(
-            line, traceback="".join(traceback.format_exception(error)), user_error=is_mistake,
-            followed=isinstance(error, ProcessLost),
-        )  # fmt: skip
+        trace = "".join(traceback.format_exception(error))
+        self._fail(line, trace, user_error=is_mistake, followed=isinstance(error, ProcessLost))
 
-    def failed(self, error: str, *, traceback: str = "", user_error: bool = False, followed: bool = False) -> None:
-        """Records an error, and prints it where that cannot be done.
+    def die(self, error: str) -> None:
+        """Records, in another process, how a rank ended that did not record it."""
+        if read_record(self._path).get("state") != "failed":
+            self._fail(error)
 
-        Args:
-            followed: it followed from another rank's.
-        """
-        values = {"error": error, "traceback": traceback, "user_error": user_error, "followed": followed}
+    def _fail(self, error: str, trace: str = "", user_error: bool = False, followed: bool = False) -> None:
+        values = {"error": error, "traceback": trace, "user_error": user_error, "followed": followed}
+        self._write("failed", ended=time.time(), **values)
+
+    def _write(self, state: str, **values: Any) -> None:
         try:
-            write_json(f"{self._stem}.failed", {**self._place, **values, "state": "failed", "ended": time.time()})
+            write_json(self._path, {**self._place, **read_record(self._path), "state": state, **values})
         except UserError as reason:
-            warn(f"error: {error} (of rank {self._place['rank']}; it could not be recorded: {reason})")
-
-    def has_failed(self) -> bool:
-        return os.path.exists(f"{self._stem}.failed")
+            what = f"error: {values['error']}" if "error" in values else f"warning: {state}"
+            warn(f"{what} (of rank {self._place['rank']}; it could not be recorded: {reason})")
 
 
 def attempts(folder: str | Path, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rank 0's records of a job of launch.json, oldest first, each with the first failing rank's error as ``failure``.
+    """Rank 0's records of a job of launch.json, oldest first, each with the first failing rank's as ``failure``.
 
     Where another rank failed before rank 0 could write its record, the failure stands for it. An error that followed
     from another rank's is the first one only where no other is known.
     """
-    starts: dict[int, dict[str, Any]] = {}
-    failures: dict[int, list[dict[str, Any]]] = {}
+    by_attempt: dict[int, list[dict[str, Any]]] = {}
     submission = glob.escape(Path(job["logs"]).name)
-    for end in ("0.json", "*.failed"):
-        for path in (Path(folder) / "launch" / "ranks").glob(f"{submission}.*.{end}"):
-            if not (record := read_record(path)):
-                continue
-            starts.setdefault(record["attempt"], record)
-            if path.suffix == ".failed":
-                failures.setdefault(record["attempt"], []).append(record)
-    for attempt, failed in failures.items():
-        first = min(failed, key=lambda failure: (failure["followed"], failure["ended"]))
-        state = starts[attempt]["state"].replace("running", "failed")
-        starts[attempt] = {**starts[attempt], "failure": first, "state": state}
-    return [starts[attempt] for attempt in sorted(starts)]
+    for path in sorted((Path(folder) / "launch" / "ranks").glob(f"{submission}.*.json")):
+        if record := read_record(path):
+            by_attempt.setdefault(record["attempt"], []).append(record)
+    records = []
+    for _, ranks in sorted(by_attempt.items()):
+        record = min(ranks, key=lambda rank: rank["rank"])
+        if failed := [rank for rank in ranks if rank["state"] == "failed"]:
+            failure = min(failed, key=lambda rank: (rank["followed"], rank["ended"]))
+            record = {**record, "failure": failure, "state": record["state"].replace("running", "failed")}
+        records.append(record)
+    return records
 
 
 def progress(folder: Path) -> str:

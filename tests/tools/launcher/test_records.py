@@ -35,17 +35,18 @@ def test_what_followed_from_a_failure_does_not_hide_it(tmp_path: Path):
     """The rank that lost the other one may be faster than the parent that sees how the other one ended."""
     RankRecord(tmp_path, "s1", 0, 1).fail(ProcessLost("another process has ended"))
     assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "another process has ended"
-    RankRecord(tmp_path, "s1", 0, 0).failed("rank 0: it was killed by SIGKILL")
+    RankRecord(tmp_path, "s1", 0, 0).die("rank 0: it was killed by SIGKILL")
     RankRecord(tmp_path, "s1", 0, 2).fail(RuntimeError("later"))
     assert attempts(tmp_path, JOB)[0]["failure"]["error"] == "rank 0: it was killed by SIGKILL"
 
 
 def test_records_that_cannot_be_written_are_said_and_block_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "launch").write_text("a file where the folder belongs")
-    record = RankRecord(tmp_path, "s", 0, 0)
-    record.fail(UserError("no space left"))
-    shown = capsys.readouterr().err
-    assert "warning: cannot write" in shown and "error: no space left (of rank 0; it could not be recorded" in shown
+    RankRecord(tmp_path, "s", 0, 0).begin()
+    RankRecord(tmp_path, "s", 0, 1).fail(UserError("no space left"))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("warning: running (of rank 0; it could not be recorded: cannot write ")
+    assert second.startswith("error: no space left (of rank 1; it could not be recorded: cannot write ")
 
 
 def test_standard_error_may_be_on_the_full_disk_too(monkeypatch: pytest.MonkeyPatch):

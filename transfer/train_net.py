@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+
 from pretrain.common import config_overrides, extensions, interrupt, loggers
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.interrupt import Stopped

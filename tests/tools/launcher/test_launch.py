@@ -99,13 +99,22 @@ def test_data_may_be_on_the_nodes_of_a_cluster_alone(monkeypatch: pytest.MonkeyP
 
 def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--nodes", "2", "--gpus", "8", "--dry-run"]
-    words += ["--time", "4:00:00", "--sbatch", "comment=a $(b) 'c'", "--setup", "module load cuda"]
+    words += [
+        "--time",
+        "4:00:00",
+        "--sbatch",
+        "comment=a $(b) 'c'",
+        "--sbatch",
+        "exclusive",
+        "--setup",
+        "module load cuda",
+    ]
     assert launch.main([*words, "DATALOADER.NUM_WORKERS", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (
         "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
         "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "module load cuda",
-        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "export PYTHONSAFEPATH=1",
+        "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "#SBATCH --exclusive", "export PYTHONSAFEPATH=1",
     ):  # fmt: skip
         assert line in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]

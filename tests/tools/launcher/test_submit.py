@@ -64,13 +64,6 @@ def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
         assert shown.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
 
 
-def test_further_options_of_sbatch(tmp_path: Path):
-    options = replace(OPTIONS, sbatch={"reservation": "day 1", "exclusive": "", "mem": "64G"})
-    lines = submit.preview([fake(tmp_path)], options).splitlines()
-    for line in ("reservation='day 1'", "exclusive", "mem=64G", "requeue"):
-        assert f"#SBATCH --{line}" in lines
-
-
 def test_slurm_that_is_not_here_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="sbatch is not installed on this machine; run this on a login node"):

@@ -69,7 +69,7 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
             f"{spec.folder} holds a '{character}', which SLURM interprets as a pattern; choose another OUTPUT_DIR"
         )
     spec.check_weights()
-    check_may_continue(spec, options)
+    check_may_continue(spec)
     if not spec.config:
         return
     # An earlier stage may make the data, and a cluster's nodes may have other disks.
@@ -106,39 +106,22 @@ def _world_size(spec: StageSpec, options: Options) -> int:
     return options.nodes * options.tasks_per_node
 
 
-def check_may_continue(spec: StageSpec, options: Options) -> None:
+def check_may_continue(spec: StageSpec) -> None:
     """Checks that the run folder holds no checkpoint and no results, or those of the same work."""
     folder = Path(spec.folder)
     check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
-    _check_config(spec, options)
+    if spec.stage == "pretrain" and (earlier_config := pretrain_config(spec.folder)):
+        from pretrain.config import from_yaml_text
+        from pretrain.preflight import check_same_run
+
+        check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
     launched, complete = (read_record(folder / "launch" / f"{name}.json") for name in ("launch", "complete"))
     earlier = StageSpec.from_json(launched["spec"]).work if launched.get("spec") else complete.get("work")
     changes = spec.changes(earlier) if earlier else ""
     if changes:
         raise UserError(f"{folder} holds other work ({changes}); move that folder away, or choose another OUTPUT_DIR")
-
-
-def _check_config(spec: StageSpec, options: Options) -> None:
-    """Compares with the run's config.yaml by the rule of a stage that resumes."""
-    folder, path = Path(spec.folder), Path(spec.folder) / "config.yaml"
-    if not spec.config:
-        return
-    if spec.stage == "transfer" and not _is_evaluation(spec):
-        from transfer.config import check_same_training, scale_to_world
-
-        check_same_training(scale_to_world(_detector_config(spec), _world_size(spec, options)), path)
-    elif spec.stage in ("pretrain", "linear") and (earlier := pretrain_config(spec.folder)):
-        from pretrain.config import from_yaml_text
-        from pretrain.preflight import check_same_run
-        from pretrain.probe.protocol import check_same_probe, linear_settings
-
-        cfg = from_yaml_text(spec.config)
-        if spec.stage == "pretrain":
-            check_same_run(cfg, earlier, str(path), folder)
-        else:
-            check_same_probe(folder, linear_settings(from_yaml_text(earlier, str(path))), linear_settings(cfg))
 
 
 def _detector_config(spec: StageSpec) -> CfgNode:

@@ -33,12 +33,8 @@ ENTRIES = {
 }
 _REPORTS = ("tools.report:main", "tools.reporting.groups:draw")
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
-# Prefixes of keys with which a stage may go on; "": its own check compares the config.
-_MAY_CHANGE = {
-    "pretrain": ("",),
-    "linear": ("",),
-    "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST."),
-}
+# Prefixes of keys with which a stage may go on; "": `check_same_run` compares them.
+_MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
 
 
 @dataclass(frozen=True)
@@ -79,9 +75,7 @@ class StageSpec:
     @property
     def workers(self) -> int:
         """The processes that read images for each process of the stage."""
-        if not self.config:
-            return 0
-        return _parsed(self.config)["DATALOADER"]["NUM_WORKERS"]
+        return _parsed(self.config)["DATALOADER"]["NUM_WORKERS"] if self.config else 0
 
     def run(self) -> Any:
         """Calls the entry point in this process."""
@@ -114,7 +108,7 @@ class StageSpec:
     def changes(self, then: dict[str, Any]) -> str:
         """How this work differs from an earlier one that it may continue: ``"SOLVER.BASE_LR 0.03 -> 0.05"``.
 
-        Keys that a resumed stage may change, and those of stages that compare their own config, are not named.
+        Keys that a resumed stage may change are not named.
         """
         now, changes, defaults = self.work, [], _defaults(self.stage)
         for key in sorted({*then["config"], *now["config"]}):

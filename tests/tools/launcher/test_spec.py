@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import HERE, TINY
+from tests.tools.launcher.helpers import TINY
 from tools.launcher import pipeline, stages
 from tools.launcher.checks import check_may_continue
 from tools.launcher.graph import single
@@ -46,10 +46,10 @@ def test_other_work_is_refused_and_each_change_named():
     completed(knn())
     changed = knn("PROBE.KNN_K", "5", "SEED", "7")
     with pytest.raises(UserError, match=r"knn holds other work \(PROBE.KNN_K 20 -> 5; SEED 0 -> 7\)") as raised:
-        check_may_continue(changed, HERE)
+        check_may_continue(changed)
     assert "\n" not in str(raised.value)
     Path("knn/results.json").unlink()  # nothing to protect
-    check_may_continue(changed, HERE)
+    check_may_continue(changed)
 
 
 def test_keys_that_a_stage_does_not_read_leave_it_complete():
@@ -62,11 +62,11 @@ def test_a_base_config_that_changes_makes_a_finished_detector_other_work():
     assert detector().is_complete()
     longer, other = detector("SOLVER: {MAX_ITER: 5}\n"), detector("SOLVER: {MAX_ITER: 5, BASE_LR: 7.0}\n")
     assert not longer.is_complete()
-    check_may_continue(longer, HERE)
+    check_may_continue(longer)
     with pytest.raises(UserError, match=r"mask holds other work \(SOLVER.BASE_LR 0.001 -> 7.0\)"):
-        check_may_continue(other, HERE)
+        check_may_continue(other)
     with pytest.raises(UserError, match=r"mask holds other work \(arguments .*torchvision.* -> .*detectron2"):
-        check_may_continue(detector(engine="detectron2"), HERE)
+        check_may_continue(detector(engine="detectron2"))
 
 
 def test_a_queued_job_reads_the_config_as_it_was_submitted(monkeypatch: pytest.MonkeyPatch):

@@ -5,8 +5,8 @@
     results = pretrain("configs/examples/demo_jcl_R18_digits.yaml", {"SOLVER.EPOCHS": 5, "OUTPUT_DIR": "runs/digits"})
     resnet = load_backbone("runs/digits")  # torchvision's ResNet: (N, 3, H, W) -> (N, F)
 
-`METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. torch is
-imported by the first call that needs it.
+`METHODS` maps the names of objectives to what they declare, `RECIPES` the names of views to their operations. Command
+lines import this package first, so it imports no torch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .data.recipes import RECIPES
+from .methods import METHODS
+
 if TYPE_CHECKING:
     from torchvision.models import ResNet
-
-    from .data.recipes import RECIPES
-    from .methods import METHODS
 
 __version__ = "0.1.0"
 __all__ = ["METHODS", "RECIPES", "load_backbone", "pretrain"]
@@ -42,10 +42,10 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
     from .config import load_config
     from .train import main
 
-    words = [str(word) for pair in (overrides or {}).items() for word in pair]
+    key_values = [str(word) for pair in (overrides or {}).items() for word in pair]
     with interrupt.handled():
         try:
-            return main(load_config(config_file, words))
+            return main(load_config(config_file, key_values))
         except interrupt.Stopped as stop:
             stop.add_note(stop.remedy)  # a notebook shows no more than the exception
             raise
@@ -74,13 +74,3 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict, strict=True)
     return resnet.eval()
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the tables on first use: command lines import this package before they need them."""
-    if name not in ("METHODS", "RECIPES"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .data.recipes import RECIPES
-    from .methods import METHODS
-
-    return {"METHODS": METHODS, "RECIPES": RECIPES}[name]

@@ -51,8 +51,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     The defaults are MoCo v2's where there is no neutral one. Methods declare the other METHOD keys that they read.
     """
     extensions.load()
-    own = ", or --import the module that registers another"
-    methods, recipes = Choice(tuple(METHODS), own), Choice(tuple(RECIPES), own)
+    remedy = ", or --import the module that registers another"
+    methods, recipes = Choice(tuple(METHODS), remedy), Choice(tuple(RECIPES), remedy)
     return {
         "METHOD.NAME": ("mocov2", methods, "what is learned; pretrain/methods has its equation"),
         **{
@@ -240,8 +240,6 @@ def validate(cfg: CfgNode) -> None:
         for value in get(cfg, key) if isinstance(default, list) else [get(cfg, key)]:
             if limits:
                 limits.check(key, value)
-    if any(type(width) is not int for width in cfg.MODEL.HEAD_HIDDEN_DIMS):
-        raise UserError(f"MODEL.HEAD_HIDDEN_DIMS is {cfg.MODEL.HEAD_HIDDEN_DIMS}; widths are whole numbers")
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")

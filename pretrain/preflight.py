@@ -74,15 +74,10 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
         for key, value in flatten(cfg)
         if before.get(key) != value and not key.startswith(MAY_CHANGE)
     ]
-    keys = {words.split()[0] for words in changed}
+    keys = {change.split()[0] for change in changed}
     if not changed or (cfg.SOLVER.CHANGE_RECIPE and keys <= _RECIPE):
         return changed
     remedy = "choose another OUTPUT_DIR"
     if keys <= _RECIPE:
         remedy += ", or continue with --change-recipe, which is recorded in the results"
-    elif keys == {"SOLVER.EPOCHS"}:
-        remedy = (
-            "the learning rate follows EPOCHS from the first step; to train longer, set MODEL.WEIGHTS "
-            f"{folder} and another OUTPUT_DIR, which starts a second schedule from this backbone"
-        )
     raise UserError(f"{folder} holds a run with a different config ({'; '.join(changed)}); {remedy}")

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import nn
 
 from .common import checkpoint, distributed
 from .common.errors import UserError
-from .common.weights_file import tensor_digest
 from .preflight import check_same_run
 from .steps import Training
 
@@ -79,11 +77,7 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         UserError: a rank cannot read it or sees one where rank 0 sees none, or it belongs to a run of another config.
     """
 
-    def choose() -> Path | None:
-        found = checkpoint.newest(folder, warn)
-        return found[0] if found else None
-
-    path = distributed.on_first_rank(choose)
+    path = distributed.on_first_rank(lambda: (checkpoint.newest(folder, warn) or [None])[0])
     if path is None:
         distributed.on_every_rank(lambda: checkpoint.check_no_checkpoint(checkpoint.all_in(folder)))
         return None
@@ -97,11 +91,6 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
         return {**state, "recipe_changes": [*earlier, *(f"step {state.get('step')}: {change}" for change in changes)]}
 
     return path, distributed.on_every_rank(read)
-
-
-def digest(model: nn.Module) -> str:
-    """16 hexadecimal digits that change with any weight, statistic or negative."""
-    return tensor_digest(*model.state_dict().values())
 
 
 def _moco_name(name: str) -> str:

@@ -25,6 +25,7 @@ from .common.metrics import MetricsWriter
 from .common.run_folder import atomic_write, read_json, remove, setup_logging, write_environment, write_json
 from .common.skipped_steps import summary
 from .common.stage import stage
+from .common.weights_file import tensor_digest
 from .config import run_folder
 from .data import datasets, view_grid
 from .data.loader import Loader, build_loader
@@ -36,37 +37,30 @@ from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, reduce_metrics
-from .state import digest, find_checkpoint, from_checkpoint, to_checkpoint
+from .state import find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import Training, training_step
-from .watch import CollapseChecks, Watch
+from .watch import Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What the functions of this file share.
-
-    Attributes:
-        images: `ImageData.digest` of the training images.
-        recipe_changes: what SOLVER.CHANGE_RECIPE has changed so far, and after which step.
-        metrics: None on ranks other than 0, which do not write.
-    """
+    """What the functions of this file share."""
 
     cfg: CfgNode
     folder: Path
     device: torch.device
     log: logging.Logger
     loader: Loader
-    images: str
+    images: str  # `ImageData.digest` of the training images
     total_steps: int
     training: Training
     watch: Watch
-    metrics: MetricsWriter | None
+    metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
-    recipe_changes: list[str]
-    checks: CollapseChecks = dataclasses.field(default_factory=CollapseChecks)
+    recipe_changes: list[str]  # what SOLVER.CHANGE_RECIPE has changed so far, and after which step
 
     @property
     def steps_per_epoch(self) -> int:
@@ -137,8 +131,8 @@ def _open(
     resumed = find_checkpoint(cfg, folder, log.warning)
     data = distributed.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
-    size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
-    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=batch_size)
+    size = cfg.VIEWS.IMAGE_SIZE
+    loader = build_loader(cfg, data, recipes, device, size=size, batch_size=cfg.SOLVER.IMS_PER_BATCH)
     if distributed.is_main():
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
@@ -151,9 +145,9 @@ def _open(
         step = distributed.on_every_rank(lambda: from_checkpoint(training, state, log.info))
         total_steps = max(step, total_steps)
     if distributed.world_size() > 1:  # gradients of ranks with different weights would be averaged without an error
-        start = (step, images, digest(objective.model))
+        start = (step, images, tensor_digest(*objective.model.state_dict().values()))
         distributed.check_agreement(start, "(step, digest of the images' names and labels, of the weights)")
-    if (state.get("steps_per_epoch", len(loader)), state.get("images", images)) != (len(loader), images):
+    if state.get("images", images) != images:
         raise UserError(
             f"the images of {cfg.DATA.TRAIN} are not those with which {folder} was started: names or labels have "
             "changed; restore the original ones, or choose another OUTPUT_DIR"
@@ -230,7 +224,7 @@ def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: floa
     epoch, fp16 = done / run.steps_per_epoch, run.training.scaler.is_enabled()
     skipped = run.watch.skipped.values() if fp16 else {}
     run.metrics.write(done - 1, {**means, "lr": lr, "epoch": epoch, **skipped, **rates})
-    for line in run.checks.warnings(done, epoch, means):
+    for line in run.watch.warnings(done, epoch, means):
         run.log.warning(line)
     run.progress.report(f"loss {means['loss']:.4f}  lr {lr:.3g}", rates, force=done == run.total_steps)
 

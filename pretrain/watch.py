@@ -34,7 +34,7 @@ CAUSES = {
 
 
 class Watch:
-    """Non-finite losses and skipped fp16 steps.
+    """Non-finite losses, skipped fp16 steps, and the signs of a collapse in what is logged.
 
     Args:
         device: of the loss.
@@ -53,6 +53,8 @@ class Watch:
         self.skipped.see(scaler.get_scale(), 0)
         self._one = torch.ones((), device=device)
         self._sent: tuple[AsyncHostCopy, int, float, Tensor] | None = None
+        self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
+        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
 
     @torch.no_grad()
     def step(self, loss: Tensor, step: int, lr: float, index_N: Tensor) -> None:
@@ -90,16 +92,8 @@ class Watch:
             )
         self.skipped.see(next_scale, step + 1)
 
-
-class CollapseChecks:
-    """Reads the logged numbers of a run; collapse and shortcut are reported once, a jump of the loss each time."""
-
-    def __init__(self) -> None:
-        self._in_a_row = {"feature_spread": 0, "queue_accuracy": 0}
-        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES)
-
     def warnings(self, step: int, epoch: float, values: Mapping[str, float]) -> list[str]:
-        """Lines for the log, one for each sign.
+        """Lines for the log; collapse and shortcut are reported once, a jump of the loss each time.
 
         Args:
             epoch: epochs completed; in the first one the features of a random network are alike, and the queue fills.

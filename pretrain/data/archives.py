@@ -15,7 +15,7 @@ from .image_data import ImageData
 
 _TINY_URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_LAYOUTS = {  # below the root; each begins with the folder that the archive unpacks to
+LAYOUTS = {  # below the root; each begins with the folder that the archive unpacks to
     "cifar10": "cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}",
     "cifar100": "cifar-100-python/{train,test,meta}",
     "fashion_mnist": "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte",
@@ -30,7 +30,7 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
     Raises:
         UserError: it is missing, damaged, or cannot be downloaded.
     """
-    folder = root / _LAYOUTS[name].partition("/")[0]
+    folder = root / LAYOUTS[name].partition("/")[0]
     read = {"stl10": _read_stl10, "tiny_imagenet": _read_tiny_imagenet}.get(name, _read_with_torchvision)
     try:
         if download and not folder.is_dir():
@@ -43,7 +43,7 @@ def load(name: str, split: str, root: Path, download: bool) -> ImageData:
         if folder.exists():
             remedy = f"{folder} is incomplete or damaged; remove it and set DATA.DOWNLOAD True to fetch it again"
         reason = "" if not download and "not found" in str(error) else f" ({' '.join(str(error).split())})"
-        raise UserError(f"cannot read {name}: expected {root}/{_LAYOUTS[name]}; {remedy}{reason}") from error
+        raise UserError(f"cannot read {name}: expected {root}/{LAYOUTS[name]}; {remedy}{reason}") from error
 
 
 def _fetch(name: str, folder: Path) -> None:

@@ -16,10 +16,10 @@ from .image_data import ImageData, MissingSplit
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "load", "refuse_missing"]
 
 FOLDERS = {  # where a named data set may lie in DATA.ROOT
-    "imagenet": ("imagenet",), "imagenet100": ("imagenet100", "imagenet"), "cifar10": ("cifar-10-batches-py",),
-    "cifar100": ("cifar-100-python",), "fashion_mnist": ("FashionMNIST",), "stl10": ("stl10_binary",),
-    "tiny_imagenet": ("tiny-imagenet-200",),
-}  # fmt: skip
+    "imagenet": ("imagenet",),
+    "imagenet100": ("imagenet100", "imagenet"),
+    **{name: (layout.partition("/")[0],) for name, layout in archives.LAYOUTS.items()},
+}
 LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # by name, (split, DATA.ROOT) -> images: the user's own
 
 

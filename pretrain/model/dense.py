@@ -43,12 +43,7 @@ class DenseResNet(ResNet):
 
 
 def add_dense_head(encoder: ResNet, channels: int, dim: int) -> None:
-    """Makes ``encoder`` a `DenseResNet`, in place; later random numbers are as without it.
-
-    Args:
-        channels: C.
-        dim: D.
-    """
+    """Makes ``encoder`` with C ``channels`` a `DenseResNet`, in place; later random numbers are as without it."""
     encoder.__class__ = DenseResNet
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
@@ -64,15 +59,11 @@ def locations(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> Locations:
 
 @torch.no_grad()
 def matched_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tensor:
-    """The key of each location of each query: c_s = argmax_t cos(F^q_s, F^k_t) (Sec. 3.3).
+    """The key (M, n, L, D) of each location of each query: c_s = argmax_t cos(F^q_s, F^k_t) (Sec. 3.3).
 
     Args:
-        query_nLC: unit-norm backbone features of the queries.
-        key_MnLC: those of the keys.
+        query_nLC, key_MnLC: unit-norm backbone features.
         key_MnLD: embeddings of the keys' locations.
-
-    Returns:
-        (M, n, L, D).
     """
     matched = []
     for feature_nLC, embedding_nLD in zip(key_MnLC, key_MnLD, strict=True):  # one key at a time takes less memory
@@ -88,14 +79,11 @@ def with_dense(
     """L = (1 - w) L_global + w L_dense (Sec. 3.4, Eq. 3).
 
     Args:
-        result: of the images.
         method: (q_ND, keys_MND, queue_DK) -> the loss; here N is n L.
-        keys: with M' keys per image, as (M, n, ...).
-        queue_DK: dense negatives.
-        weight: w, from 0 to 1.
+        keys: of M' keys per image, (M, n, ...).
 
     Returns:
-        ``result`` with the sum, and with the metrics of the locations as ``dense_<name>``.
+        The images' ``result`` with the sum as its loss, and the metrics of the locations as ``dense_<name>``.
     """
     matched_MnLD = matched_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
     dense = method(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)

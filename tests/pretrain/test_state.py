@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from pretrain.state import digest, from_checkpoint, to_checkpoint
+from pretrain.common.weights_file import tensor_digest
+from pretrain.state import from_checkpoint, to_checkpoint
 from tests.errors import refused
 from tests.pretrain.runs import training
 from tests.pretrain.test_steps import config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
+
+
+def digest(model: torch.nn.Module) -> str:
+    return tensor_digest(*model.state_dict().values())
 
 
 def test_a_state_round_trips_and_other_bn_groups_are_reported():

@@ -8,7 +8,7 @@ from PIL import Image
 
 from pretrain.common import skipped_steps
 from pretrain.methods import METHODS
-from pretrain.watch import CAUSES, CollapseChecks, Watch
+from pretrain.watch import CAUSES, Watch
 from tests.errors import refused
 from tests.pretrain.runs import lines, run
 
@@ -47,7 +47,7 @@ OF_JCL_ALONE = ["METHOD.NUM_KEYS", "1", "METHOD.JCL_LAMBDA", "1.0"]
 
 
 def lines_of(values, name, first_epoch=1.0):
-    checks = CollapseChecks()
+    checks = _watch()
     return [checks.warnings(10 * i, first_epoch + i, {"loss": 5.0, name: value}) for i, value in enumerate(values, 1)]
 
 
@@ -63,7 +63,7 @@ def test_the_first_epoch_says_nothing():
 
 
 def test_a_loss_that_jumps_is_reported_and_noise_is_not():
-    checks = CollapseChecks()
+    checks = _watch()
     noise = torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist()
     assert not any(checks.warnings(step, 2.0, {"loss": 6 - step / 20 + value}) for step, value in enumerate(noise))
     (line,) = checks.warnings(60, 2.0, {"loss": 12.0})

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from pretrain.common import distributed
 from pretrain.common.batch_split import slice_bounds
 from pretrain.common.errors import UserError
-from pretrain.model.shuffle import ExchangePlan
+from pretrain.model.siamese import ExchangePlan
 from tests.pretrain.ranks import run_ranks
 
 

@@ -15,8 +15,7 @@ from scipy.stats import ks_2samp
 
 from pretrain.data import views
 from pretrain.data.recipes import RECIPES, PadCrop, RandomResizedCrop, Recipe
-from pretrain.data.view_ops import blur, brightness, contrast, gray, hue, saturation
-from pretrain.data.views import draw, make_views, normalize
+from pretrain.data.views import blur, brightness, contrast, draw, gray, hue, make_views, normalize, saturation
 from tests.pretrain.images import picture
 
 SIZE = 64

@@ -11,7 +11,6 @@ reason is printed and the job continues.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import glob
 import os
 import shlex
@@ -25,7 +24,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import metrics
 from pretrain.common.errors import ProcessLost, UserError
 from pretrain.common.run_folder import git_state, read_json, write_json
 
@@ -140,28 +138,6 @@ def attempts(folder: str | Path, job: Mapping[str, Any]) -> list[dict[str, Any]]
             record = {**record, "failure": failure, "state": record["state"].replace("running", "failed")}
         records.append(record)
     return records
-
-
-def progress(folder: Path) -> str:
-    """The newest line of metrics.json in words, or an empty string."""
-    try:
-        with open(folder / "metrics.json", "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            lines = file.read().decode(errors="replace").splitlines()
-        values = metrics.parse(lines[-1])
-    except (OSError, IndexError):
-        return ""
-    if values is None:
-        return ""
-    words = [f"step {values['iteration'] + 1}"]
-    forms = {"loss": "loss {:.4g}", "total_loss": "total_loss {:.4g}", "images_per_second": "{:.0f} images/s"}
-    for name, form in forms.items():
-        if isinstance(values.get(name), (int, float)):
-            words.append(form.format(values[name]))
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
-    return "  ".join(words)
 
 
 def warn(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import time
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 
 from tabulate import tabulate
 
+from pretrain.common import metrics
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
 from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from . import local
 from .jobs import is_finished, job_states, silent_end, why_unknown
-from .records import attempts, files_below, progress, read_launch
+from .records import attempts, files_below, read_launch
 
 _PLANS = ("pipeline.json", "sweep.json")
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
@@ -66,7 +68,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         plan = planned.get(place, {})
         entry = {
             "key": plan.get("key", os.path.relpath(place, folder)), "stage": plan.get("stage") or stage_of(place),
-            "folder": place, "job": {}, "state": "not started", "attempts": [], "progress": progress(place),
+            "folder": place, "job": {}, "state": "not started", "attempts": [], "progress": _progress(place),
             "failure": {}, "reason": "", "waits_for": plan.get("parents", []),
         }  # fmt: skip
         record = records.get(place)
@@ -127,6 +129,23 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
         if error := (folder / FAILED).read_text().strip():
             return {"state": "failed", "reason": error}
     return {"state": "done" if (folder / "results.json").is_file() else "stopped"}
+
+
+def _progress(folder: Path) -> str:
+    """The newest line of metrics.json in words, or an empty string."""
+    try:
+        with open(folder / "metrics.json", "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            values = metrics.parse(file.read().decode(errors="replace").splitlines()[-1]) or {}
+    except (OSError, IndexError):
+        values = {}
+    words = [f"step {values['iteration'] + 1}"] if values else []
+    forms = {"loss": "loss {:.4g}", "total_loss": "total_loss {:.4g}", "images_per_second": "{:.0f} images/s"}
+    words += [form.format(values[name]) for name, form in forms.items() if values.get(name) is not None]
+    if values.get("eta_seconds") is not None:
+        words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
+    return "  ".join(words)
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

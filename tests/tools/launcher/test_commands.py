@@ -91,7 +91,7 @@ def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
 
 
 @pytest.mark.parametrize("name", ["launch.json", "pipeline.json"])
-@pytest.mark.parametrize("record", [b"", b"\xff\xfe", [], {}, {"spec": [], "options": {}}, {"options": {"gpu": 1}}])
+@pytest.mark.parametrize("record", [b"", {}, {"spec": [], "options": {}}])
 def test_a_damaged_record_is_one_line(name: str, record: Any):
     write_record("x", record, name)
     with pytest.raises(UserError) as raised:

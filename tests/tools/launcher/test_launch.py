@@ -20,13 +20,10 @@ HERE = ["--cluster", "local", "--gpus", "0"]
     ("words", "message"),
     [
         (["pretrain", "--method", "jlc"], "no default recipe for --method jlc .*did you mean 'jcl'"),
-        (["pretrain", "--method", "jcl", "--gpu-count", "2"], "does not know '--gpu-count'"),
         (["pretrain", "--method", "jcl", "--dry-ru"], "--dry-ru"),  # no abbreviations
-        (["pretrain", "--method", "jcl", "SOLVER.BASELR", "1"], "unknown config key SOLVER.BASELR.*SOLVER.BASE_LR"),
         (["pretrain", "--method", "jcl", "--epochs", "5"], "'--epochs'; keys have no dashes: SOLVER.EPOCHS or LINEAR"),
         (["report", "x", "y", "--cluster", "local"], "report does not know '--cluster'"),
         (["status", "nowhere"], "nothing was started in nowhere"),
-        (["pipeline", "none.yaml"], "no file at none.yaml"),
     ],
 )
 def test_a_users_mistake_is_one_line(words: list[str], message: str):
@@ -40,13 +37,11 @@ def test_a_users_mistake_is_one_line(words: list[str], message: str):
     ("weights", "message"),
     [
         ("nowhere", "no weights at .*nowhere: neither a file nor a folder with a checkpoint"),
-        ("configs", "no weights at .*configs: neither a file nor a folder with a checkpoint"),
         ("notes.pth", "notes.pth holds no weights: it holds text, 'version https://git-lfs"),
         ("empty.pth", "empty.pth holds no weights: it is empty"),
     ],
 )
 def test_wrong_weights_leave_no_folder(tmp_path: Path, cluster: str, command: str, weights: str, message: str):
-    (tmp_path / "configs").mkdir()
     (tmp_path / "notes.pth").write_text("version https://git-lfs.github.com/spec/v1")
     (tmp_path / "empty.pth").touch()
     before = sorted(tmp_path.rglob("*"))
@@ -113,7 +108,8 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     lines = capsys.readouterr().out.splitlines()
     for line in (
         "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
-        "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "module load cuda",
+        "#SBATCH --signal=USR2@120", "#SBATCH --kill-on-invalid-dep=yes", "#SBATCH --requeue", "#SBATCH --exclusive",
+        "module load cuda",
         "#SBATCH --comment='a $(b) '\"'\"'c'\"'\"''", "#SBATCH --exclusive", "export PYTHONSAFEPATH=1",
     ):  # fmt: skip
         assert line in lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,19 @@ def caffe2(folded: bool = False) -> dict[str, np.ndarray]:
             suffix = norm.get(part, part) if layer.endswith("_bn") else part[0]
             arrays[f"{layer}_{suffix}"] = tensor.numpy()
     return arrays
+
+
+def detectron2_stages(path: str | Path, depth: int, norm: str, image: Tensor, **keys: Any) -> dict[str, Tensor]:
+    """res2-res5 of Detectron2's own ResNet, in evaluation, with the file that its own checkpointer loads."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+
+    blocks = ResNet.make_default_stages(depth, norm=norm, **keys)
+    resnet = ResNet(BasicStem(norm=norm), blocks, out_features=["res2", "res3", "res4", "res5"])
+    # Gives the tensors their full names, backbone.bottom_up.*
+    DetectionCheckpointer(nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": resnet})})).load(str(path))
+    with torch.no_grad():
+        return resnet.eval()(image)
 
 
 def moco(query: dict[str, Tensor], key: dict[str, Tensor], wrapper: str = "") -> dict[str, Any]:

@@ -19,18 +19,21 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from pretrain.common.backbone_file import infer_arch
-from pretrain.common.config_io import get, parse_yaml
+from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, shortlist
 from pretrain.common.files import sha256
 from pretrain.common.resnet_names import PREFIX, from_c4, to_torchvision
 from pretrain.common.run_folder import read_json
 from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
 
+from ..config import load_config
 from .caffe2 import from_caffe2
 from .files import conversion, weights_file
 
 _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
+# Not loaded: they follow from the config. Model-zoo files hold the anchors, which the torchvision engine does not save.
+_OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _TO_EVALUATE = (
     "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
 )
@@ -100,17 +103,10 @@ def detector_provenance(path: Path) -> dict[str, Any]:
     """
     start_file, recorded = path.parent / "initial_weights.json", {}
     trained_on = ["data that are not recorded"]
-    # Pretraining's config.yaml has no such keys, and the file may be another program's.
-    with contextlib.suppress(LookupError, TypeError, ValueError, OSError):
-        config = parse_yaml((path.parent / "config.yaml").read_text())
-        model = config["MODEL"]
-        recorded = {
-            "INPUT.FORMAT": config["INPUT"]["FORMAT"],
-            "MODEL.PIXEL_MEAN": list(model["PIXEL_MEAN"]),
-            "MODEL.PIXEL_STD": list(model["PIXEL_STD"]),
-            "MODEL.RESNETS.STRIDE_IN_1X1": bool(model["RESNETS"]["STRIDE_IN_1X1"]),
-        }
-        trained_on = list(config["DATASETS"]["TRAIN"])
+    with contextlib.suppress(UserError):  # no such file, or pretraining's or another program's, with other keys
+        cfg = load_config(path.parent / "config.yaml")
+        keys = ("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
+        recorded, trained_on = {key: get(cfg, key) for key in keys}, list(cfg.DATASETS.TRAIN)
     if not path.name.startswith("model_") or not start_file.is_file():
         return recorded
     start = read_json(start_file)
@@ -172,7 +168,7 @@ def load_weights(
     *,
     require_heads: bool = False,
     log: Callable[[str], None] = print,
-) -> list[str]:
+) -> None:
     """Copies ``weights`` into a detector.
 
     Args:
@@ -180,46 +176,43 @@ def load_weights(
         require_heads: the heads must load too (to resume, or for evaluation only).
         log: called with one line that says what was loaded and which heads stay random.
 
-    Returns:
-        The names that keep their initial values.
-
     Raises:
         UserError: a tensor of the stem or res2-res5 (with ``require_heads``, any tensor) is missing, has no place in
             the detector or has another shape; nothing was written.
     """
-    target = from_c4(model_state())
     if not weights.path:
         if require_heads:
             raise UserError(f"MODEL.WEIGHTS is empty; {_TO_EVALUATE}")
         log("MODEL.WEIGHTS is empty: the backbone starts from random values")
-        return [name for name in target if not name.endswith(COUNTER)]
-    state, path = weights.state, weights.path
-    required = "" if require_heads else PREFIX
-    backbone_remedy = "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
+        return
+    target, state = (
+        {name: tensor for name, tensor in tensors.items() if not any(part in name for part in _OF_CONFIG)}
+        for tensors in (from_c4(model_state()), weights.state)
+    )
+    path, backbone_remedy = weights.path, "check MODEL.RESNETS and MODEL.BACKBONE, or convert again"
     remedy = "use the config it was trained with" if require_heads else backbone_remedy
-    ignored = (COUNTER, "pixel_mean", "pixel_std")  # the config's values, not persistent in the torchvision engine
-    # Model-zoo files hold the anchors, which follow from the config, too.
-    state = {name: tensor for name, tensor in state.items() if "anchor_generator.cell_anchors" not in name}
-    missing = [n for n in target if n not in state and n.startswith(required) and not n.endswith(ignored)]
+
+    def is_required(name: str) -> bool:
+        return (require_heads or name.startswith(PREFIX)) and not name.endswith(COUNTER)
+
+    missing = [name for name in target if name not in state and is_required(name)]
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
         raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
     if missing:
         raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
-    if extra := [n for n in state if n not in target and n.startswith(required) and not n.endswith(ignored)]:
+    if extra := [name for name in state if name not in target and is_required(name)]:
         raise UserError(f"{path} holds {shortlist(extra)}, which this detector does not have; {remedy}")
-    shared = [name for name in target if name in state and not name.endswith(("pixel_mean", "pixel_std"))]
-    copied = [name for name in shared if target[name].shape == state[name].shape]
-    if name := next((name for name in shared if name not in copied and name.startswith(required)), ""):
+    copied = [name for name in target if name in state and target[name].shape == state[name].shape]
+    random = [name for name in target if name not in copied and not name.endswith(COUNTER)]
+    if name := next(filter(is_required, random), ""):
         needed, shape = tuple(target[name].shape), tuple(state[name].shape)
         turned = " (transposed?)" if sorted(needed) == sorted(shape) else ""
         raise UserError(f"{path}: {name} has shape {shape}, the detector needs {needed}{turned}; {remedy}")
     with torch.no_grad():
         for name in copied:
             target[name].copy_(state[name])
-    random = [name for name in target if name not in copied and not name.endswith(ignored)]
     parts = sorted({"backbone.fpn" if ".fpn_" in name else ".".join(name.split(".")[:2]) for name in random})
     log(f"loaded {len(copied)} tensors from {path}; random: {', '.join(parts) or 'nothing'}")
-    return random
 
 
 def _close(a: Any, b: Any) -> bool:

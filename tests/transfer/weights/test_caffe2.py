@@ -14,7 +14,7 @@ from pretrain.common.backbone_file import extract_backbone, read_backbone
 from pretrain.common.resnet_names import PREFIX, to_torchvision
 from pretrain.common.weights_file import WeightsFile
 from tests.errors import refused
-from tests.resnets import caffe2, resnet_state
+from tests.resnets import caffe2, detectron2_stages, resnet_state
 from tests.transfer import tiny_coco
 from transfer.convert import convert
 from transfer.torchvision_engine.backbone import BottomUp
@@ -82,20 +82,13 @@ def test_every_tensor_arrives_and_the_features_are_proven(case: Case) -> None:
 
 @pytest.mark.detectron2
 def test_features_are_those_that_detectron2_computes_from_the_source(case: Case) -> None:
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
-
-    found = []
-    for path in (case.source, case.weights.path):
-        stages = ResNet.make_default_stages(50, norm="FrozenBN", stride_in_1x1=True)
-        resnet = ResNet(BasicStem(norm="FrozenBN"), stages, out_features=list(STAGES))
-        holder = nn.ModuleDict({"backbone": nn.ModuleDict({"bottom_up": resnet})})
-        DetectionCheckpointer(holder).load(str(path))
-        with torch.no_grad():
-            found.append(resnet.eval()(sample_image()[..., :64, :64]))
+    image = sample_image()[..., :64, :64]
+    theirs, converted = (
+        detectron2_stages(path, 50, "FrozenBN", image, stride_in_1x1=True) for path in (case.source, case.weights.path)
+    )
     for stage, ours in zip(STAGES, in_torchvision(case.weights), strict=True):
-        assert torch.equal(found[0][stage], found[1][stage])
-        assert torch.allclose(ours, found[0][stage], rtol=1e-4, atol=1e-4 * ours.abs().max().item())
+        assert torch.equal(theirs[stage], converted[stage])
+        assert torch.allclose(ours, theirs[stage], rtol=1e-4, atol=1e-4 * ours.abs().max().item())
 
 
 def test_the_config_must_be_msras(case: Case, tmp_path: Path) -> None:

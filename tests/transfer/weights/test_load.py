@@ -76,9 +76,9 @@ def test_load_names_what_does_not_fit(r50: Weights) -> None:
     own["roi_heads.box_predictor.cls_score.weight"] = torch.ones(4, 8)
     anchors = {f"proposal_generator.anchor_generator.cell_anchors.{i}": torch.ones(3, 4) for i in range(5)}
     zoo = dataclasses.replace(r50, state=r50.state | anchors)  # as the model zoo's files
-    assert load_weights(lambda: {**r50.state}, zoo, require_heads=True) == []
+    load_weights(lambda: {**r50.state}, zoo, require_heads=True)
     messages: list[str] = []
-    assert load_weights(lambda: own, r50, log=messages.append) == ["roi_heads.box_predictor.cls_score.weight"]
+    load_weights(lambda: own, r50, log=messages.append)
     assert torch.equal(own[f"{PREFIX}res5.2.conv3.weight"], r50.state[f"{PREFIX}res5.2.conv3.weight"])
     assert messages == [f"loaded {len(r50.state)} tensors from {r50.path}; random: roi_heads.box_predictor"]
     refused(lambda: load_weights(lambda: own, r50, require_heads=True), "w.pth", "no detector")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
 
 from pretrain.common.resnet_names import is_bottleneck, to_detectron2
 from tests.errors import refused
-from tests.resnets import resnet_state
+from tests.resnets import detectron2_stages, resnet_state
 from transfer.convert import convert
 from transfer.weights import verify
 
@@ -36,20 +34,9 @@ def test_another_stride_is_refused() -> None:
 @pytest.mark.detectron2
 @pytest.mark.parametrize(("arch", "suffix"), [("resnet18", ".pth"), ("resnet50", ".pkl")])
 def test_detectron2_reads_a_converted_file_and_computes_the_same(tmp_path: Path, arch: str, suffix: str) -> None:
-    from detectron2.checkpoint import DetectionCheckpointer
-    from detectron2.modeling.backbone.resnet import BasicStem, ResNet
-
-    state = resnet_state(arch, head=False)
+    state, image = resnet_state(arch, head=False), verify.sample_image()
     torch.save(state, tmp_path / "s.pth")
     convert(tmp_path / "s.pth", tmp_path / f"w{suffix}")
-    keys: dict[str, Any] = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
-    blocks = ResNet.make_default_stages(int(arch.removeprefix("resnet")), norm="BN", **keys)
-    resnet = ResNet(BasicStem(norm="BN"), blocks, out_features=list(verify.STAGES))
-    holder = nn.Module()  # gives the tensors their full names, backbone.bottom_up.*
-    holder.backbone = nn.Module()
-    cast(nn.Module, holder.backbone).bottom_up = resnet
-    DetectionCheckpointer(holder).load(str(tmp_path / f"w{suffix}"))
-    image = verify.sample_image()
-    with torch.no_grad():
-        target = resnet.eval()(image)
+    keys = {"stride_in_1x1": False} if is_bottleneck(arch) else {}
+    target = detectron2_stages(tmp_path / f"w{suffix}", int(arch[6:]), "BN", image, **keys)
     assert set(verify.compare(verify.torchvision_stages(state, arch, image), target)) == set(verify.STAGES)

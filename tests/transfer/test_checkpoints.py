@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import transfer.state
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
 from tests.transfer.test_train_net import work
@@ -103,7 +104,7 @@ def test_a_run_killed_between_the_checkpoint_and_its_value_repeats_both(
 ) -> None:
     scored(5.0)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(transfer.state, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             work(tmp_path, "torchvision", **BEST, SOLVER__MAX_ITER=3)
     scored(5.0, 4.0)

@@ -36,15 +36,6 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
     assert np.abs(canvas[28 + strip :, : half - 4] - plain[strip:]).mean() > 3, "something is drawn"
 
 
-def test_weak_predictions_are_skipped_except_the_best_one(tmp_path):
-    tiny_coco.write(tmp_path)
-    best, *rest = predictions_of(tmp_path)
-    weak = [best | {"score": 0.3}] + [p | {"score": 0.1} for p in rest]
-    for folder, records in (("a", weak), ("b", weak[:1])):
-        visualize.draw(data.read(tmp_path / "annotations.json"), tmp_path, records, tmp_path / folder, count=1)
-    assert (tmp_path / "a/1.png").read_bytes() == (tmp_path / "b/1.png").read_bytes()
-
-
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     tiny_coco.write(tmp_path)
     content = data.read(tmp_path / "annotations.json")

@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 
 from pretrain.common import checkpoint
 from pretrain.common.distributed import on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json, write_json
 from pretrain.common.weights_file import load_torch
 
 from .preflight import EVALUATING
 
 BEST = "model_best.pth"
-TEMPORARY_OR_BEST = (EVALUATING, BEST)  # no file to resume from, as last_checkpoint names it
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
@@ -40,31 +37,6 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             "checkpoint was written; lower SOLVER.BASE_LR or lengthen SOLVER.WARMUP_ITERS"
         )
     checkpoint.save(path, state)
-
-
-def keep_best(
-    cfg: CfgNode, results: Mapping[str, Mapping[str, Mapping[str, Any]]], done: int, write: Callable[[str], None],
-    log: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Rank 0 writes model_best.pth, then best.json, if the evaluation is the best so far by TEST.BEST.
-
-    Args:
-        results: data set -> task -> metric -> value; the first data set counts.
-        done: iterations.
-        write: writes a checkpoint of this name.
-    """
-    out, metric = Path(cfg.OUTPUT_DIR), cfg.TEST.get("BEST", "")
-    if not metric or not results:
-        return
-    (data, tasks), (task, _, part) = next(iter(results.items())), metric.partition("/")
-    value, record = tasks.get(task, {}).get(part), out / "best.json"
-    best = read_json(record) if record.is_file() and (out / BEST).is_file() else {}
-    if value is None:
-        log(f"this evaluation has no {metric}, by which TEST.BEST chooses")
-    elif (best.get("metric"), best.get("data")) != (metric, data) or value > best["value"]:
-        write(BEST)
-        write_json(record, {"metric": metric, "data": data, "value": value, "done": done})
-        log(f"best so far: {metric} {value:.2f}, kept in {BEST}")
 
 
 def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:

@@ -147,22 +147,22 @@ FREE_ON_RESUME = (
 )  # fmt: skip
 
 
-def check_same_training(cfg: CfgNode, kept: Path) -> None:
+def check_same_training(cfg: CfgNode, recorded: Path) -> None:
     """Refuses to resume a training under another config: the result would belong to neither.
 
     Args:
-        kept: the config.yaml of the run, if it has one yet.
+        recorded: the config.yaml of the run, if it has one yet.
 
     Raises:
         UserError: keys have other values, each of which is named, or the file is damaged.
     """
-    if not kept.is_file():
+    if not recorded.is_file():
         return
     try:
-        earlier = keys(OWN) | dict(flatten(parse_yaml(kept.read_text())))
+        earlier = keys(OWN) | dict(flatten(parse_yaml(recorded.read_text())))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{kept} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
+            f"{recorded} is damaged ({one_line(error)}); restore it, or delete it to resume unchecked"
         ) from error
     changed = [
         f"{key} {earlier[key]!r} -> {value!r}"
@@ -171,7 +171,7 @@ def check_same_training(cfg: CfgNode, kept: Path) -> None:
     ]
     if changed:
         raise UserError(
-            f"{kept.parent} holds a training run with a different config ({'; '.join(changed)}); choose another "
+            f"{recorded.parent} holds a training run with a different config ({'; '.join(changed)}); choose another "
             "OUTPUT_DIR"
         )
 

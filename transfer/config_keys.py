@@ -93,10 +93,12 @@ def check_ranges(cfg: CfgNode) -> None:
             raise UserError(f"{key} is {value}; it must be {limits(key)}")
 
 
-def limits(key: str) -> str:
-    """The range of a key in `RANGES` in words."""
-    low, high = RANGES[key]
-    return f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
+def limits(key: str, default: object = None) -> str:
+    """A key's range, its supported values or its type, in words."""
+    if key in RANGES:
+        low, high = RANGES[key]
+        return f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
+    return ", ".join(str(value) or "''" for value in ALLOWED[key]) if key in ALLOWED else kind(default)
 
 
 def check_training(cfg: CfgNode) -> None:
@@ -162,12 +164,4 @@ def described_keys() -> list[Key]:
     """Every key of Detectron2 as --help-keys lists it."""
     refused = dict.fromkeys(keys(REFUSED), "the torchvision engine takes only this value")
     notes = refused | MEANINGS
-    return [Key(key, default, _limits(key, default), notes.get(key, "")) for key, default in flatten(default_config())]
-
-
-def _limits(key: str, default: object) -> str:
-    if key in RANGES:
-        return limits(key)
-    if key in ALLOWED:
-        return ", ".join(str(value) or "''" for value in ALLOWED[key])
-    return kind(default)
+    return [Key(key, default, limits(key, default), notes.get(key, "")) for key, default in flatten(default_config())]

@@ -8,13 +8,16 @@ import statistics
 import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from logging import Logger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
+from torch import nn
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
@@ -22,16 +25,47 @@ from pretrain.common import checkpoint, distributed
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.metrics import MetricsWriter
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.run_folder import atomic_write, read_json, write_json
 from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict
 
 from . import HOOKS, checkpoints
-
-if TYPE_CHECKING:
-    from .train import Engine
+from .coco.results import Metrics
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
+
+
+class Engine(Protocol):
+    """What differs between the engines: the modules `detectron2_engine.engine` and `torchvision_engine.engine`.
+
+    Attributes:
+        NAME: in checkpoints and results.
+        FROZEN_NORM: the class of batch norms whose statistics are fixed.
+        prepare: (config, log) -> the engine's own config.
+        build_model: a detector that maps a list of records to losses by name (in training) or detections.
+        backbone_features: (model, batch) runs the ResNet alone on the images of a batch.
+        build_optimizer: its step clips gradients as SOLVER.CLIP_GRADIENTS says.
+        build_schedule: iteration (from 0) -> learning rate, which it sets in all groups of the optimizer.
+        training_data: function of (seed, start, workers) to an iterator of this rank's batches; the number of images.
+        storage: takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
+        evaluate: (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others;
+            draws predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
+        test_images: (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
+        results: (model, batch, category ids by label) -> the detections in COCO's result format.
+    """
+
+    NAME: str
+    FROZEN_NORM: type[nn.Module]
+    prepare: Callable[[CfgNode, Callable[[str], None]], CfgNode]
+    build_model: Callable[[CfgNode, torch.device], Any]
+    backbone_features: Callable[[Any, list[dict[str, Any]]], Any]
+    build_optimizer: Callable[[CfgNode, nn.Module], torch.optim.Optimizer]
+    build_schedule: Callable[[CfgNode, torch.optim.Optimizer], Callable[[int], float]]
+    training_data: Callable[[CfgNode], tuple[Callable[..., Any], int]]
+    storage: Callable[[int], AbstractContextManager[Any]]
+    evaluate: Callable[..., dict[str, Metrics]]
+    test_images: Callable[[CfgNode, list[dict[str, Any]]], Any]
+    results: Callable[[Any, list[dict[str, Any]], list[int]], list[dict[str, Any]]]
 
 
 class State(contextlib.ExitStack):
@@ -146,11 +180,26 @@ class State(contextlib.ExitStack):
             "config": self.cfg.dump(),
         }
         checkpoints.save(out / name, content)
-        if name not in checkpoints.TEMPORARY_OR_BEST:
+        if name not in (checkpoints.EVALUATING, checkpoints.BEST):
             atomic_write(out / "last_checkpoint", name)
             if keep := self.cfg.SOLVER.get("CHECKPOINT_KEEP", 0):
                 checkpoint.prune(out, keep, out / name, "model_[0-9]*.pth")
         self.log.info(f"saved {out / name}")
+
+    def keep_best(self, results: dict[str, Metrics], iteration: int) -> None:
+        """Writes model_best.pth, then best.json, on rank 0 if the evaluation (of the first set) is the best so far."""
+        out, metric = Path(self.cfg.OUTPUT_DIR), self.cfg.TEST.get("BEST", "")
+        if not metric or not results:
+            return
+        (data, tasks), (task, _, part) = next(iter(results.items())), metric.partition("/")
+        value, record = tasks.get(task, {}).get(part), out / "best.json"
+        best = read_json(record) if record.is_file() and (out / checkpoints.BEST).is_file() else {}
+        if value is None:
+            self.log.info(f"this evaluation has no {metric}, by which TEST.BEST chooses")
+        elif (best.get("metric"), best.get("data")) != (metric, data) or value > best["value"]:
+            self.write_file(checkpoints.BEST, iteration)
+            write_json(record, {"metric": metric, "data": data, "value": value, "done": iteration + 1})
+            self.log.info(f"best so far: {metric} {value:.2f}, kept in {checkpoints.BEST}")
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restores everything but the weights from a checkpoint's ``content``, which is then cleared."""
@@ -171,9 +220,9 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
     Raises:
         UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
     """
-    found = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
-    if found:
-        path, content = found
+    newest = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
+    if newest:
+        path, content = newest
         if content.get("engine") != engine:
             raise UserError(f"{path} was not written by the {engine} engine; resume with the engine that wrote it")
         if (done := content["iteration"] + 1) > cfg.SOLVER.MAX_ITER:
@@ -182,4 +231,4 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
                 "or choose another OUTPUT_DIR"
             )
         log.info(f"resuming from {path}")
-    return found
+    return newest

@@ -1,7 +1,6 @@
 """Fine-tuning with either engine, read from top to bottom: config -> run folder.
 
-An engine is a module: `transfer.detectron2_engine.engine` or `transfer.torchvision_engine.engine`. It has a model, a
-solver, data and an evaluation; everything else is here and in `state`, once.
+An engine (`state.Engine`) has a model, a solver, data and an evaluation; everything else is here and in `state`, once.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -32,41 +31,8 @@ from .batch_norm import precise_bn, settle_frozen_bn
 from .coco.results import Metrics, flat_sets
 from .distributed import join
 from .samplers import mix
-from .state import LOG_PERIOD, State, find_checkpoint
+from .state import LOG_PERIOD, Engine, State, find_checkpoint
 from .weights.load import Weights, check_config, load_weights
-
-
-class Engine(Protocol):
-    """What differs between the engines.
-
-    Attributes:
-        NAME: in checkpoints and results.
-        FROZEN_NORM: the class of batch norms whose statistics are fixed.
-        prepare: (config, log) -> the engine's own config.
-        build_model: a detector that maps a list of records to losses by name (in training) or detections.
-        backbone_features: (model, batch) runs the ResNet alone on the images of a batch.
-        build_optimizer: its step clips gradients as SOLVER.CLIP_GRADIENTS says.
-        build_schedule: iteration (from 0) -> learning rate, which it sets in all groups of the optimizer.
-        training_data: function of (seed, start, workers) to an iterator of this rank's batches; the number of images.
-        storage: takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
-        evaluate: (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others;
-            draws predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
-        test_images: (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
-        results: (model, batch, category ids by label) -> the detections in COCO's result format.
-    """
-
-    NAME: str
-    FROZEN_NORM: type[nn.Module]
-    prepare: Callable[[CfgNode, Callable[[str], None]], CfgNode]
-    build_model: Callable[[CfgNode, torch.device], Any]
-    backbone_features: Callable[[Any, list[dict[str, Any]]], Any]
-    build_optimizer: Callable[[CfgNode, nn.Module], torch.optim.Optimizer]
-    build_schedule: Callable[[CfgNode, torch.optim.Optimizer], Callable[[int], float]]
-    training_data: Callable[[CfgNode], tuple[Callable[..., Any], int]]
-    storage: Callable[[int], AbstractContextManager[Any]]
-    evaluate: Callable[..., dict[str, Metrics]]
-    test_images: Callable[[CfgNode, list[dict[str, Any]]], Any]
-    results: Callable[[Any, list[dict[str, Any]], list[int]], list[dict[str, Any]]]
 
 
 def run(
@@ -92,9 +58,9 @@ def run(
     """
     device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
     log = setup_logging(out, distributed.rank(), "transfer")
-    found = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
-    path, content = found or (None, {})
-    start = content["iteration"] + 1 if found else 0
+    resumed = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
+    path, content = resumed or (None, {})
+    start = content["iteration"] + 1 if resumed else 0
     cfg.SEED = _seed(cfg.SEED, content.get("seed"), log.info)
     if distributed.is_main():
         atomic_write(out / "config.yaml", cfg.dump())
@@ -102,10 +68,10 @@ def run(
     if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
         log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
-    if found:
+    if resumed:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})
     assert weights
-    cfg, model = build(engine, cfg, device, weights, log.info, check=not found, require_heads=eval_only or start > 0)
+    cfg, model = build(engine, cfg, device, weights, log.info, check=not resumed, require_heads=eval_only or start > 0)
     if distributed.world_size() > 1:
         digest = tensor_digest(*model.state_dict().values())
         distributed.check_agreement((start, digest), "the start (iteration, digest of the weights)")
@@ -113,7 +79,7 @@ def run(
         return engine.evaluate(cfg, model, visualize, final=True)
     evaluating = path is not None and path.name == checkpoints.EVALUATING
     with State(engine, cfg, model, device, log) as state:
-        if found:
+        if resumed:
             state.restore(content)
         elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
             settle_frozen_bn(state, count)
@@ -290,8 +256,7 @@ def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, s
             if state.rank == 0:
                 remove(pending)  # the final checkpoint says the same: only the evaluation is due
     results = state.engine.evaluate(cfg, state.model, visualize if final else 0, final=final)
-    on_first_rank(lambda: checkpoints.keep_best(cfg, results, done, lambda name: state.write_file(name, iteration),
-                                                state.log.info))  # fmt: skip
+    on_first_rank(lambda: state.keep_best(results, iteration))
     line = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
     state.write(iteration, flat_sets(results) | line)
     if state.rank == 0:

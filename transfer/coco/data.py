@@ -51,11 +51,6 @@ class CocoSet:
     images: Path
     skip_bad: bool = False
 
-    @property
-    def is_release(self) -> bool:
-        """Whether the annotations are COCO's own, by name and size."""
-        return self.annotations.stat().st_size == _RELEASED_BYTES.get(self.annotations.name)
-
 
 def in_catalog(name: str) -> bool:
     """Whether only Detectron2's DatasetCatalog can know a name in DATASETS.TRAIN or DATASETS.TEST."""
@@ -78,10 +73,10 @@ def find(name: str) -> CocoSet | None:
         UserError: unknown name, or files that are not where they are expected.
     """
     if name.startswith("coco:"):
-        words = name.split(":")
-        if len(words) not in (3, 4) or not all(words) or words[3:] not in ([], ["skip_bad"]):
+        parts = name.split(":")
+        if len(parts) not in (3, 4) or not all(parts) or parts[3:] not in ([], ["skip_bad"]):
             raise UserError(f"data set {name!r} is not coco:ANNOTATIONS.json:IMAGE_FOLDER or ...:skip_bad")
-        data_set = CocoSet(Path(words[1]), Path(words[2]), skip_bad=len(words) == 4)
+        data_set = CocoSet(Path(parts[1]), Path(parts[2]), skip_bad=len(parts) == 4)
         hint = f" of {name!r}, read as coco:ANNOTATIONS.json:IMAGE_FOLDER"
     elif name in _SPLITS:
         root = Path(os.environ.get("DETECTRON2_DATASETS", "datasets"))
@@ -183,7 +178,7 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> list[st
         labels = catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None)
         _check_count(len(labels), classes, name)
         return labels
-    if data_set.is_release:
+    if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
         _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
         return []
     content, problems = _checked(name, data_set, cfg)

@@ -1,4 +1,4 @@
-"""The Detectron2 engine as `transfer.train` uses it (see `transfer.train.Engine`)."""
+"""The Detectron2 engine as `transfer.train` uses it (see `transfer.state.Engine`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torchvision engine as `transfer.train` uses it (see `transfer.train.Engine`)."""
+"""The torchvision engine as `transfer.train` uses it (see `transfer.state.Engine`)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tools.reporting.groups import (
     difference,
     digits_of,
     figure,
-    lines,
+    mean_and_interval,
     read_study,
     table,
 )
@@ -155,18 +155,32 @@ def draw(study: Study, path: Path) -> None:
     import matplotlib
 
     numbered = {score: re.fullmatch(r"([a-z]+)_(\d+) box AP", score) for score in study.scores}
-    curves: dict[str, Any] = {}  # branch -> number -> seed -> the score
+    curves: dict[str, Any] = {}  # branch -> number -> the scores of its seeds
     for score, match in sorted(numbered.items(), key=lambda item: int(item[1][2]) if item[1] else 0):
         for branch, seeds in study.scores[score].items() if match else ():
-            curves.setdefault(branch, {})[int(match[2])] = {seed: [value] for seed, value in seeds.items()}
+            curves.setdefault(branch, {})[int(match[2])] = list(seeds.values())
     numbers = next(iter(curves.values()), {})
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        drawn = lines(_CURVES.get(study.name, ""), "box AP", curves) if len(numbers) > 2 else figure(study)
+        drawn = _lines(_CURVES.get(study.name, ""), curves) if len(numbers) > 2 else figure(study)
         if len(numbers) > 2:
             drawn.axes[0].set_xscale("log")
             drawn.axes[0].set_xticks(list(numbers), [str(number) for number in numbers], minor=False)
             drawn.axes[0].minorticks_off()
         drawn.savefig(path, metadata={"Date": None})
+
+
+def _lines(x: str, curves: dict[str, dict[int, list[float]]]) -> Any:
+    """A line per branch: the mean for each number, and its 95% interval."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6, 4), layout="constrained")
+    axes = drawn.add_subplot(xlabel=x, ylabel="box AP")
+    for name, line in curves.items():
+        means, halves = zip(*map(mean_and_interval, line.values()), strict=True)
+        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=name)
+    if len(curves) > 1:
+        axes.legend()
+    return drawn
 
 
 if __name__ == "__main__":

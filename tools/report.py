@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
 from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
 from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
 from tools.reporting import cost, groups, samples  # noqa: E402
-from tools.reporting.document import Report, Table, markdown  # noqa: E402
+from tools.reporting.document import Report, markdown  # noqa: E402
 from tools.reporting.files import Found, find, short_names  # noqa: E402
 from tools.reporting.page import page  # noqa: E402
 from tools.reporting.pictures import draw  # noqa: E402
@@ -65,7 +65,7 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     """Everything that a report of the runs in ``folders`` shows.
 
     Args:
-        pictures_beside: a file; pictures of predictions are drawn next to it. Empty: none are drawn.
+        pictures_beside: a file; pictures of scores and predictions are drawn next to it. Empty: none are drawn.
 
     Raises:
         UserError: a folder that does not exist, or nothing to report in any of them.
@@ -83,22 +83,21 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     rows = rows_of(items, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in items if isinstance(item, Detection)]
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    studies = list(_studies(found))
     tables = [
-        *_plan_tables(found), *probe_tables(rows, names), *detection_tables(detections, names),
+        *map(groups.table, studies), *probe_tables(rows, names), *detection_tables(detections, names),
         *samples.shares(detections), *samples.published(items), *cost.table(found.runs),
     ]  # fmt: skip
-    pictures = draw(found, detections, Path(pictures_beside)) if pictures_beside else []
+    pictures = draw(found, studies, detections, Path(pictures_beside)) if pictures_beside else []
     return Report(tables, pictures, found, items)
 
 
-def _plan_tables(found: Found) -> Iterable[Table]:
-    """The tables of sweeps, and of pipelines with seeds."""
+def _studies(found: Found) -> Iterable[groups.Study]:
+    """The scores of sweeps, and of pipelines with seeds."""
     for plan in found.plans:
         try:
-            if plan.is_sweep:
-                yield groups.sweep_table(plan.folder)[0]
-            elif (study := groups.read_study(plan.folder)) and study.scores:
-                yield groups.table(study)
+            if (study := groups.read_study(plan.folder)) and study.scores:
+                yield study
         except UserError as error:
             found.unread.append(str(error))
 

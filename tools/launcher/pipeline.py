@@ -19,10 +19,10 @@ TRANSFER:                                  # detectors by name; MODEL.WEIGHTS is
 TRANSFER_OVERRIDES: []
 ENGINE: detectron2                         # or torchvision; empty: Detectron2 where it is installed
 
-Instead of BRANCHES, settings of one recipe, with a table and a plot of the linear probe's top-1, or else of kNN's:
+Instead of BRANCHES, settings of one recipe, a branch each, once per seed (0 without SEEDS):
 
 PRETRAIN: configs/pretrain/jcl_R18_IN100_100ep.yaml
-GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}   # every combination of values; one key: a curve, two: a heat map
+GRID: {METHOD.NUM_KEYS: [1, 2, 4, 6, 8]}   # every combination of values
 POINTS:                                    # or settings whose values belong together
 - {SOLVER.IMS_PER_BATCH: 128, SOLVER.BASE_LR: 0.1}
 """
@@ -65,14 +65,9 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{'sweeps/' * is_sweep}{Path(path).stem}").absolute()
     if is_sweep:
-        facts = _vary(plan, folder, path)
-        report = stages.report(folder, "tools.reporting.groups:draw", [str(folder)], "sweep.md")
-    else:
-        facts = _study(plan, path)
-        words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
-        report = stages.report(folder, "tools.report:main", [words], "report.md")
+        _vary(plan, path)
     kind, file = "sweep" if is_sweep else "pipeline", str(Path(path).absolute())
-    return Graph(kind, str(folder), _nodes(plan, folder, path), report, file, facts)
+    return Graph(kind, str(folder), _nodes(plan, folder, path), stages.report(folder), file, _study(plan, path))
 
 
 def _study(plan: dict[str, Any], path: str) -> dict[str, Any]:
@@ -84,24 +79,18 @@ def _study(plan: dict[str, Any], path: str) -> dict[str, Any]:
     return {"branches": branches, "baseline": baseline} if seeds else {}
 
 
-def _vary(plan: dict[str, Any], folder: Path, path: str) -> dict[str, Any]:
-    """Gives ``plan`` a branch per setting; returns what the report needs."""
+def _vary(plan: dict[str, Any], path: str) -> None:
+    """Gives ``plan`` a branch per setting."""
     if not plan["PRETRAIN"] or plan["BRANCHES"]:
         raise UserError(f"{path} needs PRETRAIN, the recipe that its settings vary, and no BRANCHES")
     plan["SEEDS"], plan["BRANCHES"] = plan["SEEDS"] or [0], {}
-    settings, probe, points = _settings(plan["GRID"], plan["POINTS"], path), "linear" if plan["LINEAR"] else "", []
-    for setting in settings:
+    for setting in _settings(plan["GRID"], plan["POINTS"], path):
         pairs = [(key.split(".")[-1].lower(), re.sub(r"[^A-Za-z0-9.+-]", "_", str(setting[key]))) for key in setting]
         name = "_".join(f"{key}={value}" for key, value in pairs)
         if name in plan["BRANCHES"]:
-            raise UserError(f"two settings in {path} would share {folder / name}; remove one of them")
+            raise UserError(f"two settings in {path} would share the name {name}; remove one of them")
         overrides = [str(word) for pair in setting.items() for word in pair]
         plan["BRANCHES"][name] = {"PRETRAIN": plan["PRETRAIN"], "OVERRIDES": overrides}
-        for seed in _seeds(plan["SEEDS"], path):
-            branch = _branch_name(name, seed)
-            scored = str(folder / branch / (probe or "pretrain"))
-            points.append({"name": branch, "setting": setting, "seed": seed, "folder": scored})
-    return {"grid": plan["GRID"], "settings": settings, "points": points, "score": "top1" if probe else "knn_top1"}
 
 
 def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[str, Any]]:
@@ -111,8 +100,6 @@ def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[s
     for point in points:
         if not isinstance(point, dict) or not point or not all(isinstance(key, str) for key in point):
             raise UserError(f"POINTS in {path} is {points!r}; write a list of settings, each KEY: value")
-    if len(grid) > 2:
-        raise UserError(f"GRID in {path} has {len(grid)} keys; a table and a plot show 1 or 2")
     for key, values in grid.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise UserError(f"GRID {key} in {path} is {values!r}; write a list of values")

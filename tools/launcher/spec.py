@@ -30,8 +30,8 @@ ENTRIES = {
     "convert": "tools.convert_to_d2:main",
     "transfer": "tools.launcher.stages:fine_tune",
     "data": "tools.make_data:main",
+    "report": "tools.report:main",
 }
-_REPORTS = ("tools.report:main", "tools.reporting.groups:draw")
 _READ_BY = {"LINEAR.": "linear"}  # sections that a single stage reads
 # Prefixes of keys with which a stage may go on; "": `check_same_run` compares them.
 _MAY_CHANGE = {"pretrain": ("",), "transfer": ("SOLVER.MAX_ITER", "SOLVER.STEPS", "DATASETS.TEST", "TEST.")}
@@ -137,7 +137,7 @@ class StageSpec:
 
     def check_entry(self) -> None:
         """Checks that a record's stage is one of this launcher, before it is started again."""
-        if self.entry != ENTRIES.get(self.stage) and not (self.stage == "report" and self.entry in _REPORTS):
+        if self.entry != ENTRIES.get(self.stage):
             raise UserError(f"{self.entry!r} is not a stage of this launcher; start the stage by its own command")
 
     def mark_complete(self) -> None:

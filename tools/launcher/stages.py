@@ -142,11 +142,12 @@ def make_data(words: Sequence[str], folder: str) -> StageSpec:
     )  # fmt: skip
 
 
-def report(folder: Path, entry: str, args: Sequence[Any], file: str) -> StageSpec:
-    """Writes the summary of the pipeline or sweep in ``folder`` to the ``file`` there."""
+def report(folder: Path) -> StageSpec:
+    """Writes report.md and report.html of the pipeline or sweep in ``folder``."""
+    words = [str(folder), "--output", str(folder / "report.md"), "--output", str(folder / "report.html")]
     return StageSpec(
-        "report", str(folder / "report"), entry, args=tuple(args), produces=str(folder / file), one_process=True,
-        gpu=False,
+        "report", str(folder / "report"), ENTRIES["report"], args=(words,), produces=str(folder / "report.md"),
+        one_process=True, gpu=False,
     )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ class Plan:
     """A pipeline or sweep; ``stages`` maps run folders to keys such as ``jcl/mask``."""
 
     folder: Path
-    is_sweep: bool
     stages: dict[Path, str]
 
 
@@ -106,7 +105,7 @@ def _add_plan(path: Path, found: Found) -> None:
             is_done = False
         not_done += [] if is_done else [stage["key"]]
     folder = path.parents[1]
-    found.plans.append(Plan(folder, path.name == "sweep.json", stages))
+    found.plans.append(Plan(folder, stages))
     if not_done:
         status = f"`python tools/launch.py status {folder}` says why"
         found.not_done.append(f"{folder.name}: {', '.join(not_done)} ({status})")

@@ -1,6 +1,6 @@
-"""Groups of runs: the mean of each and its 95% interval (Student's t), as tables and figures.
+"""Branches of pipelines and sweeps over seeds: the mean of each and its 95% interval (Student's t).
 
-A group is a branch of a pipeline or a setting of a sweep over its seeds; `samples` has the groups that no file names.
+`samples` has the groups that no file names.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from statistics import fmean
 from typing import Any
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write, read_json
+from pretrain.common.run_folder import read_json
 
-from .document import Table, grid
+from .document import Table
 from .tables import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
+_OWN_KNN = "kNN top-1 after pretraining"
 _SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
-_SCORES = {"top1": "top-1 of the linear probe", "knn_top1": "kNN top-1 after pretraining"}  # of a sweep
 _COLUMNS = 4  # panels side by side
 Samples = dict[str, list[float]]  # seed, fold or checkpoint -> the scores of its runs, which count by their mean
 
@@ -48,12 +48,9 @@ def counted(samples: Samples, digits: int = 1) -> str:
     return f"{with_interval(values, digits)}{f' [n {len(values)}]' if len(values) > 1 else ''}" if values else "-"
 
 
-# A pipeline over seeds
-
-
 @dataclass(frozen=True)
 class Study:
-    """Scores of a pipeline with SEEDS.
+    """Scores of a pipeline with SEEDS, or of a sweep.
 
     Attributes:
         baseline: the branch that others are compared with; empty: none.
@@ -70,13 +67,13 @@ class Study:
 
 
 def read_study(folder: Path) -> Study | None:
-    """The scores of the pipeline in ``folder`` that are there; None if it is no pipeline with SEEDS.
+    """The scores of the pipeline or sweep in ``folder`` that are there; None if it has no SEEDS.
 
     Raises:
-        UserError: launch/pipeline.json or a results.json is damaged.
+        UserError: the launcher's record or a results.json is damaged.
     """
-    file = folder / "launch" / "pipeline.json"
-    data = read_json(file) if file.is_file() else {}
+    files = [file for name in ("pipeline", "sweep") if (file := folder / "launch" / f"{name}.json").is_file()]
+    data = read_json(files[0]) if files else {}
     if "branches" not in data:
         return None
     owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
@@ -94,6 +91,8 @@ def read_study(folder: Path) -> Study | None:
         study.folders.extend([results.parent] if scores else [])
         for column, value in scores.items():
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
+    if "kNN top-1" in study.scores:
+        study.scores.pop(_OWN_KNN, None)
     kinds = [*_PROBES.values(), *_SIMILARITY.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
     for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
         study.scores[column] = study.scores.pop(column)
@@ -103,7 +102,9 @@ def read_study(folder: Path) -> Study | None:
 def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     """The scores in a results.json, by the names that they have in a table."""
     stage, metrics = results.get("stage"), results.get("metrics", {})
-    if stage in _PROBES:
+    if stage == "pretrain" and "knn_top1" in metrics:
+        yield _OWN_KNN, float(metrics["knn_top1"])
+    elif stage in _PROBES:
         yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
     elif stage == "distributions":
         (similarity,) = results["runs"].values()
@@ -212,63 +213,4 @@ def figure(study: Study) -> Any:
     panels[0].invert_yaxis()
     for panel in panels[len(study.scores) :]:
         panel.set_visible(False)
-    return drawn
-
-
-# A sweep
-
-
-def draw(folder: str) -> Path:
-    """Writes sweep.md and sweep.png of the points of a sweep that are done; the others are named."""
-    shown, scores, absent = sweep_table(Path(folder))
-    target = Path(folder) / "sweep.md"
-    text = "\n".join([grid(shown), "", *absent]).rstrip()
-    atomic_write(target, text + "\n")
-    print(text)
-    if scores:
-        lines(shown.head[0], f"{shown.head[-1]} (%)", scores).savefig(target.with_suffix(".png"), dpi=150)
-    return target
-
-
-def sweep_table(folder: Path) -> tuple[Table, dict[str, dict[str, Samples]], list[str]]:
-    """A row per setting: mean and 95% interval over seeds; the scores as `lines` draws them, and the absent points.
-
-    Raises:
-        UserError: launch/sweep.json is damaged.
-    """
-    data = read_json(folder / "launch" / "sweep.json")
-    score, points = data["score"], data["points"]
-    keys = list(dict.fromkeys(key for point in points for key in point["setting"]))
-    groups: dict[tuple[str, ...], Samples] = {}
-    absent: list[str] = []
-    for point in points:
-        name, setting, stage = point["name"], point["setting"], Path(point["folder"]).name
-        results = folder / name / stage / "results.json"  # next to the record, wherever the sweep is now
-        try:
-            value = float(read_json(results)["metrics"][score])
-        except (KeyError, TypeError, UserError) as error:  # a damaged file must not cost the other points
-            absent.append(f"not done: {name}" + (f" ({error})" if results.is_file() else ""))
-            continue
-        samples = groups.setdefault(tuple(str(setting.get(key, "-")) for key in keys), {})
-        samples.setdefault(str(point["seed"]), []).append(value)
-    scores: dict[str, dict[str, Samples]] = {}
-    for (first, *others), samples in groups.items():
-        scores.setdefault(", ".join(others), {})[first] = samples
-    rows = [[*cells, counted(samples, 2)] for cells, samples in groups.items()]
-    note = f"Score: {_SCORES.get(score, score)}, in percent; mean ± 95% interval (Student's t) over seeds."
-    return Table(f"Sweep {folder.name}", [note], [*keys, score], rows), scores, absent
-
-
-def lines(x: str, y: str, scores: Mapping[str, Mapping[str, Samples]]) -> Any:
-    """A line per name: the mean of each value of ``x``, and its 95% interval."""
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(6, 4), layout="constrained")
-    axes = drawn.add_subplot(xlabel=x, ylabel=y)
-    for name, line in scores.items():
-        groups = [mean_and_interval([fmean(values) for values in samples.values()]) for samples in line.values()]
-        means, halves = zip(*groups, strict=True)
-        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=name)
-    if len(scores) > 1:
-        axes.legend()
     return drawn

@@ -1,4 +1,4 @@
-"""What a pipeline's detectors predict on the same images, in one picture per detector and test set."""
+"""A pipeline's scores over seeds, and what its detectors predict on the same images."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pretrain.common.run_folder import read_json
 
 from .document import Picture
 from .files import Found
+from .groups import Study, figure
 from .runs import Detection
 
 _COUNT = 4  # images in a picture
 
 
-def draw(found: Found, runs: Sequence[Detection], output: Path) -> list[Picture]:
-    """Draws what at least two branches of a pipeline predict with one detector on one test set.
+def draw(found: Found, studies: Sequence[Study], runs: Sequence[Detection], output: Path) -> list[Picture]:
+    """Draws the studies, and what at least two branches of a pipeline predict with one detector on one test set.
 
     Args:
         found: gets a line in ``unread`` per file of predictions that cannot be read.
@@ -31,14 +32,19 @@ def draw(found: Found, runs: Sequence[Detection], output: Path) -> list[Picture]
             group = groups.setdefault((plan.folder, detector, run.test), {})
             group.setdefault(branch.partition("_seed=")[0], run)
     pictures: list[Picture] = []
+    for number, study in enumerate(studies, 1):
+        file = output.with_name(f"{output.stem}_scores{f'_{number}' if number > 1 else ''}.png")
+        figure(study).savefig(file, dpi=150)
+        notes = ["A point per seed, the mean of each branch and its 95% interval (Student's t)."]
+        pictures.append(Picture(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
     named: Counter[str] = Counter()
     for (folder, detector, test), branches in groups.items():
         title = f"{folder.name}/{detector}" if len(found.plans) > 1 else detector
         named[title] += 1
-        number = f"_{named[title]}" if named[title] > 1 else ""  # of a test set
+        suffix = f"_{named[title]}" if named[title] > 1 else ""  # of a test set
         if len(branches) > 1:
             try:
-                file = output.with_name(f"{output.stem}_{title.replace('/', '_')}{number}.png")
+                file = output.with_name(f"{output.stem}_{title.replace('/', '_')}{suffix}.png")
                 pictures += _draw_one(file, title, test, branches, found.unread)
             except UserError as error:
                 found.unread.append(f"the predictions of {title} are not drawn: {error}")

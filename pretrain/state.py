@@ -79,7 +79,8 @@ def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> 
 
     path = distributed.on_first_rank(lambda: (checkpoint.newest(folder, warn) or [None])[0])
     if path is None:
-        distributed.on_every_rank(lambda: checkpoint.check_no_checkpoint(checkpoint.all_in(folder)))
+        # A machine may list a shared folder late, or have its own disk.
+        distributed.check_agreement(bool(checkpoint.all_in(folder)), f"whether {folder} holds a checkpoint")
         return None
 
     def read() -> dict[str, Any]:

@@ -141,6 +141,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
             folder.mkdir()
             (folder / _MANIFEST).write_text(manifest)
             write(folder)
+            os.sync()  # before the name that says they are complete: a power cut would leave empty files
             folder.rename(output)
         except OSError as error:
             raise cannot_write(output, error) from error

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pretrain.common import checkpoint
-from pretrain.common.distributed import on_every_rank, on_first_rank
+from pretrain.common.distributed import check_agreement, on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
 from pretrain.common.weights_file import load_torch
 
@@ -85,7 +85,7 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 
     name = on_first_rank(choose)
     if not name:
-        on_every_rank(lambda: checkpoint.check_no_checkpoint(all_in(output_dir, evaluating=True)))
+        check_agreement(bool(all_in(output_dir, evaluating=True)), f"whether {output_dir} holds a checkpoint")
         return None
     path = Path(output_dir) / name
     return path, on_every_rank(lambda: checkpoint.read(path))

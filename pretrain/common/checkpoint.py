@@ -99,15 +99,6 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
         raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
-def check_no_checkpoint(found: Sequence[Path]) -> None:
-    """Raises UserError if this rank sees checkpoints, although rank 0 sees none and starts from the beginning.
-
-    With `distributed.on_every_rank`, for a folder that machines do not share, or that one of them lists late.
-    """
-    if found:
-        raise UserError(f"this rank sees {found[0]}, but rank 0 sees no checkpoint and would start from scratch")
-
-
 def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint of pretraining that is not damaged, and its content (see `first_readable`)."""
     return first_readable(all_in(output_dir), output_dir, warn, read)

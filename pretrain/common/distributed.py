@@ -56,11 +56,6 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def barrier() -> None:
-    if world_size() > 1:
-        dist.barrier()
-
-
 @contextlib.contextmanager
 def in_turns() -> Iterator[None]:
     """Runs the block on rank 0, then on the first rank of every other machine, then on the other ranks.

@@ -91,17 +91,6 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
     return value
 
 
-def begin(output_dir: str | Path, stage: str) -> None:
-    """Marks a run folder as ``stage``'s (`stage.txt`); a folder belongs to one stage.
-
-    Raises:
-        UserError: it is another stage's.
-    """
-    check_stage_of(output_dir, stage)
-    if not (Path(output_dir) / "stage.txt").is_file():
-        atomic_write(Path(output_dir) / "stage.txt", f"{stage}\n")
-
-
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raises UserError if the run folder belongs to another stage than ``stage``."""
     earlier = stage_of(output_dir)

@@ -16,7 +16,7 @@ from .distributed import on_first_rank
 from .errors import ProcessLost, UserError, first_line, one_line
 from .interrupt import Stopped
 from .lock import claim
-from .run_folder import FAILED, atomic_write, begin, remove
+from .run_folder import FAILED, atomic_write, check_stage_of, remove, stage_of
 
 _NO_ROOM = "the data loader's workers found no room for a batch"
 _SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
@@ -48,7 +48,9 @@ def stage(
 
         def take() -> None:
             held.enter_context(claim(output_dir, f"the {name} stage"))
-            begin(output_dir, name)
+            check_stage_of(output_dir, name)
+            if not stage_of(output_dir):
+                atomic_write(output_dir / "stage.txt", f"{name}\n")
             remove(output_dir / FAILED)
             if check:
                 check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import sys
@@ -10,6 +11,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from . import interrupt
@@ -52,7 +54,7 @@ class ShieldedDataLoader(DataLoader):
         defaults = {"worker_init_fn": interrupt.ignore_in_worker, "generator": torch.Generator()}
         if num_workers:
             defaults |= {"multiprocessing_context": START_METHOD, "timeout": TIMEOUT_S}
-            kwargs["collate_fn"] = _Shared(kwargs["collate_fn"])
+            kwargs["collate_fn"] = functools.partial(_collate_into_shared_memory, kwargs["collate_fn"])
         super().__init__(
             dataset,
             batch_sampler=batch_sampler,  # type: ignore[arg-type]  # any iterable of batches will do
@@ -91,23 +93,6 @@ def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
     )
 
 
-class _Shared:
-    """Collates in a worker, and moves the tensors to shared memory there: where that is too small, the worker raises.
-
-    torch would move them in a thread of the queue, which prints the error, and the batch never comes.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, items: Any) -> Any:
-        batch = self._collate(items)
-        _share(batch)
-        return batch
-
-
-def _share(batch: Any) -> None:
-    if isinstance(batch, torch.Tensor):
-        batch.share_memory_()
-    for part in batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ():
-        _share(part)
+def _collate_into_shared_memory(collate: Callable[[Any], Any], items: Any) -> Any:
+    """Where shared memory is too small, the worker raises; a thread of torch's queue would, and send no batch."""
+    return tree_map_only(torch.Tensor, torch.Tensor.share_memory_, collate(items))

@@ -7,7 +7,6 @@ from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
-from pretrain.common.run_folder import begin
 from pretrain.model import objectives
 from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
 
@@ -21,7 +20,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(images, tmp_path):
 
 
 def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):
-    begin(tmp_path, "pretrain")
+    (tmp_path / "stage.txt").write_text("pretrain")
     for name in ("results.json", "metrics.json", "events.out.tfevents.1.host"):
         (tmp_path / name).write_text('{"iteration": 0, "loss": 99.0}\n')
     with pytest.raises(UserError, match="not finite"):  # ends before it writes its own results

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pretrain.common.files import sha256
 from pretrain.common.lock import claim
-from pretrain.common.run_folder import begin
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
 from tools import convert_to_d2
@@ -124,7 +123,8 @@ def test_command_line(tmp_path: Path, source: Path, capsys: pytest.CaptureFixtur
 
 def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path: Path, source: Path) -> None:
     run = tmp_path / "run"
-    begin(run, "transfer")
+    run.mkdir()
+    (run / "stage.txt").write_text("transfer")
     refused(lambda: convert(run, tmp_path / "out.pth"), run, "model_*.pth")
     (run / "model_0000001.pth").write_bytes(source.read_bytes())
     assert convert(run, tmp_path / "out.pth").provenance["source"] == "model_0000001.pth"
@@ -140,7 +140,7 @@ def test_two_conversions_to_one_output_are_refused(tmp_path: Path, source: Path)
 
 @pytest.mark.parametrize("name", ["checkpoint_final.pth", "model_0000007.pth"])
 def test_a_conversion_never_replaces_a_runs_checkpoint(tmp_path: Path, source: Path, name: str) -> None:
-    begin(tmp_path, "pretrain")
+    (tmp_path / "stage.txt").write_text("pretrain")
     (tmp_path / "checkpoint_final.pth").write_text("of the run")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     refused(lambda: convert(source, tmp_path / name, overwrite=True), tmp_path / name)

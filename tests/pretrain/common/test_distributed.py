@@ -88,7 +88,7 @@ def _an_error_in_turn() -> None:
                 raise UserError("refused")
     except UserError:
         assert distributed.rank() == 0
-    distributed.barrier()
+    dist.barrier()
 
 
 def test_an_error_in_its_turn_leaves_no_rank_waiting():

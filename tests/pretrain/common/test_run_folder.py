@@ -12,9 +12,7 @@ import pytest
 from pretrain.common import checkpoint
 from pretrain.common.run_folder import (
     atomic_write,
-    begin,
     replacing,
-    stage_of,
     write_environment,
 )
 from tests.errors import refused
@@ -37,13 +35,6 @@ def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
         raise RuntimeError("in the middle")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_text() == "earlier"
-
-
-def test_a_folder_belongs_to_one_stage(tmp_path: Path) -> None:
-    begin(tmp_path, "pretrain")
-    begin(tmp_path, "pretrain")
-    refused(lambda: begin(tmp_path, "linear"), tmp_path, "pretrain", "linear", "OUTPUT_DIR")
-    assert stage_of(tmp_path) == "pretrain"
 
 
 def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(

@@ -91,8 +91,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     if isinstance(default, dict):
         raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
     if default is None and key not in (known := dict(flatten(cfg))):
-        method = str(known.get("METHOD.NAME", ""))  # LAMDA is JCL_LAMBDA with jcl, SCE_LAMBDA with sce
-        raise UserError(f"unknown config key {key}{where}{nearest(key, known, prefer=method)}")
+        raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
     if isinstance(default, float) and (type(value) is int or (type(value) is str and value.lstrip("+-").isdigit())):
         value = float(value)  # yacs would refuse it
     try:

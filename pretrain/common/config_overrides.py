@@ -77,13 +77,10 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
             option = word.partition("=")[0]
             known = [flag for action in parser._actions for flag in action.option_strings]
             leaf = option[2:].replace("-", "_").upper()
-            named = [key for key in _names_of_keys(parser) if key.rpartition(".")[2] == leaf]
+            keys = [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
+            named = [key for key in keys if key.rpartition(".")[2] == leaf]
             hint = f"; keys have no dashes: {' or '.join(named)} VALUE" if named else nearest(option, known)
             raise UserError(f"{command or parser.prog} does not know {word!r}{hint}")
-
-
-def _names_of_keys(parser: argparse.ArgumentParser) -> list[str]:
-    return [key.name for action in parser._actions if isinstance(action, _ListKeys) for key in action.const()]
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:

@@ -19,18 +19,11 @@ class ProcessLost(UserError):
     """Another process of the run has ended or no longer answers: the consequence of what happened there."""
 
 
-def nearest(word: str, known: Iterable[str], prefer: str = "") -> str:
-    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; 'x' or 'y' if both are; or ''.
-
-    Of words that are equally near, those that contain ``prefer`` are named, if any does.
-    """
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` for the known word nearest to ``word``, in any case; or ''."""
     folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold(), list(folded), n=3, cutoff=0.5)
-    ratios = {name: difflib.SequenceMatcher(None, name, word.casefold()).ratio() for name in close}
-    closest = [name for name in close if ratios[name] == ratios[close[0]]]
-    closest = [name for name in closest if prefer.casefold() in name] or closest
-    names = sorted(f"'{folded[name]}'" for name in closest)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean '{folded[close[0]]}'?" if close else ""
 
 
 def escape_unprintable() -> None:

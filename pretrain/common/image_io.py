@@ -5,13 +5,14 @@ OpenCV decodes; Pillow reads the header first, and decodes what OpenCV cannot.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import time
 import warnings
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +20,10 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from .errors import UserError
+from .errors import UserError, one_line
 
-MAX_PIXELS = 1024**3 // 4 // 3  # per image, a quarter of a GiB of RGB; Pillow warns from here on
-_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # SyntaxError: a broken PNG
+_TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
+_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, *_TOO_LARGE)  # SyntaxError: a broken PNG
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
@@ -43,7 +44,7 @@ def read_file(path: str) -> bytes:
             return Path(path).read_bytes()
         except OSError as error:
             if error.errno in _ABOUT_THE_FILE:
-                raise CorruptImage(f"cannot read image {path}: {error.strerror}") from error
+                raise CorruptImage(f"cannot read image {path}: {error.strerror}; restore or remove it") from error
             if is_last_try:
                 raise UserError(
                     f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
@@ -65,42 +66,33 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
         (H, W, 3) uint8, RGB.
 
     Raises:
-        CorruptImage: truncated, damaged, not an image, or larger than MAX_PIXELS.
+        CorruptImage: truncated, damaged, not an image, or too large for Pillow (Image.MAX_IMAGE_PIXELS).
     """
+    with _decoding(name):
+        header = _open(encoded)
+        with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
+            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
+            if image is not None:
+                return image
+        return np.array(upright(header).convert("RGB"))
+
+
+@contextlib.contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """Raises CorruptImage, with the image's name, in the place of what Pillow raises."""
     try:
-        header = _open(encoded, name)
-        image = _decode_with_opencv(encoded)
-        return np.array(upright(header).convert("RGB")) if image is None else image
-    except CorruptImage:
-        raise
-    except UnidentifiedImageError as error:
+        yield
+    except UnidentifiedImageError as error:  # its text would be an address in memory
         raise CorruptImage(f"cannot decode image {name}: it is not in a known image format") from error
     except _PILLOW_ERRORS as error:
-        raise CorruptImage(f"cannot decode image {name}: {' '.join(str(error).split())}") from error
+        raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; restore or remove it") from error
 
 
-def _decode_with_opencv(encoded: bytes) -> np.ndarray | None:
-    try:
-        return cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
-    except cv2.error:  # a header it cannot parse
-        return None
-
-
-def _open(encoded: bytes, name: str) -> Image.Image:
-    """Opens an image with Pillow, which reads no more than the header.
-
-    Raises:
-        CorruptImage: it is larger than MAX_PIXELS; the other errors are _PILLOW_ERRORS.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
-            image = Image.open(io.BytesIO(encoded))
-        too_large = image.width * image.height > MAX_PIXELS
-    except Image.DecompressionBombError:
-        too_large = True
-    if too_large:
-        raise CorruptImage(f"image {name} has more than {MAX_PIXELS:,} pixels, the limit; scale it down")
-    return image
+def _open(encoded: bytes) -> Image.Image:
+    """Opens an image with Pillow, which reads no more than the header."""
+    with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return Image.open(io.BytesIO(encoded))
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -119,18 +111,12 @@ def open_upright(path: str) -> Image.Image:
     """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's.
 
     Raises:
-        CorruptImage: missing, damaged, not an image, or larger than MAX_PIXELS.
+        CorruptImage: as `read_file` and `decode`.
         UserError: the disk failed.
     """
-    remedy = "restore the file or leave it out"
-    try:
-        return upright(_open(read_file(path), path))
-    except CorruptImage as error:
-        raise CorruptImage(f"{error}; {remedy}") from error
-    except UserError:
-        raise
-    except _PILLOW_ERRORS as error:
-        raise CorruptImage(f"cannot read image {path}: {' '.join(str(error).split())}; {remedy}") from error
+    encoded = read_file(path)
+    with _decoding(path):
+        return upright(_open(encoded))
 
 
 class Source(Protocol):
@@ -150,16 +136,6 @@ class Files:
             text += os.fsencode(name)
             ends.append(len(text))
         self.folder, self.text, self.ends = str(folder), np.frombuffer(text, np.uint8), np.frombuffer(ends, np.int64)
-
-    @classmethod
-    def together(cls, folder: str | Path, parts: Sequence[Files]) -> Files:
-        """The images of ``parts``, all of ``folder``, one part after the other."""
-        starts = np.cumsum([0, *(len(part.text) for part in parts)])
-        files = cls(folder, ())
-        files.text = np.concatenate([files.text, *(part.text for part in parts)])
-        ends = (part.ends + start for part, start in zip(parts, starts, strict=False))
-        files.ends = np.concatenate([files.ends, *ends])
-        return files
 
     def __len__(self) -> int:
         return len(self.ends)

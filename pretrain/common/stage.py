@@ -18,9 +18,7 @@ from .interrupt import Stopped
 from .lock import claim
 from .run_folder import FAILED, atomic_write, check_stage_of, remove, stage_of
 
-_NO_ROOM = "the data loader's workers found no room for a batch"
-_SHARED_MEMORY = "/dev/shm is too small (docker run --shm-size 8g), or set DATALOADER.NUM_WORKERS 0"
-_WORKER_ENDED = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: (\w[\w ]*)|exited)")
+_WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
 
 
 @contextlib.contextmanager
@@ -80,21 +78,16 @@ def explained(name: str) -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, ConnectionResetError) as error:  # the last: a worker died while it sent a batch
         text = first_line(error)
-        ended = _WORKER_ENDED.search(str(error))
-        how = (ended[1] if ended else None) or ("it exited" if ended or isinstance(error, ConnectionResetError) else "")
-        if how or "unable to allocate shared memory" in str(error):
-            what = f"a worker process of the data loader died unexpectedly ({how})" if how else _NO_ROOM
-            remedies = ["if memory ran out, lower DATALOADER.NUM_WORKERS"] if how not in ("", "Bus error") else []
-            remedies += [_SHARED_MEMORY] if how in ("", "Bus error", "it exited") else []
-            raise UserError(f"{what}; {' or '.join(remedies)}, and run again to resume") from error
+        if isinstance(error, ConnectionResetError) or re.search(_WORKER_LOST, str(error)):
+            raise UserError(
+                f"a worker process of the data loader has ended ({text}); if memory ran out, lower "
+                "DATALOADER.NUM_WORKERS; if /dev/shm is too small, enlarge it (docker run --shm-size 8g) or set "
+                "NUM_WORKERS 0; run again to resume"
+            ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            section = "LINEAR" if name == "linear" else "SOLVER"
-            batch = f"{section}.IMS_PER_BATCH (and {section}.BASE_LR by the same factor)"
-            less = "lower PROBE.IMAGE_SIZE" if name in ("knn", "embedding", "distributions") else f"lower {batch}"
-            if section == "SOLVER" and name in ("pretrain", "transfer"):
-                less = "raise SOLVER.ACCUMULATE"
-            elif name == "prediction":
-                less = "lower --batch"
+            less = "raise SOLVER.ACCUMULATE"
+            if name not in ("pretrain", "transfer"):
+                less = "lower the images at once (LINEAR.IMS_PER_BATCH, --batch) or PROBE.IMAGE_SIZE"
             raise UserError(
                 f"memory ran out: {text}; {less}, lower DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
             ) from error

@@ -93,19 +93,18 @@ def load_classes(folder: Path, classes: list[str] | None, name: str, may_be_flat
     if may_be_flat and (unknown := sorted(set(class_folders) - set(classes))):
         raise UserError(f"{name}: class folder {folder}/{unknown[0]} has no counterpart among the training classes")
     labels = [label for label, class_name in enumerate(classes) if class_name in class_folders]
-
-    def images_of(label: int) -> Files:
-        return Files(folder, (f"{classes[label]}/{image}" for image in images_below(folder / classes[label])))
-
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_classes = list(pool.map(images_of, labels))
-    files = Files.together(folder, of_classes)
+        of_classes = list(pool.map(lambda label: list(images_below(folder / classes[label])), labels))
+    names = zip(labels, of_classes, strict=True)
+    files = Files(folder, (f"{classes[label]}/{image}" for label, images in names for image in images))
     if not len(files):
         raise UserError(
             f"{name}: no images in {folder}; expected files ending in {' '.join(SUFFIXES)}, flat or in one folder per "
             "class"
         )
-    return ImageData(files, np.repeat(np.array(labels, np.int64), [len(files) for files in of_classes]), list(classes))
+    return ImageData(
+        files, np.repeat(np.array(labels, np.int64), [len(images) for images in of_classes]), list(classes)
+    )
 
 
 def _entries(folder: Path) -> tuple[list[str], list[str]]:

@@ -25,7 +25,7 @@ from ..data import datasets, views
 from ..data.loader import build_loader
 from ..data.recipes import RECIPES
 from .features import load_frozen
-from .run import csv_text, probe_run
+from .run import probe_run
 
 
 def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
                    "runs": {name: _summary(p) for name, p in points.items()}}  # fmt: skip
         for name, row in results["runs"].items():
             run.log.info(f"{name}: similarity {row['similarity_mean']:.4f}, variance {row['variance_mean']:.3g}")
-        rows = ([name, f"{s:.8g}", f"{v:.8g}"] for name, p in points.items() for s, v in p)
-        return run.finish(results, csv_text(["run", "similarity", "variance"], rows), lambda: draw(points))
+        rows = [[name, f"{s:.8g}", f"{v:.8g}"] for name, p in points.items() for s, v in p]
+        return run.finish(results, [["run", "similarity", "variance"], *rows], draw(points))
 
 
 @torch.no_grad()
@@ -100,11 +100,11 @@ def spread(features_BAF: Tensor) -> tuple[Tensor, Tensor]:
 
 def draw(points: Mapping[str, np.ndarray]) -> Any:
     """A figure of two histograms: similarity on the left, variance on the right, one color per run."""
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # slow to import
 
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     titles = ("mean cosine similarity of an image's views", "mean variance of an image's views")
-    for column, (axis, title) in enumerate(zip(axes, titles, strict=True)):
+    for column, (axis, title) in enumerate(zip(figure.subplots(1, 2), titles, strict=True)):
         values = np.concatenate([p[:, column] for p in points.values()])
         bins = np.linspace(values.min(), values.max(), 60)
         for name, p in points.items():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..common.errors import UserError
 from .features import extract, load_frozen
 from .protocol import protocol
-from .run import csv_text, probe_run
+from .run import probe_run
 
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be distinguished in a picture
 
@@ -39,16 +39,17 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         points = TSNE(perplexity=perplexity, init="pca", random_state=cfg.SEED).fit_transform(unit)
         results = {"source": source, "images": len(points), "protocol": protocol(cfg, data=data)}
         run.log.info(f"{run.folder / 'embedding.png'}: {len(points)} images")
-        rows = ([f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True))
-        return run.finish(results, csv_text(["x", "y", "label"], rows), lambda: draw(points, labels, classes))
+        rows = [[f"{x:.6g}", f"{y:.6g}", classes[label]] for (x, y), label in zip(points, labels, strict=True)]
+        return run.finish(results, [["x", "y", "label"], *rows], draw(points, labels, classes))
 
 
 def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any:
     """The map as a figure; with a legend for at most 20 classes."""
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
 
-    figure, axis = plt.subplots(figsize=(6.4, 5.6), constrained_layout=True)
-    colors = plt.get_cmap("tab20" if len(classes) > 10 else "tab10")
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    axis, colors = figure.subplots(), colormaps["tab20" if len(classes) > 10 else "tab10"]
     for label in np.unique(labels_N):
         of_label = points_N2[labels_N == label]
         axis.scatter(of_label[:, 0], of_label[:, 1], s=9, color=colors(int(label) % colors.N), label=classes[label])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ class Heads(nn.Module):
     def __init__(self, features: int, classes: int, settings: CfgNode) -> None:
         super().__init__()
         self.settings = settings
-        self.diverged: list[float] = []
         self.rates = [float(lr) for lr in settings.LRS] or [settings.BASE_LR]
         heads = [nn.Linear(features, classes) for _ in self.rates]
         for head in heads:  # as in MoCo's protocol
@@ -62,47 +60,34 @@ class Heads(nn.Module):
         self.optimizer.step()
         return means
 
-    def retire(self, losses_H: Tensor, epoch: int, log: Callable[[str], None]) -> None:
-        """Zeroes the heads whose loss or weights were not finite in this epoch, on every rank alike.
-
-        Raises:
-            UserError: no head is left.
-        """
-        norms = torch.stack([next(head.parameters()).detach().norm() for head in self.heads])
-        finite = distributed.mean_((losses_H.isfinite() & norms.isfinite()).float()) == 1
-        for head, rate, good in zip(self.heads, self.rates, finite.tolist(), strict=True):
-            if not good and rate not in self.diverged:
-                self.diverged.append(rate)
-                log(f"the head of learning rate {rate:g} diverged in epoch {epoch}; it scores 0")
-            if not good:
-                for parameter in head.parameters():
-                    nn.init.zeros_(parameter)
-                    self.optimizer.state.pop(parameter, None)
-        if len(self.diverged) == len(self.rates):
-            raise UserError(f"the classifier's loss is not finite in epoch {epoch}; lower LINEAR.BASE_LR or LINEAR.LRS")
-
     @torch.no_grad()
     def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
-        """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``."""
+        """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``.
+
+        A head that has diverged scores 0.
+
+        Raises:
+            UserError: every head has diverged.
+        """
         scores: dict[str, dict[str, float]] = {}
         for head, rate in zip(self.heads, self.rates, strict=True):
             name = str(rate).removesuffix(".0")  # exact: the rate is read back from it
-            if rate in self.diverged:
+            if not next(head.parameters()).norm().isfinite():
                 scores[name] = {"top1": 0.0, "top5": 0.0, "diverged": True}
                 continue
             top1, top5 = _accuracy(head, val)
             unseen = {"held_out_top1": _accuracy(head, held_out)[0]} if held_out else {}
             scores[name] = {"top1": top1, "top5": top5, **unseen}
+        if all("diverged" in of_rate for of_rate in scores.values()):
+            raise UserError("the classifier's weights are not finite; lower LINEAR.BASE_LR or LINEAR.LRS")
         return scores
 
     def state(self) -> dict[str, Any]:
-        return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict(),
-                "diverged": self.diverged}  # fmt: skip
+        return {"state_dict": self.heads.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
         self.heads.load_state_dict(state["state_dict"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.diverged = [rate for rate in self.rates if rate in state["diverged"]]
 
 
 def _accuracy(head: nn.Module, features: Features) -> tuple[float, float]:

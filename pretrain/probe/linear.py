@@ -67,6 +67,8 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         run.start()
         torch.manual_seed(cfg.SEED)
         score = _train(run, backbone, data, {"work": work, "sizes": sizes}, state)
+        for rate in (rate for rate, values in score.items() if "diverged" in values):
+            run.log.warning(f"the head of learning rate {rate} diverged; it scores 0")
         best = _best(score)
         how = f"lr {best['learning_rate']:g}, {cfg.LINEAR.EPOCHS} epochs, {cfg.LINEAR.AUGMENT}"
         run.log.info(
@@ -112,7 +114,6 @@ def _train(
         progress.advance()
         reason, epoch_ends = stop.poll(), step % steps_per_epoch == 0
         if epoch_ends:
-            heads.retire(losses, epoch, run.log.warning)
             score = heads.score(val, held_out)
             if metrics:
                 best = _best(score)

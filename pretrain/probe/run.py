@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
@@ -58,20 +58,22 @@ class ProbeRun:
 
         on_first_rank(write)
 
-    def finish(self, results: dict[str, Any], table: str = "", draw: Callable[[], Any] | None = None) -> dict[str, Any]:
+    def finish(self, results: dict[str, Any], rows: Sequence[Sequence[str]] = (), figure: Any = None) -> dict[str, Any]:
         """Writes the products, then results.json, which says that the probe is complete; returns the results.
 
         Args:
-            table: content of <name>.csv.
-            draw: returns the matplotlib figure for <name>.png.
+            rows: of <name>.csv, the header first.
+            figure: matplotlib's; becomes <name>.png.
         """
         results = {"stage": self.name, **results}
 
         def write() -> None:
-            if table:
-                atomic_write(self.folder / f"{self.name}.csv", table)
-            if draw:
-                atomic_write(self.folder / f"{self.name}.png", _png(draw))
+            if rows:
+                csv.writer(table := io.StringIO(), lineterminator="\n").writerows(rows)
+                atomic_write(self.folder / f"{self.name}.csv", table.getvalue())
+            if figure:
+                figure.savefig(image := io.BytesIO(), format="png", dpi=130)
+                atomic_write(self.folder / f"{self.name}.png", image.getvalue())
             write_json(self.folder / "results.json", results)
 
         on_first_rank(write)
@@ -88,24 +90,3 @@ def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
         yield ProbeRun(name, cfg, folder, device, setup_logging(folder, distributed.rank()))
-
-
-def csv_text(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table as CSV."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _png(draw: Callable[[], Any]) -> bytes:
-    import matplotlib  # slow to import
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, file = draw(), io.BytesIO()
-    figure.savefig(file, format="png", dpi=130)
-    plt.close(figure)
-    return file.getvalue()

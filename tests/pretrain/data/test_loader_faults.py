@@ -42,14 +42,8 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (
-            _kill(signal.SIGKILL),
-            r"a worker process .* \((Killed|it exited)\); if memory ran out, lower DATALOADER.NUM_WORKERS",
-        ),
-        (
-            _kill(signal.SIGBUS),
-            r"a worker process .* \((Bus error|it exited)\); .*/dev/shm is too small \(docker run --shm-size 8g\)",
-        ),
+        (_kill(signal.SIGKILL), r"a worker process .* has ended .*if memory ran out, lower DATALOADER.NUM_WORKERS"),
+        (_kill(signal.SIGBUS), r"a worker process .* has ended .*/dev/shm is too small.* \(docker run --shm-size 8g\)"),
         (_raise(MemoryError("no more")), r"memory ran out: .*lower DATALOADER.NUM_WORKERS"),
     ],
     ids=["killed", "/dev/shm", "memory"],
@@ -83,7 +77,7 @@ def test_shared_memory_that_is_too_small_is_one_line_at_once(images: Path, tmp_p
     if "permission denied" in done.stderr:
         pytest.skip(done.stderr)
     assert "Traceback" not in done.stderr and done.returncode == 2
-    assert "error: " in done.stderr and "/dev/shm is too small (docker" in done.stderr
+    assert "error: " in done.stderr and "/dev/shm is too small" in done.stderr
 
 
 @pytest.mark.parametrize(("fault", "workers"), [("truncated", "2"), ("deleted", "0"), ("folder", "0")])

@@ -84,9 +84,10 @@ def _assert_same_end(one, two):
     a, b = _heads(one), _heads(two)
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
     for name, value in a["state_dict"].items():
-        assert torch.equal(value, b["state_dict"][name]), name
+        assert torch.equal(value.nan_to_num(), b["state_dict"][name].nan_to_num()), name  # NaN: a head that diverged
     for i, state in a["optimizer"]["state"].items():
-        assert torch.equal(state["momentum_buffer"], b["optimizer"]["state"][i]["momentum_buffer"])
+        momentum = b["optimizer"]["state"][i]["momentum_buffer"]
+        assert torch.equal(state["momentum_buffer"].nan_to_num(), momentum.nan_to_num())
 
 
 def _stop_after_steps(monkeypatch, steps):
@@ -154,7 +155,7 @@ def test_a_head_that_diverges_leaves_the_others_alone(images, tmp_path):
     assert results["per_learning_rate"]["1"] == run("other", "[1.0, 0.1]")["per_learning_rate"]["1"]
     assert results["metrics"]["learning_rate"] == 1.0
     assert "head of learning rate 1e+38 diverged" in (tmp_path / "both/log.txt").read_text()
-    with pytest.raises(UserError, match=r"not finite in epoch 0; lower LINEAR.BASE_LR"):
+    with pytest.raises(UserError, match=r"not finite; lower LINEAR.BASE_LR"):
         run("none", "[1e38]")
 
 

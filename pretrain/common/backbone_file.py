@@ -105,29 +105,15 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
     Raises:
         UserError: no ResNet-18/34/50/101 has these blocks.
     """
-    blocks = {
-        (name.split(".")[0], name.split(".")[1]) for name in state if name.startswith("layer") and name.count(".") > 1
-    }
+    blocks = {tuple(name.split(".")[:2]) for name in state if name.startswith("layer") and name.count(".") > 1}
     counts = Counter(layer for layer, _ in blocks)
-    found = tuple(counts[f"layer{i}"] for i in range(1, 5))
+    depths = tuple(counts[f"layer{i}"] for i in range(1, 5))
     bottleneck = any(".conv3." in name for name in state)
     for arch, wanted in DEPTHS.items():
-        if found == wanted and bottleneck == (arch in ("resnet50", "resnet101")):
+        if depths == wanted and bottleneck == is_bottleneck(arch):
             return arch
     kind = "bottleneck" if bottleneck else "basic"
-    raise UserError(f"{path}: no ResNet-18/34/50/101 has {found} {kind} blocks in layer1-layer4")
-
-
-def expected_shapes(arch: str, stem: str = "imagenet") -> dict[str, torch.Size]:
-    """Every tensor of a torchvision backbone without classifier, and its shape."""
-    import torchvision  # slow to import
-
-    with torch.device("meta"):
-        state = getattr(torchvision.models, arch)(weights=None).state_dict()
-    shapes = {name: tensor.shape for name, tensor in state.items() if not name.startswith("fc.")}
-    if stem == "cifar":
-        shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
-    return shapes
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4")
 
 
 def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
@@ -136,7 +122,13 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
     Raises:
         UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
     """
-    shapes = expected_shapes(arch, stem)
+    import torchvision  # slow to import
+
+    with torch.device("meta"):
+        resnet = getattr(torchvision.models, arch)(weights=None).state_dict()
+    shapes = {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
+    if stem == "cifar":
+        shapes["conv1.weight"] = torch.Size((64, 3, 3, 3))
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
         raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
     if unknown := [name for name in state if name not in shapes]:

@@ -64,12 +64,9 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         leaves = dict(flatten(CfgNode.load_yaml_with_base(str(path), allow_unsafe=False)))
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: its _BASE_ leads back to itself") from error
-    except (AttributeError, TypeError) as error:  # an empty file, a list, a _BASE_ that is no path
-        raise UserError(f"{path} is not a YAML config: it or its _BASE_ does not hold KEY: VALUE lines") from error
-    except (yaml.YAMLError, AssertionError, ValueError) as error:
-        raise UserError(f"{path} is not a YAML config: {_shorten(one_line(error), 300)}") from error
+    except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
+        reason = _shorten(one_line(error), 300)  # of an empty file, a list or a _BASE_ that is no path, Python's own
+        raise UserError(f"{path} or its _BASE_ does not hold KEY: VALUE lines of YAML: {reason}") from error
     for key, value in leaves.items():
         _merge(cfg, key, value, f" in {path}")
 

@@ -56,11 +56,6 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
             run.log.info(f"{run.folder} is complete; nothing to do")
             return complete
         data = run.open_data()
-        if distributed.world_size() > cfg.LINEAR.IMS_PER_BATCH:
-            raise UserError(
-                f"LINEAR.IMS_PER_BATCH is {cfg.LINEAR.IMS_PER_BATCH}; it must be at least {distributed.world_size()}, "
-                "the number of processes"
-            )
         sizes = {**protocol(cfg, data=data), "classes": len(data.train.classes)}
         if state:
             check_same_probe(run.folder, state.get("sizes", {}), sizes)

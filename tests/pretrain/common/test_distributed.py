@@ -1,15 +1,43 @@
+"""Ranks: what they exchange, agree on and wait for, and which device each gets."""
+
 import datetime
 import os
 import time
+import warnings
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common import distributed
+from pretrain.common import distributed, interrupt
 from pretrain.common.batch_split import slice_bounds
+from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from pretrain.model.siamese import ExchangePlan
+from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "slurm", "index"),
+    [
+        *((4, 3, "3", 3), (4, 3, "", 3), (1, 0, "", 0), (1, 3, "3", 0)),
+        *((2, 2, "2", None), (1, 1, "", None), (1, 1, "0", None)),
+    ],
+)
+def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, slurm, index):
+    """(1, 3, "3"): SLURM shows each task only its own GPU; (1, 1, "0"): torchrun is the one task of a machine."""
+    chosen: list[torch.device] = []
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.setenv("SLURM_LOCALID", slurm)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    if index is None:
+        refused(lambda: distributed.join(True), f"local rank {local_rank}", f"at most {count} process")
+    else:
+        assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
+    assert distributed.join(False) == torch.device("cpu")
 
 
 def test_slices_cover_everything_once():
@@ -21,87 +49,109 @@ def test_slices_cover_everything_once():
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_single_process_is_the_identity():
-    x = torch.randn(6, 2)
-    assert distributed.gather(x, [6]) is x
-    order = torch.randperm(6)
-    plan = ExchangePlan(order, 2, 3)
-    assert torch.equal(plan.scatter(x), x[order])
-    assert torch.equal(plan.collect(plan.scatter(x)), x)
+def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
+    run_ranks(_on_three_ranks, 3, tmp_path / "turns")
+    assert (tmp_path / "turns").read_text() == "021"
+
+
+def _on_three_ranks(turns: Path) -> None:
+    for total, many in ((4, 1), (5, 3), (7, 2), (1, 2)):
+        _exchange(total, many)
+    for total in (4, 5):
+        _gather(total)
+    assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == 1
+    _average_gradients()
+    _each_rank_its_own_way()
+    _rank_0_decides()
+    _take_turns(turns)
 
 
 def _exchange(total: int, many: int) -> None:
-    rank, ranks = distributed.rank(), distributed.world_size()
-    start, stop = slice_bounds(total, rank, ranks)
+    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
     everything = torch.arange(many * total, dtype=torch.uint8).view(many, total, 1)
     order = torch.randperm(many * total, generator=torch.Generator().manual_seed(5))
     plan = ExchangePlan(order, many, total)
-    mine = everything[:, start:stop].flatten(0, 1)
-    got = plan.scatter(mine)
-    assert torch.equal(got, everything.flatten(0, 1)[order[many * start : many * stop]])
-    assert torch.equal(plan.collect(got.float() * 2), mine.float() * 2)
+    share = everything[:, start:stop].flatten(0, 1)
+    received = plan.scatter(share)
+    assert torch.equal(received, everything.flatten(0, 1)[order[many * start : many * stop]])
+    assert torch.equal(plan.collect(received.float() * 2), share.float() * 2)
 
 
 def _gather(total: int) -> None:
     start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
     everything = torch.arange(float(total))[:, None].repeat(1, 3)
-    mine = everything[start:stop].clone().requires_grad_()
-    got = distributed.gather(mine, distributed.slice_sizes(total), with_grad=True)
-    assert torch.equal(got, everything)
-    seen: list[torch.Tensor] = []
-    got.register_hook(seen.append)
+    share = everything[start:stop].clone().requires_grad_()
+    gathered = distributed.gather(share, distributed.slice_sizes(total), with_grad=True)
+    assert torch.equal(gathered, everything)
+    gradients: list[torch.Tensor] = []
+    gathered.register_hook(gradients.append)
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
-    (torch.full_like(everything, distributed.rank() + 1) * got).sum().backward()
-    assert torch.equal(seen[0], torch.full_like(got, distributed.rank() + 1))  # autograd's own tensor is left alone
-    assert torch.equal(mine.grad, torch.full_like(mine, sum(r + 1 for r in range(distributed.world_size()))))
+    (torch.full_like(everything, distributed.rank() + 1) * gathered).sum().backward()
+    assert torch.equal(gradients[0], torch.full_like(gathered, distributed.rank() + 1))  # autograd's own is left alone
+    assert torch.equal(share.grad, torch.full_like(share, 1 + 2 + 3))
 
 
-def _one_after_another(path: str) -> None:
-    os.environ["LOCAL_RANK"] = str((0, 1, 0)[distributed.rank()])  # ranks 0 and 1 on one machine, 2 on another
-    with distributed.in_turns(), open(path, "a") as file:
-        file.write(str(distributed.rank()))
+def _average_gradients() -> None:
+    module = torch.nn.Linear(1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrapped = distributed.data_parallel(module, torch.device("cpu"))
+    wrapped(torch.full((1, 1), float(distributed.rank()))).sum().backward()
+    assert module.weight.grad is not None and module.weight.grad.item() == 1  # of 0, 1 and 2
 
 
-def test_ranks_take_turns(tmp_path):
-    run_ranks(_one_after_another, 3, str(tmp_path / "turns"))
-    assert (tmp_path / "turns").read_text() == "021"
-    with distributed.in_turns():  # a single process
-        pass
+def _raise(error: Exception) -> None:
+    raise error
 
 
-def _a_long_turn() -> None:
+def _each_rank_its_own_way() -> None:
+    def read() -> int:
+        return 7 if distributed.rank() == 0 else _raise(UserError("no file at x"))
+
+    with pytest.raises(UserError, match=r"^ranks 1, 2 of 3: no file at x; do all machines see the same files\?$"):
+        distributed.on_every_rank(read)
+    assert distributed.on_every_rank(distributed.rank) == distributed.rank()
+    with pytest.raises(UserError, match=r"^another config$"):
+        distributed.on_every_rank(lambda: _raise(UserError("another config")))
+    assert distributed.gather_objects(str(distributed.rank())) == ["0", "1", "2"]
+    distributed.check_agreement((7, "abc"), "the checkpoint")
+    step = (7, "abc") if distributed.rank() == 0 else (6, "abc")
+    with pytest.raises(UserError, match=r"the checkpoint differs .* \(7, 'abc'\) on rank 0, \(6, 'abc'\) on rank 1"):
+        distributed.check_agreement(step, "the checkpoint")
+
+
+def _rank_0_decides() -> None:
+    assert distributed.on_first_rank(lambda: f"rank {distributed.rank()}") == "rank 0"
+    with pytest.raises(UserError, match="refused by rank 0"):
+        distributed.on_first_rank(lambda: _raise(UserError(f"refused by rank {distributed.rank()}")))
+    with pytest.raises(OSError if distributed.rank() == 0 else UserError, match="the disk"):
+        distributed.on_first_rank(lambda: _raise(OSError("the disk")))
+
+
+def _take_turns(path: Path) -> None:
+    """Each takes longer than a collective may; an error in the first leaves no rank waiting."""
+    rank = distributed.rank()
+    os.environ["LOCAL_RANK"] = str((0, 1, 0)[rank])  # ranks 0 and 1 on one machine, 2 on another
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=0.5))  # of a collective
-    with distributed.in_turns():
-        time.sleep(1.5 if distributed.rank() == 0 else 0)
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=60))
-
-
-def test_a_turn_may_take_longer_than_a_collective():
-    run_ranks(_a_long_turn, 2)
-
-
-def _an_error_in_turn() -> None:
-    os.environ["LOCAL_RANK"] = str(distributed.rank())
     try:
-        with distributed.in_turns():
-            if distributed.rank() == 0:
+        with distributed.in_turns(), open(path, "a") as file:
+            file.write(str(rank))
+            time.sleep(1.5 if rank == 0 else 0)
+            if rank == 0:
                 raise UserError("refused")
     except UserError:
-        assert distributed.rank() == 0
+        assert rank == 0
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=60))
     dist.barrier()
 
 
-def test_an_error_in_its_turn_leaves_no_rank_waiting():
-    run_ranks(_an_error_in_turn, 2)
-
-
-def _all_cases() -> None:
-    for total, many in ((4, 1), (5, 3), (7, 2), (1, 2)):
-        _exchange(total, many)
-    for total in (4, 5):
-        _gather(total)
-    assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == (distributed.world_size() - 1) / 2
-
-
-def test_three_ranks_exchange_and_gather_uneven_shares():
-    run_ranks(_all_cases, 3)
+def test_a_request_to_stop_is_read_without_waiting_for_the_last_poll(monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", lambda asked: asked)
+    stop = distributed.AgreedStop(torch.device("cpu"))
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
+        assert stop.poll() == ""
+    monkeypatch.setattr(interrupt, "stop_requested", lambda: "")
+    assert stop.poll() == "a signal to another process of this run"

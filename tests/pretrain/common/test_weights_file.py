@@ -105,11 +105,8 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
     assert list(read_weights_file(path, unsafe_pickle=True).tensors) == ["a"]
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
-@pytest.mark.parametrize(
-    "value", [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.zeros(1).expand(10**9), np.array(["a"]), 3]
-)
-def test_tensors_without_dense_values_are_named(tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize("value", [np.array(["a"]), 3])
+def test_what_is_no_tensor_is_named(tmp_path: Path, value: Any) -> None:
     torch.save({"a": value}, tmp_path / "w.pth")
     refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth: a is ")
 
@@ -118,12 +115,8 @@ def test_values_that_no_network_can_use() -> None:
     counter = check_values(torch.tensor(3.0), "bn1.num_batches_tracked", "w")
     assert counter.dtype == torch.int64 and check_values(torch.ones(1).half(), "a", "w").dtype == torch.float32
     for tensor, name in ((torch.tensor([1e300]).double(), "a"), (torch.tensor([-1.0]), "bn1.running_var")):
-        with pytest.raises(UserError, match=f"w: {name} has "):
-            check_values(tensor, name, "w")
-    for dtype in (torch.float8_e4m3fn, torch.complex64, torch.float4_e2m1fn_x2, torch.bool):
-        for name in ("a", "bn1.num_batches_tracked"):
-            with pytest.raises(UserError, match=f"w: {name} is {dtype}, not"):
-                check_values(torch.zeros(8, dtype=torch.uint8).view(dtype), name, "w")
+        refused(lambda tensor=tensor, name=name: check_values(tensor, name, "w"), f"w: {name} has ")
+    refused(lambda: check_values(torch.ones(2, dtype=torch.int8), "a", "w"), "w: a is torch.int8")
 
 
 def test_arrays_of_any_byte_order_are_read(tmp_path: Path) -> None:

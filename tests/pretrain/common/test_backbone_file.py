@@ -33,7 +33,7 @@ def test_moco_checkpoint(tmp_path: Path, encoder: str, wrapper: str) -> None:
     assert not any(name.startswith("fc") for name in found.state_dict)
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "backbone.", "_orig_mod.module.", "encoder."])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.module.", "encoder."])
 def test_plain_state_dicts(tmp_path: Path, r18: dict[str, Tensor], prefix: str) -> None:
     half = OrderedDict((prefix + k, v.half() if v.is_floating_point() else v) for k, v in r18.items())
     torch.save(half, tmp_path / "s.pth")
@@ -91,10 +91,7 @@ def test_another_arch_and_an_encoder_that_is_not_there(tmp_path: Path, r18: dict
         refused(lambda file=file: read_backbone(tmp_path / file, "key"), file, "key")
 
 
-CONFIGS = ["METHOD: []", "a: 2020-99-99", "{", "", "METHOD: {NAME: [moco]}"]
-
-
-@pytest.mark.parametrize("text", CONFIGS)
+@pytest.mark.parametrize("text", ["METHOD: []", "{"])
 def test_a_config_of_another_version_is_kept_as_it_is(tmp_path: Path, r18: dict[str, Tensor], text: str) -> None:
     torch.save({"state_dict": r18, "config": text, "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
     provenance = read_backbone(tmp_path / "w.pth").provenance

@@ -35,17 +35,8 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
     command = re.search(r"launch\.py pretrain (.+)", path.read_text().split('"""')[1].replace("\\\n", " "))
     assert command
     data = [] if "DATA.TRAIN" in command[1] else ["DATA.TRAIN", f"folder:{images}"]
-    done = launch(
-        *command[1].split(),
-        "--cluster",
-        "local",
-        "--gpus",
-        "0",
-        *SMALL.split(),
-        *data,
-        "OUTPUT_DIR",
-        str(tmp_path / "run"),
-    )
+    where = ["--cluster", "local", "--gpus", "0", *SMALL.split(), *data, "OUTPUT_DIR", str(tmp_path / "run")]
+    done = launch(*command[1].split(), *where)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert results["steps"] == 2
@@ -56,11 +47,8 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
 def test_without_it_the_name_is_unknown_and_a_broken_one_is_one_line(tmp_path: Path):
     recipe = ["--config-file", "configs/examples/demo_mocov2_R18_digits.yaml"]
     done = launch(*recipe, "METHOD.NAME", "margin", "--dry-run")
-    assert (
-        done.returncode == 2
-        and "METHOD.NAME is 'margin'; choose one of" in done.stderr
-        and "or --import the" in done.stderr
-    )
+    assert done.returncode == 2 and "METHOD.NAME is 'margin'; choose one of" in done.stderr
+    assert "or --import the" in done.stderr
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     done = launch(*recipe, "--import", str(tmp_path / "broken.py"), "--dry-run")
     assert done.returncode == 2

@@ -33,15 +33,9 @@ def test_several_learning_rates_in_one_pass_equal_each_alone(images, tmp_path):
     def run(name, *more):
         return linear.main(probe_config(images, tmp_path / name, *more), "random")
 
-    both = run("both", "LINEAR.LRS", "[0.1, 1.0]")["per_learning_rate"]
-    first = run("first", "LINEAR.LRS", "[0.1, 0.3]")["per_learning_rate"]
-    assert both.keys() == {"0.1", "1"} and both["0.1"] == first["0.1"]
-
-
-def test_a_rate_of_many_digits_is_reported_as_it_is(images, tmp_path):
-    result = linear.main(probe_config(images, tmp_path, "LINEAR.BASE_LR", "0.12345678"), "random")
-    assert list(result["per_learning_rate"]) == ["0.12345678"]
-    assert result["metrics"]["learning_rate"] == 0.12345678
+    both = run("both", "LINEAR.LRS", "[0.12345678, 1.0]")["per_learning_rate"]
+    first = run("first", "LINEAR.LRS", "[0.12345678, 0.3]")["per_learning_rate"]
+    assert both.keys() == {"0.12345678", "1"} and both["0.12345678"] == first["0.12345678"]
 
 
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
@@ -64,16 +58,14 @@ def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, 
 def _positions(train, data):
     """Features whose first entry is the position of the image among all training images."""
     names = [train.image_name(i) for i in range(len(train))]
-    found = [names.index(data.image_name(i)) if data.image_name(i) in names else -1 for i in range(len(data))]
+    positions = [names.index(data.image_name(i)) if data.image_name(i) in names else -1 for i in range(len(data))]
     x = torch.zeros(len(data), 64)
-    x[:, 0] = torch.tensor(found)
+    x[:, 0] = torch.tensor(positions)
     return features.Features(x, torch.from_numpy(data.labels), len(data.classes))
 
 
 def _heads(folder):
-    found = checkpoint.newest(folder)
-    assert found is not None
-    return found[1]
+    return checkpoint.read(checkpoint.resolve(folder))
 
 
 def _assert_same_end(one, two):
@@ -90,18 +82,25 @@ def _assert_same_end(one, two):
         assert torch.equal(state["momentum_buffer"].nan_to_num(), momentum.nan_to_num())
 
 
-def _stop_after_steps(monkeypatch, steps):
-    """Requests a stop in step number ``steps`` of this attempt, as a signal would."""
-    interrupt.clear()
+def _after_steps(monkeypatch, steps, event):
+    """Calls ``event`` in step number ``steps`` of this attempt."""
     real, done = linear.Heads.step, []
 
     def step(self, *batch):
         done.append(1)
         if len(done) == steps:
-            interrupt.request_stop("asked")
+            event()
         return real(self, *batch)
 
     monkeypatch.setattr(linear.Heads, "step", step)
+
+
+def _stop():
+    interrupt.request_stop("asked")
+
+
+def _die():
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(autouse=True)
@@ -110,38 +109,25 @@ def _no_stop_is_left():
     interrupt.clear()
 
 
-def test_a_killed_probe_resumes_to_the_same_end(images, tmp_path, monkeypatch):
-    linear.main(probe_config(images, tmp_path / "whole"), "random")
-    real = linear.Heads.set_rates
-
-    def die(self, epoch):
-        if epoch == 2:
-            raise KeyboardInterrupt
-        return real(self, epoch)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(linear.Heads, "set_rates", die)
-        linear.main(probe_config(images, tmp_path / "killed"), "random")
-    linear.main(probe_config(images, tmp_path / "killed"), "random")
-    _assert_same_end(tmp_path / "whole", tmp_path / "killed")
-
-
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
-def test_attempts_shorter_than_an_epoch_reach_the_same_end(images, tmp_path, monkeypatch, augment):
-    """Each attempt is asked to stop in its second step; an epoch has three steps."""
+def test_a_probe_that_is_killed_and_stopped_within_epochs_reaches_the_same_end(images, tmp_path, monkeypatch, augment):
+    """Killed in its second epoch of three steps, then asked to stop in the second step of each attempt."""
     more = ("LINEAR.AUGMENT", augment, "LINEAR.LRS", "[0.1, 1e38, 1.0]", "LINEAR.IMS_PER_BATCH", "14")
     linear.main(probe_config(images, tmp_path / "whole", *more), "random")
-    reached = []
+    cfg, reached = probe_config(images, tmp_path / "stopped", *more), []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        _after_steps(patch, 5, _die)
+        linear.main(cfg, "random")
     while not (tmp_path / "stopped/results.json").is_file():
         with monkeypatch.context() as patch:
-            _stop_after_steps(patch, 2)
+            _after_steps(patch, 2, _stop)
             try:
-                linear.main(probe_config(images, tmp_path / "stopped", *more), "random")
+                linear.main(cfg, "random")
             except interrupt.Stopped as stop:
                 assert str(stop) == "asked" and "holds the checkpoint of step" in stop.remedy
         reached.append(_heads(tmp_path / "stopped")["step"])
         interrupt.clear()
-    assert reached == [2, 4, 6, 8, 10, 12]
+    assert reached == [5, 7, 9, 11, 12]
     _assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -167,13 +153,8 @@ def test_a_complete_folder_is_left_as_it_is_and_another_probe_is_refused(images,
     assert results == json.loads((tmp_path / "results.json").read_text())
     for key, value, changed in [
         ("LINEAR.EPOCHS", "5", "LINEAR.EPOCHS 4 -> 5"),
-        ("LINEAR.ENCODER", "key", "LINEAR.ENCODER 'query' -> 'key'"),
-        ("VIEWS.IMAGE_SIZE", "24", "image_size 16 -> 24"),
         ("PROBE.CROP", "center", "resize 0 -> 18"),
         ("MODEL.ARCH", "resnet34", "resnet34"),
-        ("SOLVER.AMP", "bf16", "amp 'none' -> 'bf16'"),
-        ("DATALOADER.ON_CORRUPT", "skip", "on_corrupt 'error' -> 'skip'"),
-        ("SEED", "3", "SEED 0 -> 3"),
     ]:
         refused(functools.partial(linear.main, probe_config(images, tmp_path, key, value), "random"), changed)
     assert (tmp_path / "results.json").stat().st_mtime_ns == before
@@ -184,7 +165,7 @@ def test_other_images_are_refused_on_resume(images, tmp_path, monkeypatch):
     shutil.copytree(images, data)
     cfg = probe_config(data, tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(interrupt.Stopped):
-        _stop_after_steps(patch, 1)
+        _after_steps(patch, 1, _stop)
         linear.main(cfg, "random")
     interrupt.clear()
     (data / "train/class0/000.png").unlink()
@@ -203,7 +184,7 @@ def _rank_by_rank(images, root) -> None:
     whole = run(root / "whole")
     with pytest.MonkeyPatch.context() as patch:
         if distributed.rank() == 1:
-            _stop_after_steps(patch, 4)
+            _after_steps(patch, 4, _stop)
         with pytest.raises(
             interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
         ):
@@ -225,18 +206,3 @@ def test_two_ranks_stop_together_and_resume_from_what_rank_0_sees(images, tmp_pa
     _assert_same_end(tmp_path / "whole", tmp_path / "rank0")
     assert "resumed at step 5 of 12" in (tmp_path / "rank0/log.txt").read_text()  # all ranks know one step later
     assert not list((tmp_path / "rank1").glob("*.pth")) and not (tmp_path / "rank1/results.json").exists()
-
-
-def _full_disk_on_rank_0(images, root) -> None:
-    def full(path, state):
-        raise UserError(f"{path} cannot be written: no space left")
-
-    with pytest.MonkeyPatch.context() as patch:
-        if distributed.rank() == 0:
-            patch.setattr(checkpoint, "save", full)
-        with pytest.raises(UserError, match="no space left"):
-            linear.main(probe_config(images, root), "random")
-
-
-def test_a_full_disk_on_rank_0_ends_every_rank(images, tmp_path):
-    run_ranks(_full_disk_on_rank_0, 2, images, tmp_path)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pretrain.common.resnet_names import PREFIX, to_detectron2
-from pretrain.common.run_folder import begin
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
@@ -98,7 +97,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save(resnet_state(), tmp_path / "torchvision.pth")
     refused(lambda: read_weights(tmp_path / "torchvision.pth"), PREFIX, "convert_to_d2.py")
     refused(lambda: read_weights(tmp_path / "torchvison.pth"), "did you mean 'torchvision.pth'")
-    begin(tmp_path, "transfer")
+    (tmp_path / "stage.txt").write_text("transfer")
     refused(lambda: read_weights(tmp_path), tmp_path / "model_final.pth")
 
 

@@ -100,11 +100,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
-    """The ResNet that has the blocks in ``state``, by their number and kind.
-
-    Raises:
-        UserError: no ResNet-18/34/50/101 has these blocks.
-    """
+    """The ResNet that has the blocks in ``state``, by their number and kind; UserError if none has."""
     blocks = {tuple(name.split(".")[:2]) for name in state if name.startswith("layer") and name.count(".") > 1}
     counts = Counter(layer for layer, _ in blocks)
     depths = tuple(counts[f"layer{i}"] for i in range(1, 5))

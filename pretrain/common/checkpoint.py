@@ -105,11 +105,7 @@ def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
 
 
 def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
-    """A run folder's newest good checkpoint, or a file itself.
-
-    Raises:
-        UserError: nothing is there, or the folder has no checkpoint.
-    """
+    """A run folder's newest good checkpoint, or a file itself; UserError if there is none."""
     path = Path(path)
     if not os.path.isdir(path):
         return existing_file(path, "run folder or checkpoint")

@@ -56,22 +56,14 @@ def add_usage(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The options, and the KEY VALUE words among and after them.
-
-    Raises:
-        UserError: an unknown option; the nearest known one is named.
-    """
+    """The options, and the KEY VALUE words among and after them; UserError for an unknown option."""
     args, words = parser.parse_known_args(argv)
     check_options(words, parser)
     return args, words
 
 
 def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command: str = "") -> None:
-    """Refuses a word that looks like an option: it is none of the parser's, and no key either.
-
-    Raises:
-        UserError: names the first one, and the keys that end with that word or the nearest option.
-    """
+    """Raises UserError for a word that looks like an option; it names the keys that end so, or the nearest option."""
     for word in words:
         if word.startswith("--"):
             option = word.partition("=")[0]
@@ -84,11 +76,7 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
 
 
 def describe(keys: Sequence[Key], prefix: str) -> str:
-    """The keys that begin with ``prefix``: a line with default and values each, and their meaning below it.
-
-    Raises:
-        UserError: no key does; the nearest section or key is named.
-    """
+    """The keys that begin with ``prefix``: a line with default and values each, and their meaning below it."""
     prefix = prefix.upper()
     found = [key for key in keys if key.name.startswith(prefix)]
     if not found:

@@ -247,11 +247,7 @@ def on_every_rank(function: Callable[[], T]) -> T:
 
 
 def check_agreement(value: Any, what: str) -> None:
-    """Raises UserError on every rank unless all ranks have the same ``value`` (of a type that pickles).
-
-    Args:
-        what: names the value in the message ("the checkpoint's step and weights").
-    """
+    """Raises UserError, which calls it ``what``, on every rank unless all have the same ``value`` (that pickles)."""
     values = gather_objects(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     if other is not None:

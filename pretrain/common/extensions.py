@@ -33,11 +33,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add(names: Sequence[str]) -> None:
-    """Adds modules, or paths of Python files, to what this process and those that it starts import.
-
-    Raises:
-        UserError: a file that does not exist.
-    """
+    """Adds modules, or paths of Python files, to what this process and those that it starts import."""
     earlier = os.environ.get(VARIABLE, "").split(os.pathsep)
     for name in names:
         if name.endswith(".py") and not Path(name).is_file():
@@ -48,11 +44,7 @@ def add(names: Sequence[str]) -> None:
 
 @functools.cache
 def load() -> None:
-    """Imports every extension; once per process.
-
-    Raises:
-        UserError: a module cannot be imported; the first line of the reason is given.
-    """
+    """Imports every extension, once per process; UserError if one cannot be imported."""
     for name in _names():
         try:
             importlib.import_module(name)

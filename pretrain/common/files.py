@@ -28,11 +28,7 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
 
 
 def check_name(path: str, option: str) -> None:
-    """Refuses a path to write to that no log, script or table can show.
-
-    Raises:
-        UserError: it holds a line break, a control character or bytes that are not UTF-8.
-    """
+    """Raises UserError for a path to write to that no log, script or table can show."""
     if not path.isprintable():
         raise UserError(
             f"{option} is {path!r}, with a line break, a control character or bytes that are not UTF-8; choose another "
@@ -52,11 +48,7 @@ def empty_or_text(path: Path) -> str:
 
 
 def sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """SHA-256 of a file's bytes, in hexadecimal; UserError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

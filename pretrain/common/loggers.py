@@ -19,11 +19,7 @@ VARIABLE, RECORD = "P2T_LOGGERS", "wandb_id.txt"
 
 
 def wanted() -> bool:
-    """True if P2T_LOGGERS is ``wandb``.
-
-    Raises:
-        UserError: it is another word, or wandb is not installed.
-    """
+    """True if P2T_LOGGERS is ``wandb``; UserError if it is another word, or wandb is not installed."""
     name = os.environ.get(VARIABLE, "").strip()
     if name not in ("", "wandb"):
         raise UserError(f"{VARIABLE} is {name!r}; the only logger is wandb")

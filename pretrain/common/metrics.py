@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from . import loggers
-from .run_folder import atomic_write, cannot_write, json_text, remove
+from .run_folder import atomic_write, json_text, remove, writing
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
@@ -32,19 +32,6 @@ def read_metrics(output_dir: str | Path) -> list[dict[str, Any]]:
     return [value for value in map(parse, lines) if value is not None]
 
 
-@contextlib.contextmanager
-def writing_in(folder: str | Path) -> Iterator[None]:
-    """TensorBoard's errors, which occur in TensorBoard's thread and which the next call raises, as one line.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(Path(folder), error, resume=True) from error
-
-
 class MetricsWriter:
     """`metrics.json` (one JSON object per line, as Detectron2 writes it), and TensorBoard events.
 
@@ -57,12 +44,12 @@ class MetricsWriter:
         self._end_logging = loggers.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
-        with writing_in(output_dir):
+        with self._writing():
             self._events = SummaryWriter(str(output_dir), purge_step=start_iteration)
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; numbers go to TensorBoard too. ``iteration`` counts optimizer steps from 0."""
-        with writing_in(self._path.parent):
+        with self._writing():
             with open(self._path, "a") as file:
                 file.write(json_text({"iteration": iteration, **values}) + "\n")
             for name, value in values.items():
@@ -71,15 +58,19 @@ class MetricsWriter:
 
     def add_image(self, name: str, image: Any, iteration: int) -> None:
         """Writes an image (3, height, width) of RGB for TensorBoard."""
-        with writing_in(self._path.parent):
+        with self._writing():
             self._events.add_image(name, image, iteration)
 
     def holds(self, iteration: int, name: str) -> bool:
         """True if a line of ``iteration`` has ``name``."""
         return any(line["iteration"] == iteration and name in line for line in read_metrics(self._path.parent))
 
+    def _writing(self) -> AbstractContextManager[None]:
+        """TensorBoard's errors occur in its own thread, and its next call raises them."""
+        return writing(self._path.parent, resume=True)
+
     def close(self) -> None:
-        with writing_in(self._path.parent):
+        with self._writing():
             self._events.close()
         self._end_logging()
 

@@ -30,18 +30,19 @@ _PACKAGES = (
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Writes a file completely or not at all (see `replacing`).
+    """Writes a file completely or not at all (see `replacing`); UserError if it cannot be written."""
+    with writing(path), replacing(path) as file:
+        # The text may hold a path, which need not be UTF-8.
+        file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
 
-    Raises:
-        UserError: the disk is full or the folder is not writable; an earlier file at ``path`` is untouched.
-    """
-    path = Path(path)
+
+@contextlib.contextmanager
+def writing(path: str | Path, resume: bool = False) -> Iterator[None]:
+    """Surrounds what writes or removes ``path``: UserError (see `cannot_write`) in the place of OSError."""
     try:
-        with replacing(path) as file:
-            # The text may hold a path, which need not be UTF-8.
-            file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
+        yield
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise cannot_write(path, error, resume) from error
 
 
 @contextlib.contextmanager
@@ -75,11 +76,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_json(path: str | Path, kind: type = dict) -> Any:
-    """The JSON object in a file; with ``kind`` list, the array.
-
-    Raises:
-        UserError: missing, unreadable, not UTF-8, not JSON, or of another kind.
-    """
+    """The JSON object in a file, with ``kind`` list the array; UserError if there is none that can be read."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -105,15 +102,9 @@ def stage_of(output_dir: str | Path) -> str:
 
 
 def make_folder(path: str | Path) -> None:
-    """Makes a folder and its parents.
-
-    Raises:
-        UserError: the disk is read-only, or a file is in the way.
-    """
-    try:
+    """Makes a folder and its parents; UserError if that is not possible."""
+    with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(Path(path), error) from error
 
 
 def usable_cores() -> int:
@@ -132,11 +123,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
-    """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others).
-
-    Raises:
-        UserError: the folder cannot be made or written to.
-    """
+    """A logger to standard output and `log.txt` (rank 0) or `log.txt.rank<r>` (warnings of the others)."""
     logging.raiseExceptions = False  # a full disk would cost a traceback per line; the run's own files name it
     logger = logging.getLogger(name)
     logger.setLevel(logging.INFO)
@@ -146,11 +133,9 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
         handler.close()
     form = _Printable("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
-    try:
-        make_folder(path.parent)
+    make_folder(path.parent)
+    with writing(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
-    except OSError as error:
-        raise cannot_write(path, error) from error
     escape_unprintable()
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]
     for handler in handlers:
@@ -208,31 +193,19 @@ def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> User
 
 
 def remove(path: str | Path) -> None:
-    """Removes a file of a run, which may be gone already.
-
-    Raises:
-        UserError: the disk failed, or the folder cannot be written.
-    """
-    try:
+    """Removes a file of a run, which may be gone already; UserError if the disk fails."""
+    with writing(path, resume=True):
         Path(path).unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error, resume=True) from error
 
 
 def check_writable(path: str | Path) -> None:
-    """Checks that a file can be made at ``path``, with the folders above it; for a file that is written much later.
-
-    Raises:
-        UserError: it is a folder, or the folder that it would be made in is no folder or cannot be written.
-    """
+    """Raises UserError unless a file can be made at ``path``, with the folders above it: it is written much later."""
     path = Path(path)
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; name a file in it")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    try:
+    with writing(path):
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 def _version(name: str) -> str:

@@ -23,12 +23,7 @@ _USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
 
 
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
-    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns the content of results.json.
-
-    Raises:
-        UserError: bad input, or OUTPUT_DIR belongs to another stage or a live run.
-        Stopped: asked to stop.
-    """
+    """kNN of a run folder's or checkpoint's backbone (or ``random``); returns the content of results.json."""
     with probe_run(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.open_data()
@@ -44,14 +39,10 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
 
     Args:
         train: the open train split of DATA.TRAIN.
-        log: called with the reason if the data cannot be probed.
 
     Returns:
-        The data for `evaluate`; None where they have no labels or no val split and the config names no data to probe.
-
-    Raises:
-        UserError: the data cannot be read, do not fit together, or were named in DATA.PROBE_TRAIN or DATA.VAL and
-            cannot be probed.
+        The data for `evaluate`; None (``log`` gets the reason) where they have no labels or no val split, unless
+        DATA.PROBE_TRAIN or DATA.VAL names them: that is a UserError.
     """
 
     def load() -> tuple[ProbeData | None, str]:
@@ -70,11 +61,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
 
 
 def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:
-    """kNN of an encoder in training, returned to the mode it was in; empty where `open_data` found no data for it.
-
-    Raises:
-        Stopped: a rank was asked to stop.
-    """
+    """kNN of an encoder in training, returned to the mode it was in; empty where `open_data` found no data for it."""
     if data is None:
         return {}
     training = encoder.training

@@ -128,11 +128,7 @@ def _train(
 
 
 def restored(heads: Heads, state: dict[str, Any], losses_H: Tensor) -> tuple[int, Tensor]:
-    """Loads a checkpoint's ``state`` into ``heads``; returns its step and losses, in the form of ``losses_H``.
-
-    Raises:
-        UserError: it does not fit ``heads``.
-    """
+    """Loads a checkpoint's ``state`` into ``heads``; returns its step and losses, in the form of ``losses_H``."""
     with checkpoint.restoring("the checkpoint", heads.optimizer, "remove it to begin anew"):
         heads.load(state)
         return int(state["step"]), state["losses"].to(losses_H).view_as(losses_H)
@@ -205,11 +201,7 @@ def _save(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The result of a complete stage, or the newest checkpoint of one to resume.
-
-    Raises:
-        UserError: the folder holds one with another protocol or backbone.
-    """
+    """The result of a complete stage, or the newest checkpoint of one to resume; UserError if it is another probe's."""
     path = run.folder / "results.json"
     results = read_json(path) if path.is_file() else None
     newest = None if results else checkpoint.newest(run.folder, warn=run.log.warning)

@@ -38,13 +38,9 @@ class ProbeRun:
     log: Logger
 
     def open_data(self) -> ProbeData:
-        """The labeled images that the config names.
-
-        Raises:
-            UserError: bad data, or ranks that see different images.
-        """
+        """The labeled images that the config names; UserError if they are bad, or ranks see different ones."""
         data = on_every_rank(lambda: probe_data(self.cfg))
-        check_agreement(on_every_rank(lambda: protocol(self.cfg, data=data)), "what the probe learns from")
+        check_agreement(protocol(self.cfg, data=data), "what the probe learns from")
         return data
 
     def start(self) -> None:

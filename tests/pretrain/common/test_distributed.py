@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def _average_gradients() -> None:
     assert module.weight.grad is not None and module.weight.grad.item() == 1  # of 0, 1 and 2
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: Exception) -> NoReturn:
     raise error
 
 

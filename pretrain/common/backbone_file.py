@@ -172,7 +172,7 @@ def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], 
 
 def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[str, Any]:
     content, earlier = file.content, file.provenance
-    found: dict[str, Any] = {
+    provenance: dict[str, Any] = {
         "source": file.path.name,
         "source_sha256": file.sha256,
         "encoder": encoder or earlier.get("encoder", ""),
@@ -182,13 +182,13 @@ def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[s
     config = content.get("config")
     method: Any = content.get("method")
     if isinstance(config, str):
-        found["config"] = config
+        provenance["config"] = config
         # It may be another project's config, or no config at all; then it is kept as it is.
         with contextlib.suppress(LookupError, TypeError, ValueError):
             method = parse_yaml(config)["METHOD"]["NAME"]
     if isinstance(method, str):
-        found["method"] = method
+        provenance["method"] = method
     for key in ("epoch", "step") if "fine_tuned_on" not in earlier else ():  # those of a fine-tuning are its own
         if isinstance(content.get(key), int):
-            found[key] = content[key]
-    return {**earlier, **found, "earlier_source": earlier.get("source")} if earlier else found
+            provenance[key] = content[key]
+    return {**earlier, **provenance, "earlier_source": earlier.get("source")} if earlier else provenance

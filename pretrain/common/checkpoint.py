@@ -84,8 +84,8 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         yield
-        for group, own in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
-            group.update({**own, "lr": group["lr"]})
+        for group, given in zip(optimizer.param_groups, options, strict=True):  # the config's, except for the rate
+            group.update({**given, "lr": group["lr"]})
         for parameter, state in optimizer.state.items():
             for name in state.keys() - {"step"}:  # fused steps trust shape, type and strides, and write beyond the end
                 if state[name].shape != parameter.shape:
@@ -109,10 +109,10 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
     path = Path(path)
     if not os.path.isdir(path):
         return existing_file(path, "run folder or checkpoint")
-    found = newest(path, warn)
-    if found is None:
+    newest_good = newest(path, warn)
+    if newest_good is None:
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
-    return found[0]
+    return newest_good[0]
 
 
 def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkpoint_[0-9]*.pth") -> None:
@@ -121,6 +121,6 @@ def prune(output_dir: str | Path, keep: int, saved: Path, pattern: str = "checkp
     Newer ones are damaged: the run fell back to an earlier one, from which ``saved`` comes.
     """
     numbered = sorted(Path(output_dir).glob(pattern), reverse=True)
-    kept = [path for path in numbered if path.name <= saved.name][:keep]
-    for path in set(numbered) - set(kept):
+    remaining = [path for path in numbered if path.name <= saved.name][:keep]
+    for path in set(numbered) - set(remaining):
         remove(path)

@@ -78,13 +78,13 @@ def check_options(words: Sequence[str], parser: argparse.ArgumentParser, command
 def describe(keys: Sequence[Key], prefix: str) -> str:
     """The keys that begin with ``prefix``: a line with default and values each, and their meaning below it."""
     prefix = prefix.upper()
-    found = [key for key in keys if key.name.startswith(prefix)]
-    if not found:
+    listed = [key for key in keys if key.name.startswith(prefix)]
+    if not listed:
         sections = {key.name[: end + 1] for key in keys for end, letter in enumerate(key.name) if letter == "."}
         hint = nearest(prefix, [*sorted(sections), *(key.name for key in keys)])
         raise UserError(f"no config key begins with {prefix}{hint or '; --help-keys alone lists all'}")
     lines = []
-    for key in found:
+    for key in listed:
         limits = f"  ({key.limits})" if key.limits else ""
         lines += [f"{key.name} {_as_typed(key.default)}{limits}"]
         lines += textwrap.wrap(key.meaning, 100, initial_indent="    ", subsequent_indent="    ")

@@ -144,13 +144,14 @@ def join(cuda: bool) -> torch.device:
     device = torch.device("cpu")
     if cuda:
         local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        own_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)  # SLURM may show each task only its own
-        if local >= count and not own_gpu:  # two ranks on one GPU would fail inside nccl without a reason
+        # SLURM may show each task only its own GPU.
+        is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)
+        if local >= count and not is_only_gpu:  # two ranks on one GPU would fail inside nccl without a reason
             raise UserError(
                 f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
                 f"process{'es' * (count > 1)} per machine"
             )
-        device = torch.device("cuda", 0 if own_gpu else local)
+        device = torch.device("cuda", 0 if is_only_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
@@ -162,8 +163,8 @@ def join(cuda: bool) -> torch.device:
 def code_digest() -> str:
     """8 hexadecimal digits of the source of both stages and of extensions: a machine may have an older copy."""
     root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    own = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
-    for path in (*own, *extensions.sources()):
+    sources = sorted(path for stage in ("pretrain", "transfer") for path in (root / stage).rglob("*.py"))
+    for path in (*sources, *extensions.sources()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
 

@@ -55,15 +55,15 @@ def load() -> None:
 
 def sources() -> list[Path]:
     """The Python files of every extension (of a package, all of them); none of one that this machine does not have."""
-    found: list[Path] = []
+    files: list[Path] = []
     for name in _names():
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name.partition(".")[0])
             for folder in (spec and spec.submodule_search_locations) or []:
-                found += sorted(Path(folder).rglob("*.py"))
+                files += sorted(Path(folder).rglob("*.py"))
             if spec and not spec.submodule_search_locations and str(spec.origin).endswith(".py"):
-                found.append(Path(str(spec.origin)))
-    return found
+                files.append(Path(str(spec.origin)))
+    return files
 
 
 def _names() -> list[str]:

@@ -43,9 +43,9 @@ def renamed(tensors: Mapping[str, T]) -> dict[str, T]:
 def nested(content: Mapping[str, Any]) -> Any:
     """The part of a checkpoint that holds the tensors, or ``content`` itself."""
     for place in _PLACES:
-        found: Any = content
+        part: Any = content
         for key in place:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        if isinstance(found, Mapping):
-            return found
+            part = part.get(key) if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping):
+            return part
     return content

@@ -35,17 +35,17 @@ def claim(folder: str | Path, work: str, *, of: str = "") -> Iterator[None]:
         UserError: a live process, which the message names, holds it, or the folder cannot be written.
     """
     make_folder(folder)
-    me = {
+    record = {
         "host": socket.gethostname(), "place": _place(), "pid": os.getpid(), "started": start_of(os.getpid()),
         "job": _job(), "work": work, "token": uuid.uuid4().hex,
     }  # fmt: skip
-    path, released = _create(Path(folder), of, me), threading.Event()
+    path, released = _create(Path(folder), of, record), threading.Event()
     threading.Thread(target=_touch, args=(path, released), daemon=True).start()
     try:
         yield
     finally:
         released.set()
-        if _read(path) == me:
+        if _read(path) == record:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -63,7 +63,7 @@ def start_of(pid: int) -> str:
     return ""
 
 
-def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
+def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
     """Makes the next file in number once every earlier owner is known to be dead; returns it."""
     while True:
         owners = _owners(folder, of)
@@ -79,24 +79,24 @@ def _create(folder: Path, of: str, me: dict[str, Any]) -> Path:
                     )
                 time.sleep(0.1)  # it is about to write its name, or was killed before that
         number = 1 + max((int(path.suffixes[-2][1:]) for path in owners), default=0)
-        mine = folder / f".{of}{'.' if of else ''}owner.{number}.json"
+        owner_file = folder / f".{of}{'.' if of else ''}owner.{number}.json"
         try:
-            with open(mine, "x") as file:
-                file.write(json.dumps(me))
-            others = [path for path in _owners(folder, of) if path != mine]
+            with open(owner_file, "x") as file:
+                file.write(json.dumps(record))
+            others = [path for path in _owners(folder, of) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in others):
                 for path in (*others, *folder.glob(f".{glob.escape(of) or '*'}.*.tmp*")):  # and what they were writing
                     path.unlink(missing_ok=True)
-                return mine
-            mine.unlink()  # another process came in between
+                return owner_file
+            owner_file.unlink()  # another process came in between
             time.sleep(random.SystemRandom().uniform(0.05, 0.15))  # leaves the seeded streams alone
         except FileExistsError:  # another process was faster
             continue
         except OSError as error:  # a full disk, or another user's file
-            if not _read(mine):
+            if not _read(owner_file):
                 with contextlib.suppress(OSError):
-                    mine.unlink(missing_ok=True)
-            raise cannot_write(mine, error) from error
+                    owner_file.unlink(missing_ok=True)
+            raise cannot_write(owner_file, error) from error
 
 
 def _touch(path: Path, released: threading.Event) -> None:

@@ -186,15 +186,16 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
         beside = read_json(f"{path}.json") if os.path.isfile(f"{path}.json") else {}
     except UserError:  # another program's, or damaged: then nothing is known
         beside = {}
-    kept = beside.pop("file_sha256", None)
-    if kept and kept != digest:
+    recorded_sha256 = beside.pop("file_sha256", None)
+    if recorded_sha256 and recorded_sha256 != digest:
         raise UserError(
             f"{path} has changed since its conversion (its SHA-256 differs from {path}.json); convert again "
             f"from the original checkpoint, or delete {path}.json if you replaced the file on purpose"
         )
-    found: Any = content.get("provenance") or (beside if kept else {})
+    provenance: Any = content.get("provenance") or (beside if recorded_sha256 else {})
     try:
-        return dict(json.loads(found) if isinstance(found, str) else found)  # safetensors' metadata are text
+        # safetensors' metadata are text.
+        return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)
     except (TypeError, ValueError):  # another program's
         return {}
 

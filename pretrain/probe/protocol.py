@@ -22,13 +22,14 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
         probe: linear | knn; empty: only what decides how features are computed.
         data: adds the numbers of labeled images.
     """
-    own = {}
+    settings = {}
     if probe == "linear":
-        own = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
+        settings = {key: cfg.LINEAR[key] for key in sorted(cfg.LINEAR)}
         if len(cfg.LINEAR.LRS) > 1:
-            own["chosen_on"] = "a tenth of the training images"
+            settings["chosen_on"] = "a tenth of the training images"
     elif probe == "knn":
-        own = {"k": cfg.PROBE.KNN_K, "temperature": cfg.PROBE.KNN_TEMPERATURE, "max_images": cfg.PROBE.KNN_MAX_IMAGES}
+        knn = cfg.PROBE
+        settings = {"k": knn.KNN_K, "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), data_names(cfg)
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
     usual = default_config()  # results of versions without these keys have the usual values
@@ -36,7 +37,7 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
     others = {
         name: cfg[section][key] for name, (section, key) in keys.items() if cfg[section][key] != usual[section][key]
     }
-    return {**own, "image_size": size, "resize": resize, **others, "amp": cfg.SOLVER.AMP,
+    return {**settings, "image_size": size, "resize": resize, **others, "amp": cfg.SOLVER.AMP,
             "on_corrupt": cfg.DATALOADER.ON_CORRUPT, "train": train, "val": val, **counts}  # fmt: skip
 
 

@@ -73,17 +73,12 @@ def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
 
 
 def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def setup() -> list[str]:
-        spec = StageSpec("pretrain", str(tmp_path), "pretrain.train:main")
-        return slurm_parameters([spec], Options(cluster="slurm"), tmp_path, "")["setup"]
-
     monkeypatch.setenv(extensions.VARIABLE, "")
-    assert "P2T_IMPORT" not in " ".join(setup())
-    extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
-    assert os.environ[extensions.VARIABLE] == f"{TEMPLATES[0]}{os.pathsep}a_module"
-    assert f"export P2T_IMPORT={TEMPLATES[0]}:a_module" in setup()
     monkeypatch.setenv("P2T_LOGGERS", "wandb")
-    assert "export P2T_LOGGERS=wandb" in setup()
+    extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
+    spec = StageSpec("pretrain", str(tmp_path), "pretrain.train:main")
+    setup = slurm_parameters([spec], Options(cluster="slurm"), tmp_path, "")["setup"]
+    assert {f"export P2T_IMPORT={TEMPLATES[0]}:a_module", "export P2T_LOGGERS=wandb"} <= set(setup)
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):

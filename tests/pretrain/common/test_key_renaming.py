@@ -38,15 +38,15 @@ def swav(state: State) -> State:
 
 def simclr_v2(state: State) -> dict[str, Any]:
     """Names as Separius/SimCLRv2-Pytorch gives them: a Sequential of Sequentials."""
-    found = {}
+    renamed = {}
     for name, tensor in state.items():
         name = re.sub(r"^conv1\.", "net.0.0.", re.sub(r"^bn1\.", "net.0.1.0.", name))
         name = re.sub(r"^layer(\d)\.(\d+)\.", r"net.\1.blocks.\2.", name)
         name = re.sub(r"\.conv(\d)\.", lambda m: f".net.{2 * int(m[1]) - 2}.", name)
         name = re.sub(r"\.bn(\d)\.", lambda m: f".net.{2 * int(m[1]) - 1}.0.", name)
         name = name.replace("downsample.0", "projection.shortcut").replace("downsample.1", "projection.bn.0")
-        found[name] = tensor
-    return {"resnet": found, "head": {"layers.0.weight": HEAD}}
+        renamed[name] = tensor
+    return {"resnet": renamed, "head": {"layers.0.weight": HEAD}}
 
 
 def lightly(state: State) -> dict[str, Any]:
@@ -71,19 +71,12 @@ def vissl(state: State) -> dict[str, Any]:
 
 
 FORMATS: dict[str, Callable[[State], Any]] = {
-    "InsDis": pycontrast,
-    "MoCo v1": lambda state: moco(state, state) | {"arch": "resnet18"},
-    "PCL v1": lambda state: moco(state, state) | {"arch": "resnet18"},
+    "InsDis, InfoMin": pycontrast,
+    "MoCo v1 and v2, PCL v1 and v2": lambda state: moco(state, state) | {"arch": "resnet18"},
     "PIRL": lambda state: pycontrast(state, module__head_jig__fc1__weight=HEAD, module__jigsaw__fc2__weight=HEAD),
-    "PCL v2": lambda state: moco(state, state) | {"arch": "resnet18"},
-    "SimCLR v1": lambda state: {"state_dict": state},  # as converted from TensorFlow, with its classifier
-    "MoCo v2": lambda state: moco(state, state) | {"arch": "resnet18"},
+    "SimCLR v1, BYOL": lambda state: {"state_dict": state},  # as converted, with its classifier
     "SimCLR v2": simclr_v2,
-    "SeLa v2": swav,
-    "InfoMin": pycontrast,
-    "BYOL": lambda state: {"state_dict": state},  # as converted from JAX
-    "DeepCluster v2": swav,
-    "SwAV": swav,
+    "SeLa v2, DeepCluster v2, SwAV": swav,
     "lightly": lightly,
     "solo-learn": solo_learn,
     "VISSL": vissl,
@@ -95,11 +88,11 @@ FORMATS: dict[str, Callable[[State], Any]] = {
 def test_every_tensor_finds_its_place(name: str, tmp_path: Path) -> None:
     state = resnet_state()
     torch.save(FORMATS[name](state), tmp_path / "weights.pth.tar")
-    found = read_backbone(tmp_path / "weights.pth.tar")
-    assert found.arch == "resnet18"
+    backbone = read_backbone(tmp_path / "weights.pth.tar")
+    assert backbone.arch == "resnet18"
     wanted = {key: tensor for key, tensor in state.items() if not key.startswith("fc.")}
-    assert found.state_dict.keys() == wanted.keys()
-    assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.state_dict.items())
+    assert backbone.state_dict.keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[key]) for key, tensor in backbone.state_dict.items())
 
 
 def test_a_resnet_with_selective_kernels_is_refused(tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ def describe(keys: Sequence[Key], prefix: str) -> str:
     prefix = prefix.upper()
     listed = [key for key in keys if key.name.startswith(prefix)]
     if not listed:
-        sections = {key.name[: end + 1] for key in keys for end, letter in enumerate(key.name) if letter == "."}
-        hint = nearest(prefix, [*sorted(sections), *(key.name for key in keys)])
-        raise UserError(f"no config key begins with {prefix}{hint or '; --help-keys alone lists all'}")
+        raise UserError(f"no config key begins with {prefix}; --help-keys alone lists all")
     lines = []
     for key in listed:
         limits = f"  ({key.limits})" if key.limits else ""

@@ -157,10 +157,8 @@ def write_environment(output_dir: str | Path) -> None:
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     path = Path(output_dir) / "environment.txt"
-    earlier = path.read_text(errors="replace").rstrip("\n").splitlines() if path.is_file() else []
+    earlier = f"{path.read_text(errors='replace')}\n" if path.is_file() else ""
     lines = [
-        *earlier,
-        *([""] if earlier else []),
         f"started: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
         f"command: {shlex.join(sys.argv)}",
         f"git: {git_state()}",
@@ -175,7 +173,7 @@ def write_environment(output_dir: str | Path) -> None:
             if key.startswith(("SLURM_JOB", "SLURM_NNODES", "CUDA_VISIBLE", "P2T_"))
         ),
     ]
-    atomic_write(path, "\n".join(lines) + "\n")
+    atomic_write(path, earlier + "\n".join(lines) + "\n")
 
 
 def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> UserError:

@@ -29,11 +29,7 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
-    """The sections of a config from its text, such as a run folder or a checkpoint records.
-
-    Raises:
-        ValueError: it is not YAML, or does not hold ``KEY: value`` lines.
-    """
+    """The sections of a config from its text; ValueError if it does not hold ``KEY: value`` lines of YAML."""
     try:
         loaded: Any = yaml.safe_load(text)
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
@@ -72,11 +68,7 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
 
 
 def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
-    """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place.
-
-    Raises:
-        UserError: a key without value, an unknown key (the nearest known one is named), wrong type or value.
-    """
+    """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; UserError as `merge_file`."""
     if len(overrides) % 2:
         raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):

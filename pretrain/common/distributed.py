@@ -133,8 +133,6 @@ def mean_(x: Tensor) -> Tensor:
 def join(cuda: bool) -> torch.device:
     """This process's device; joins the process group of the environment, where WORLD_SIZE is above 1.
 
-    Reads WORLD_SIZE, LOCAL_RANK and, through torch, RANK, MASTER_ADDR and MASTER_PORT.
-
     Args:
         cuda: one GPU per process and nccl; else the CPU and gloo.
 
@@ -147,10 +145,7 @@ def join(cuda: bool) -> torch.device:
         # SLURM may show each task only its own GPU.
         is_only_gpu = count == 1 and os.environ.get("SLURM_LOCALID") == str(local)
         if local >= count and not is_only_gpu:  # two ranks on one GPU would fail inside nccl without a reason
-            raise UserError(
-                f"local rank {local}, but this process sees {count} GPU{'s' * (count > 1)}; start at most {count} "
-                f"process{'es' * (count > 1)} per machine"
-            )
+            raise UserError(f"local rank {local}, but {count} GPU(s); start at most {count} process(es) per machine")
         device = torch.device("cuda", 0 if is_only_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():

@@ -66,13 +66,9 @@ def stage(
 
 @contextlib.contextmanager
 def explained(name: str) -> Iterator[None]:
-    """Turns what torch raises when memory runs out, or a worker or another rank is lost, into one line with a remedy.
+    """Turns what torch raises when memory runs out, or a worker or another rank is lost, into a UserError.
 
-    Args:
-        name: of the stage.
-
-    Raises:
-        UserError: in the place of such an error, which torch may raise between any two lines of the block.
+    torch may raise it between any two lines of the block; ``name`` is the stage's, for the remedy.
     """
     try:
         yield

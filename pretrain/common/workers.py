@@ -39,14 +39,11 @@ class ShieldedDataLoader(DataLoader):
     """torch's DataLoader, with workers that obey SIGTERM from their parent and no other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
-    needs its workers.
+    needs its workers. If they deliver no batch for 2 TIMEOUT_S, its iterator raises UserError.
 
     Args:
         batch_sampler: batches of items, perhaps without end.
         kwargs: of torch's DataLoader, with a ``collate_fn``.
-
-    Raises:
-        UserError: by its iterator, when its workers have not delivered a batch for 2 TIMEOUT_S.
     """
 
     def __init__(self, dataset: Any, batch_sampler: Iterable[Any], num_workers: int, **kwargs: Any) -> None:

@@ -45,8 +45,6 @@ def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentatio
     with probe_run(cfg, "distributions") as run:
         data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
         count = min(images, len(data))
-        if count < images:
-            run.log.info(f"{cfg.DATA.TRAIN} has {count} images, not {images}: each is a point")
         frozen = {name: load_frozen(weights, cfg, run.device) for name, weights in runs.items()}
         run.start()
         points = {

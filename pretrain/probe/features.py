@@ -63,9 +63,6 @@ def extract(
 
     Args:
         max_images: use at most this many images, evenly spaced; 0: all.
-
-    Raises:
-        Stopped: a rank was asked to stop.
     """
     positions = _positions_of_rank(data, max_images)
     index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]

@@ -16,11 +16,7 @@ from .features import Features
 
 
 class Heads(nn.Module):
-    """Linear classifiers side by side, one per learning rate; SGD, gradients averaged over ranks.
-
-    Args:
-        settings: the config's section LINEAR.
-    """
+    """Linear classifiers side by side, one per rate of ``settings`` (LINEAR); SGD, gradients averaged over ranks."""
 
     def __init__(self, features: int, classes: int, settings: CfgNode) -> None:
         super().__init__()
@@ -64,10 +60,7 @@ class Heads(nn.Module):
     def score(self, val: Features, held_out: Features | None) -> dict[str, dict[str, float]]:
         """Top-1 and top-5 (0 to 100) of every head, by its learning rate; with ``held_out`` also ``held_out_top1``.
 
-        A head that has diverged scores 0.
-
-        Raises:
-            UserError: every head has diverged.
+        A head that has diverged scores 0; if every head has, that is a UserError.
         """
         scores: dict[str, dict[str, float]] = {}
         for head, rate in zip(self.heads, self.rates, strict=True):

@@ -45,7 +45,6 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         weights: run folder, checkpoint file, or ``random``.
 
     Raises:
-        UserError: bad input, training diverged, the folder is in use or holds something else.
         interrupt.Stopped: asked to stop; a checkpoint of the current step is written.
     """
     with probe_run(cfg, "linear") as run:

@@ -24,12 +24,7 @@ from .protocol import protocol
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """A probe's run folder while the probe owns it.
-
-    Attributes:
-        device: of this rank.
-        log: writes to standard output and log.txt.
-    """
+    """A probe's run folder while the probe owns it, and this rank's device and log."""
 
     name: str
     cfg: CfgNode
@@ -78,11 +73,7 @@ class ProbeRun:
 
 @contextlib.contextmanager
 def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
-    """Joins the process group and holds OUTPUT_DIR (default ``runs/<name>``) until the block ends.
-
-    Raises:
-        UserError: the folder is in use, or belongs to another stage; nothing in it was changed.
-    """
+    """Joins the process group and holds OUTPUT_DIR (default ``runs/<name>``) until the block ends (see `stage`)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
         yield ProbeRun(name, cfg, folder, device, setup_logging(folder, distributed.rank()))

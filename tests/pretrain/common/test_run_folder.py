@@ -1,4 +1,4 @@
-"""What is written to a run folder is complete."""
+"""Where a run began, and where each later part of it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.run_folder import replacing, write_environment
-
-
-def test_an_error_while_writing_leaves_the_earlier_file(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("earlier")
-    with pytest.raises(RuntimeError, match="in the middle"), replacing(tmp_path / "x") as file:
-        file.write(b"half")
-        raise RuntimeError("in the middle")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x").read_text() == "earlier"
+from pretrain.common.run_folder import write_environment
 
 
 def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(

@@ -82,11 +82,7 @@ def test_every_usual_k_is_scored_in_one_pass():
 def test_knn_of_the_random_encoder(images, tmp_path):
     results = knn.main(_config(images, tmp_path), "random")
     assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
-    assert results["protocol"] == {
-        "k": 5, "temperature": 0.07, "max_images": 0, "image_size": 16, "resize": 0, "amp": "none",
-        "on_corrupt": "error", "train": f"folder:{images}", "val": f"folder:{images}", "train_images": 48,
-        "val_images": 16,
-    }  # fmt: skip
+    assert {"k": 5, "image_size": 16, "train_images": 48, "val_images": 16}.items() <= results["protocol"].items()
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,7 @@ def path_of_step(output_dir: str | Path, step: int) -> Path:
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint completely or not at all (see `run_folder.replacing`).
-
-    Raises:
-        UserError: the disk is full or the folder cannot be written; earlier checkpoints are untouched.
-    """
+    """Writes a checkpoint completely or not at all (see `run_folder.replacing`); UserError if the disk fails."""
     path = Path(path)
     try:
         with replacing(path) as file:
@@ -76,11 +72,7 @@ def first_readable(
 
 @contextlib.contextmanager
 def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Iterator[None]:
-    """Surrounds what restores a run and its optimizer from a checkpoint that may be damaged, or another run's.
-
-    Raises:
-        UserError: in the place of what such a checkpoint raises there, or what its optimizer would raise in a step.
-    """
+    """Surrounds what restores a run and its optimizer: UserError if the checkpoint is damaged, or another run's."""
     options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         yield

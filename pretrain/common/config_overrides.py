@@ -12,12 +12,7 @@ from .errors import UserError, nearest
 
 
 class Key(NamedTuple):
-    """What --help-keys says about a key.
-
-    Attributes:
-        limits: ``at least 0``, or the values to choose from.
-        meaning: a phrase with its unit; empty: the key is only listed.
-    """
+    """What --help-keys says about a key: its limits ("at least 0") and, if it is not empty, its meaning with a unit."""
 
     name: str
     default: Any

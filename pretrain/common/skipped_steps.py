@@ -10,12 +10,8 @@ MAX_IN_A_ROW = 50  # the loss scale has then fallen by 2^50, and no smaller one 
 class SkippedSteps:
     """Counts the steps that a gradient scaler skips because scaled gradients overflow: the loss scale then falls.
 
-    Args:
-        remedy: how to turn fp16 off, for the error.
-
-    Attributes:
-        total: steps skipped before the one whose scale was seen last; set it where a run is resumed.
-        scale: the one seen last; None before the first.
+    ``total`` counts those before the step whose ``scale`` was seen last; set it where a run is resumed. ``remedy`` tells
+    a user how to turn fp16 off.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -24,11 +20,7 @@ class SkippedSteps:
         self._remedy = remedy
 
     def see(self, scale: float, step: int) -> None:
-        """Takes the loss scale that ``step`` begins with, of every step in turn.
-
-        Raises:
-            UserError: the MAX_IN_A_ROW steps before this one were all skipped.
-        """
+        """Takes the loss scale that ``step`` begins with, of every step in turn; UserError after MAX_IN_A_ROW skipped."""
         skipped = self.up_to(scale) - self.total
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0

@@ -124,7 +124,7 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
         resnet = getattr(torchvision.models, arch)(weights=None).state_dict()
     shapes = {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
     if stem == "cifar":
-        shapes["conv1.weight"] = torch.Size((64, 3, 3, 3))
+        shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
         raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
     if unknown := [name for name in state if name not in shapes]:

@@ -10,7 +10,7 @@ MAX_IN_A_ROW = 50  # the loss scale has then fallen by 2^50, and no smaller one 
 class SkippedSteps:
     """Counts the steps that a gradient scaler skips because scaled gradients overflow: the loss scale then falls.
 
-    ``total`` counts those before the step whose ``scale`` was seen last; set it where a run is resumed. ``remedy`` tells
+    ``total`` counts those before the step whose ``scale`` was seen last; set it to resume a run. ``remedy`` tells
     a user how to turn fp16 off.
     """
 
@@ -20,7 +20,7 @@ class SkippedSteps:
         self._remedy = remedy
 
     def see(self, scale: float, step: int) -> None:
-        """Takes the loss scale that ``step`` begins with, of every step in turn; UserError after MAX_IN_A_ROW skipped."""
+        """Takes the loss scale that ``step`` begins with, of every step in turn; UserError if too many were skipped."""
         skipped = self.up_to(scale) - self.total
         self.total += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0

@@ -260,5 +260,5 @@ def check_yaml(text: str) -> None:
     if name == "cluster.yaml":
         assert options.resolve({"cluster": "slurm"}, name).partition == "gpu"
     else:
-        plan = pipeline.read_plan(name, pipeline.DEFAULTS)
+        plan = pipeline.read_plan(name)
         assert plan["BRANCHES"] or plan["PRETRAIN"]

@@ -22,7 +22,7 @@ from . import checks
 from .options import Options
 from .records import new_log_folder
 from .run import Interrupted, LocalRun, short
-from .spec import StageSpec, content_of
+from .spec import StageSpec, content_of, read_record
 from .submit import preview, snapshot, submit
 
 
@@ -45,7 +45,6 @@ class Graph:
     Attributes:
         kind: pipeline or sweep; stage: a single one, whose folder is ``output``.
         report: runs after everything else, failed or not; None for a single stage.
-        file: the YAML file that describes it, absolute, for the report.
         facts: whatever the report needs in addition to the stages.
     """
 
@@ -53,7 +52,6 @@ class Graph:
     output: str
     nodes: tuple[Node, ...]
     report: StageSpec | None = None
-    file: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,7 +64,12 @@ class Graph:
             if self.kind != "stage":  # which may be one of a pipeline, and then keeps what it builds on
                 spec = replace(spec, root=self.output, parents={key: specs[key].fingerprint() for key in node.parents})
             made = {path for parent in parents for path in (parent.folder, str(Path(parent.folder) / parent.produces))}
-            inputs = {path: sha or content_of(path) for path, sha in spec.inputs.items() if path not in made}
+            recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
+            had = recorded if spec.has_checkpoint() else {}  # it goes on without its weights, which may be gone
+            inputs = {
+                path: sha or content_of(path) or had.get(path, "")
+                for path, sha in spec.inputs.items() if path not in made
+            }  # fmt: skip
             specs[node.key] = replace(spec, inputs=inputs)
         object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))
 
@@ -81,7 +84,7 @@ class Graph:
         ]  # fmt: skip
         write_json(
             Path(self.output) / "launch" / f"{self.kind}.json",
-            {**self.facts, "facts": list(self.facts), "file": self.file, "output": self.output, "stages": stages,
+            {**self.facts, "facts": list(self.facts), "output": self.output, "stages": stages,
              "report": self.report.to_json(), "options": asdict(options)},
         )  # fmt: skip
 
@@ -98,7 +101,7 @@ class Graph:
                     for stage in record["stages"]
                 )
                 facts, report = {key: record[key] for key in record["facts"]}, StageSpec.from_json(record["report"])
-                graph = cls(path.stem, record["output"], nodes, report, record["file"], facts)
+                graph = cls(path.stem, record["output"], nodes, report, facts)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} records no stages ({error}); run its own command again") from error
         for spec in (*(node.spec for node in graph.nodes), *filter(None, [graph.report])):

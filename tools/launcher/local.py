@@ -36,13 +36,13 @@ class LocalJob:
     Args:
         options: the stage's own (`Options.fitting`).
         gpus: names of its GPUs.
-        prefix: before every line of its ``output``.
+        prefix: before every line of its output.
     """
 
     def __init__(self, spec: StageSpec, options: Options, gpus: list[str], prefix: str) -> None:
         self.spec, self.gpus, self.started = spec, gpus, time.monotonic()
         self.folder, self.logs = Path(spec.folder), new_log_folder(spec.folder)
-        self.output = Tail(log_paths(self.logs, 0), prefix)
+        self._shown, self._prefix = dict.fromkeys(log_paths(self.logs, 0), 0), prefix  # bytes by file
         self._is_stopping = False
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._failed_at: float | None = None
@@ -81,6 +81,18 @@ class LocalJob:
             kill(self._processes)
         return None not in codes
 
+    def show_output(self) -> None:
+        """Prints the complete lines that rank 0 has written since the last call."""
+        for path, offset in self._shown.items():
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read()
+                lines = data[: data.rfind(b"\n") + 1]
+                self._shown[path] = offset + len(lines)
+                stream = sys.stderr if path.suffix == ".err" else sys.stdout
+                for line in lines.decode(errors="replace").splitlines():
+                    print(f"{self._prefix}{shown(line)}", file=stream, flush=True)
+
     def ask_to_stop(self) -> None:
         """Asks every rank to stop after the current step and its checkpoint."""
         self._is_stopping = True
@@ -114,29 +126,6 @@ def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
 def log_paths(logs: Path, rank: int) -> list[Path]:
     """Standard output and standard error of a rank."""
     return [logs / f"{rank}.{kind}" for kind in ("out", "err")]
-
-
-class Tail:
-    """Copies new lines of a job's files to this process's output.
-
-    Args:
-        prefix: before every line.
-    """
-
-    def __init__(self, paths: list[Path], prefix: str = "") -> None:
-        self._offsets, self._prefix = dict.fromkeys(paths, 0), prefix
-
-    def copy(self) -> None:
-        """Copies the complete lines that came since the last call."""
-        for path, offset in self._offsets.items():
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read()
-                lines = data[: data.rfind(b"\n") + 1]
-                self._offsets[path] = offset + len(lines)
-                stream = sys.stderr if path.suffix == ".err" else sys.stdout
-                for line in lines.decode(errors="replace").splitlines():
-                    print(f"{self._prefix}{shown(line)}", file=stream, flush=True)
 
 
 def shown(line: str) -> str:

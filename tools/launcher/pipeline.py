@@ -44,7 +44,7 @@ from . import stages
 from .graph import Graph, Node
 from .spec import StageSpec
 
-DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, Any] = {
     "OUTPUT_DIR": "", "DATA": [], "SEEDS": [], "BASELINE": "", "BRANCHES": {}, "OVERRIDES": [], "KNN": [], "LINEAR": [],
     "DISTRIBUTIONS": [], "TRANSFER": {}, "TRANSFER_OVERRIDES": [], "ENGINE": "", "PRETRAIN": "", "GRID": {},
     "POINTS": [],
@@ -60,14 +60,14 @@ def load(path: str, output: str = "", engine: str = "") -> Graph:
         output: instead of the file's OUTPUT_DIR.
         engine: instead of the file's ENGINE.
     """
-    plan = read_plan(path, DEFAULTS)
+    plan = read_plan(path)
     plan["ENGINE"] = engine or plan["ENGINE"]
     is_sweep = bool(plan["PRETRAIN"] or plan["GRID"] or plan["POINTS"])
     folder = Path(output or plan["OUTPUT_DIR"] or f"runs/{'sweeps/' * is_sweep}{Path(path).stem}").absolute()
     if is_sweep:
         _vary(plan, path)
-    kind, file = "sweep" if is_sweep else "pipeline", str(Path(path).absolute())
-    return Graph(kind, str(folder), _nodes(plan, folder, path), stages.report(folder), file, _study(plan, path))
+    kind = "sweep" if is_sweep else "pipeline"
+    return Graph(kind, str(folder), _nodes(plan, folder, path), stages.report(folder), _study(plan, path))
 
 
 def _study(plan: dict[str, Any], path: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _settings(grid: dict[str, Any], points: list[Any], path: str) -> list[dict[s
 
 
 def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
-    """The stages of a ``plan`` with the keys of `DEFAULTS`, each below ``folder``; ``path`` is for messages."""
+    """The stages of a ``plan`` with the keys of `_DEFAULTS`, each below ``folder``; ``path`` is for messages."""
     if not plan["BRANCHES"]:
         raise UserError(f"{path} has no BRANCHES; name at least one method")
     plans = {seed: _for_seed(plan, seed) for seed in _seeds(plan["SEEDS"], path) or [""]}
@@ -167,14 +167,14 @@ def _data_sets(plans: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     return {f"data/{Path(words[-1]).name}" if is_list or len(sets) > 1 else "data": words for words in sets}
 
 
-def read_plan(path: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """A YAML mapping with the keys of ``defaults`` and values of their kinds."""
+def read_plan(path: str) -> dict[str, Any]:
+    """The keys of `_DEFAULTS` as a file gives them."""
     file = existing_file(path, "file", "*.yaml")
     try:
         plan = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {one_line(error)}") from error
-    return _checked(plan, defaults, path)
+    return _checked(plan, _DEFAULTS, path)
 
 
 def single_word(name: Any, what: str) -> str:
@@ -228,8 +228,7 @@ def _checked(loaded: Any, defaults: dict[str, Any], where: str) -> dict[str, Any
         raise UserError(f"{where} must hold 'KEY: value' lines; known keys: {', '.join(defaults)}")
     for key, value in loaded.items():
         if key not in defaults:
-            known = nearest(str(key), defaults) or f"; the keys are {', '.join(defaults)}"
-            raise UserError(f"unknown key {key} in {where}{known}")
+            raise UserError(f"unknown key {key} in {where}{nearest(str(key), defaults)}")
         if not isinstance(value, type(defaults[key])) and not (
             isinstance(defaults[key], list) and isinstance(value, str)
         ):

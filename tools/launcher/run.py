@@ -121,7 +121,7 @@ class LocalRun:
         while True:
             ended = next((key for key, job in self._running.items() if job.has_ended()), None)
             for job in self._running.values():
-                job.output.copy()
+                job.show_output()
             if ended is not None:
                 return ended, self._running.pop(ended)
             time.sleep(0.2)

@@ -121,8 +121,7 @@ def snapshot(log_folder: Path) -> Path:
     target = log_folder / "code"
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     for name in _CODE:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, target / name, ignore=ignore)
+        shutil.copytree(ROOT / name, target / name, ignore=ignore)
     atomic_write(target / "GIT_STATE", git_state() + "\n")
     return target
 

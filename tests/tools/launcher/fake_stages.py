@@ -9,7 +9,6 @@ from typing import Any
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, write_json
 
 
@@ -50,13 +49,6 @@ def fail_on_full_disk(folder: str, rank: int) -> None:
         ranks.touch()
         raise UserError("cannot write results.json: No space left on device; free space")
     time.sleep(3600)
-
-
-def own(folder: str) -> None:
-    """Owns the run folder as real stages do, and waits for an hour; deaf to requests to stop."""
-    with claim(folder, "waiting"):
-        atomic_write(Path(folder) / "owned", "")
-        time.sleep(3600)
 
 
 def meet(folder: str, other: str) -> None:

@@ -75,14 +75,7 @@ def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
     spec = {"stage": "knn", "folder": str(Path("x").absolute()), "entry": entry, "args": ["echo CALLED"]}
     alone = {"spec": spec, "options": asdict(HERE), "jobs": []}
     stage = {"key": "a", "parents": [], "spec": spec}
-    graph = {
-        "stages": [stage],
-        "report": spec,
-        "facts": [],
-        "file": "",
-        "output": str(Path("x").absolute()),
-        "options": {},
-    }
+    graph = {"stages": [stage], "report": spec, "facts": [], "output": str(Path("x").absolute()), "options": {}}
     for record, name in ((alone, "launch.json"), (graph, "pipeline.json")):
         write_record("x", record, name)
         with pytest.raises(UserError, match=f"'{entry}' is not a stage of this launcher"):

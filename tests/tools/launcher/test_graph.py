@@ -22,7 +22,7 @@ SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)
 
 
 def graph_of(folder: Path, *nodes: Node, kind: str = "pipeline") -> Graph:
-    return Graph(kind, str(folder), nodes, fake(folder / "report"), "file.yaml")
+    return Graph(kind, str(folder), nodes, fake(folder / "report"))
 
 
 def chain(folder: Path, extra: str = "") -> Graph:
@@ -102,7 +102,8 @@ def test_each_probe_of_a_sweep_waits_for_its_own_pretraining(tmp_path: Path, clu
     for key in ("1/pretrain", "1/linear", "2/pretrain"):
         complete(specs[key])
     assert run(graph, SLURM) == 0
-    jobs = {key: job_of(tmp_path / key) for key in (*specs, "report") if not specs.get(key, graph.report).is_complete()}
+    pending = [key for key, spec in specs.items() if not spec.is_complete()]
+    jobs = {key: job_of(tmp_path / key) for key in (*pending, "report")}
     assert {key: (job["id"], job.get("dependency", "")) for key, job in jobs.items()} == {
         "0/pretrain": ("42_3", ""),
         **{key: (f"100_{i}", "") for i, key in enumerate(("2/linear", "3/pretrain", "4/pretrain"))},  # an array
@@ -123,6 +124,17 @@ def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypa
     monkeypatch.setattr(module, "content_of", lambda path: pytest.fail(f"{path} was read"))
     a, b = fake(tmp_path / "a"), replace(fake(tmp_path / "b"), inputs={str(tmp_path / "a"): ""})
     assert graph_of(tmp_path, Node("a", a), Node("b", b, ("a",))).nodes[1].spec.inputs == {}
+
+
+def test_a_run_stays_complete_when_the_weights_that_it_began_with_are_deleted(tmp_path: Path):
+    spec = replace(fake(tmp_path / "run"), stage="transfer", inputs={"weights.pth": ""}, args=(["weights.pth"],))
+    Path("weights.pth").write_bytes(b"weights")
+    begun = single(spec).nodes[0].spec
+    complete(begun)
+    write_json(tmp_path / "run/launch/launch.json", {"spec": begun.to_json()})
+    (tmp_path / "run/model_final.pth").touch()
+    Path("weights.pth").unlink()
+    assert single(spec).nodes[0].spec.is_complete()
 
 
 def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path):

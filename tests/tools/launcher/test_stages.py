@@ -29,13 +29,16 @@ def test_every_method_has_a_default_recipe(method: str):
     assert yaml.safe_load(spec.config)["METHOD"]["NAME"] == method and method in stages.methods()
 
 
-def test_transfer_takes_its_output_from_the_overrides(tmp_path: Path):
-    config = tmp_path / "c.yaml"
-    config.write_text("VERSION: 2\n")
-    spec = stages.transfer(str(config), ["OUTPUT_DIR", "here", "SEED", "1"], engine="torchvision")
-    assert spec.folder == str(tmp_path / "here")
-    assert spec.args[0] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
-    assert yaml.safe_load(spec.config)["SEED"] == 1
+def test_a_detector_has_its_folder_from_the_overrides_and_an_evaluation_one_in_it(tmp_path: Path):
+    Path("c.yaml").write_text("VERSION: 2\n")
+    words = ["OUTPUT_DIR", "here", "SEED", "1"]
+    trained, evaluated = (
+        stages.transfer("c.yaml", words, engine="torchvision", eval_only=end) for end in (False, True)
+    )
+    assert (trained.folder, evaluated.folder) == (str(tmp_path / "here"), str(tmp_path / "here/eval_only"))
+    assert trained.args[0] == ["--resume", "--engine", "torchvision", "OUTPUT_DIR", trained.folder]
+    assert evaluated.args[0] == ["--eval-only", "--engine", "torchvision", "OUTPUT_DIR", evaluated.folder]
+    assert yaml.safe_load(trained.config)["SEED"] == 1
 
 
 def test_every_shipped_detector_is_resolved_as_its_file_says():
@@ -55,15 +58,6 @@ def test_the_engine_is_detectron2_where_it_is_installed(monkeypatch: pytest.Monk
         monkeypatch.setattr("importlib.util.find_spec", lambda name, spec=spec: spec)
         assert engine in detector(engine="auto").args[0]
     stages._installed_engine.cache_clear()
-
-
-def test_an_evaluation_has_a_folder_of_its_own():
-    Path("mask.yaml").write_text("OUTPUT_DIR: trained\n")
-    training = stages.transfer("mask.yaml", engine="torchvision")
-    assert training.folder == str(Path("trained").absolute())
-    spec = stages.transfer("mask.yaml", engine="torchvision", eval_only=True)
-    assert spec.folder == str(Path("trained/eval_only").absolute())
-    assert spec.args[0] == ["--eval-only", "--engine", "torchvision", "OUTPUT_DIR", spec.folder]
 
 
 @pytest.mark.parametrize("name", ["a\nscancel -u $USER", "a\rb", "a\x1b[2J", "a\u2028b", "a\udcffb"])

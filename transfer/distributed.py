@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from pretrain.common import distributed
 from pretrain.common.errors import UserError
@@ -45,3 +47,27 @@ def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], N
             rate = done / (now - start)
             log(f"{what}: {done} / {total} batches, {rate:.2f} batches/s, {(total - done) / rate:.0f} s left")
         yield batch
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module, batches: Iterable[T], total: int, detect: Callable[[T], list[Any]], log: Callable[[str], None]
+) -> list[Any]:
+    """What ``detect`` returns of this rank's ``total`` batches, the model in evaluation mode: of all ranks on rank 0.
+
+    Raises:
+        Stopped: a stop was requested on one of the ranks.
+    """
+    was_training, predictions = model.training, []
+    model.eval()
+    for batch in reported(batches, total, "evaluation", log):
+        if stop_requested():
+            break
+        predictions += detect(batch)
+    model.train(was_training)
+    raise_if_stopped()
+    if (world := distributed.world_size()) > 1:
+        gathered: list[Any] | None = [None] * world if distributed.is_main() else None
+        dist.gather_object(predictions, gathered)
+        predictions = [prediction for part in gathered or () for prediction in part]
+    return predictions

@@ -28,9 +28,7 @@ _CHANGING = re.compile(  # from run to run: times, processes, places
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
 _HERE = ("--cluster", "local", "--gpus", "0")
-_NOT_COMPARED = re.compile(
-    r"^(log\.txt(\.rank\d+)?|detectron2\.txt|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$"
-)
+_NOT_COMPARED = re.compile(r"^(log\.txt(\.rank\d+)?|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
 
 
 @dataclass(frozen=True)

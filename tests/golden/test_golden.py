@@ -81,7 +81,7 @@ def test_a_detector_resumes_and_is_evaluated(tmp_path):
     found = checkpoints.newest(tmp_path)
     assert found is not None and found[1]["iteration"] == 3
     model.load_state_dict(found[1]["model"], strict=True)
-    build_optimizer(cfg.SOLVER, model).load_state_dict(found[1]["optimizer"])
+    build_optimizer(cfg, model).load_state_dict(found[1]["optimizer"])
     weights = read_weights(GOLDEN / "detector.pth").state
     assert weights.keys() == model.state_dict().keys()
     assert weights["roi_heads.box_predictor.cls_score.bias"].tolist() == pytest.approx(

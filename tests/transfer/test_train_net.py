@@ -46,7 +46,7 @@ def work(folder: Path, engine: str, *flags: str, **keys: Any) -> dict[str, Any]:
 
 PLACES = {  # the functions that last long, where each engine looks them up
     "torchvision": ("transfer.batch_norm.update_bn_stats", "transfer.torchvision_engine.engine.evaluate"),
-    "detectron2": ("transfer.batch_norm.update_bn_stats", "transfer.detectron2_engine.evaluation.inference_on_dataset"),
+    "detectron2": ("transfer.batch_norm.update_bn_stats", "transfer.detectron2_engine.evaluation.predict"),
 }
 
 

@@ -42,7 +42,7 @@ def detection(args: argparse.Namespace) -> dict[str, Any]:
     other.load_state_dict(own.state_dict())
     batch = random_batch(args.images, args.side, cfg)
     steps = {
-        "torchvision": _step(own.train(), build_optimizer(cfg.SOLVER, own), batch),
+        "torchvision": _step(own.train(), build_optimizer(cfg, own), batch),
         "detectron2": _step(other.train(), build_their_optimizer(theirs, other), _for_detectron2(batch)),
     }
     for step in steps.values():  # fills caches and the momentum of the optimizers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
 from pretrain.common.image_io import open_upright
-from pretrain.common.interrupt import stop_requested
 
 from .. import MAPPERS
 from ..coco.data import find, read, resolve
@@ -97,26 +95,14 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
     return batches, len(dataset)
 
 
-class TestBatches:
-    """This rank's share of a data set in DATASETS.TEST, one image per batch.
-
-    The batches end early when a stop is requested: what was evaluated is then incomplete.
-    """
-
-    def __init__(self, cfg: CfgNode, name: str) -> None:
-        self._workers = cfg.DATALOADER.NUM_WORKERS
-        proposals = dict(zip(cfg.DATASETS.TEST, cfg.DATASETS.PROPOSAL_FILES_TEST, strict=False))
-        records: Any = get_detection_dataset_dicts(
-            name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
-        )
-        self._mapped, self._share = test_images(cfg, records), list(InferenceSampler(len(records)))
-
-    def __len__(self) -> int:
-        return len(self._share)
-
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        loaded = load(self._mapped, [[(index, index)] for index in self._share], self._workers)
-        return itertools.takewhile(lambda _: not stop_requested(), loaded)
+def test_batches(cfg: CfgNode, name: str) -> tuple[Iterator[list[dict[str, Any]]], int]:
+    """This rank's share of a data set in DATASETS.TEST, one image per batch, and the number of these images."""
+    proposals = dict(zip(cfg.DATASETS.TEST, cfg.DATASETS.PROPOSAL_FILES_TEST, strict=False))
+    records: Any = get_detection_dataset_dicts(
+        name, filter_empty=False, proposal_files=[proposals[name]] if cfg.MODEL.LOAD_PROPOSALS else None
+    )
+    batches = [[(index, index)] for index in InferenceSampler(len(records))]
+    return load(test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS), len(batches)
 
 
 def test_images(cfg: CfgNode, records: list[dict[str, Any]]) -> Mapped:
@@ -128,8 +114,8 @@ def _map(
     mapper: Callable[[dict[str, Any]], dict[str, Any]], seed: int, record: dict[str, Any], position: int
 ) -> dict[str, Any]:
     """Maps a record under NumPy's random state of (seed, position)."""
-    words = [part & 0xFFFFFFFF for number in (seed, position) for part in (number, number >> 32)]
-    np.random.seed(words)  # Detectron2's augmentations draw from the global state
+    seeds = [part & 0xFFFFFFFF for number in (seed, position) for part in (number, number >> 32)]
+    np.random.seed(seeds)  # Detectron2's augmentations draw from the global state
     path = record["file_name"]
     try:
         mapped = mapper(record)

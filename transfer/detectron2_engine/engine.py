@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
-from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
@@ -52,11 +49,13 @@ storage = Storage
 
 
 def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
-    """Detectron2's own config, its logs, process group and test sets."""
+    """Detectron2's own config, its log, process group and test sets."""
     cfg = detectron2_config(cfg, log)
     if comm.get_world_size() > 1:
         comm.create_local_process_group(int(os.environ.get("LOCAL_WORLD_SIZE", str(comm.get_world_size()))))
-    _log_to_file(Path(cfg.OUTPUT_DIR))
+    for name in ("detectron2", "fvcore"):  # this run's log has their warnings
+        logging.getLogger(name).handlers = logging.getLogger("transfer").handlers
+        logging.getLogger(name).setLevel(logging.WARNING)
     for name in cfg.DATASETS.TEST:
         register(name, cfg)
     return cfg
@@ -64,45 +63,24 @@ def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
 
 def detectron2_config(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
     """``cfg`` as Detectron2's own, with the device and the norms that this machine can run; logs what was changed."""
-    own, world = get_cfg(), comm.get_world_size()
-    own.set_new_allowed(True)  # this project's own keys, where they are set
-    own.merge_from_other_cfg(cfg)
-    if own.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
-        own.MODEL.DEVICE = "cpu"
-    if own.MODEL.DEVICE == "cpu" and world > 1:
+    merged, world = get_cfg(), comm.get_world_size()
+    merged.set_new_allowed(True)  # this project's own keys, where they are set
+    merged.merge_from_other_cfg(cfg)
+    if merged.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
+        merged.MODEL.DEVICE = "cpu"
+    if merged.MODEL.DEVICE == "cpu" and world > 1:
         for part in _NORMS:
-            if own.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
-                own.MODEL[part].NORM = "naiveSyncBN"
+            if merged.MODEL[part].NORM == "SyncBN":  # PyTorch's needs CUDA as soon as there is a process group
+                merged.MODEL[part].NORM = "naiveSyncBN"
                 log(f"MODEL.{part}.NORM is naiveSyncBN instead of SyncBN: several processes on a CPU")
-    own.freeze()
-    return own
-
-
-def _log_to_file(out: Path) -> None:
-    """Detectron2's log goes to detectron2.txt; its warnings and an evaluation's progress are also shown."""
-    shown = logging.StreamHandler(sys.stdout)
-    shown.setLevel(logging.WARNING)
-    handlers: list[logging.Handler] = [shown]
-    if comm.is_main_process():
-        handlers.append(logging.FileHandler(out / "detectron2.txt", encoding="utf-8"))
-    for name in ("detectron2", "fvcore"):
-        logger = logging.getLogger(name)
-        for handler in logger.handlers:
-            handler.close()
-        logger.handlers, logger.propagate = handlers, False
-        logger.setLevel(logging.INFO)
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(message)s", "%m/%d %H:%M:%S"))
-    logging.raiseExceptions = False  # a full disk would cost a traceback per line; the run's own files name it
-    logging.getLogger("detectron2.evaluation.evaluator").handlers = list(logging.getLogger("transfer").handlers)
-    logging.getLogger("detectron2").info(f"Environment info:\n{collect_env_info()}")
+    merged.freeze()
+    return merged
 
 
 def build_model(cfg: CfgNode, device: torch.device) -> Any:
     model = modeling.build_model(cfg)
     if cfg.SOLVER.get("BF16", False):
         heads.keep_rois_in_float32(model)
-    logging.getLogger("detectron2").info(f"Model:\n{model}")
     return model
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 from detectron2.data import MetadataCatalog
-from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, inference_on_dataset
+from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
@@ -18,40 +18,17 @@ from fvcore.common.config import CfgNode
 
 from ..coco.data import read, resolve
 from ..coco.results import Metrics, score, table
-from ..distributed import raise_if_stopped
-from .data import TestBatches
+from ..distributed import predict
+from .data import test_batches
 
 log = logging.getLogger("transfer")
 
 
-class CocoPredictions(DatasetEvaluator):
-    """Gathers every rank's detections in COCO's result format, under the annotation file's category ids."""
-
-    def __init__(self, category_ids: Mapping[int, int]) -> None:
-        self._category_ids = category_ids
-
-    def reset(self) -> None:
-        self._found: list[dict[str, Any]] = []
-
-    def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        self._found += _to_coco(inputs, outputs, self._category_ids)
-
-    def evaluate(self) -> dict[str, Any]:
-        gathered: list[list[dict[str, Any]]] = comm.gather(self._found, dst=0)  # type: ignore[assignment]
-        return {"predictions": [record for part in gathered for record in part]}
-
-
 def results(model: Any, batch: list[dict[str, Any]], category_ids: list[int]) -> list[dict[str, Any]]:
     """The model's detections on all images of a batch in COCO's result format."""
-    return _to_coco(batch, model(batch), dict(enumerate(category_ids)))
-
-
-def _to_coco(
-    inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], category_ids: Mapping[int, int]
-) -> list[dict[str, Any]]:
     return [
         {**record, "category_id": category_ids[record["category_id"]]}
-        for image, output in zip(inputs, outputs, strict=True)
+        for image, output in zip(batch, model(batch), strict=True)
         for record in instances_to_coco_json(output["instances"].to("cpu"), image["image_id"])
     ]
 
@@ -87,15 +64,21 @@ def evaluate(
 
 def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *, keep: bool = True) -> Metrics:
     """The metrics on one data set, on rank 0; {} on other ranks. ``keep`` writes the predictions."""
-    loader: Any = TestBatches(cfg, name)  # reads the file, which gives the metadata its ids
-    if own := build_evaluator(name):
-        found = inference_on_dataset(model, loader, own)
-        raise_if_stopped()
+    batches, total = test_batches(cfg, name)  # reads the file, which gives the metadata its ids
+    if evaluator := build_evaluator(name):
+
+        def process(batch: list[dict[str, Any]]) -> list[Any]:
+            evaluator.process(batch, model(batch))
+            return []
+
+        evaluator.reset()
+        predict(model, batches, total, process, log.info)
+        tasks: Any = evaluator.evaluate()
         if not comm.is_main_process():
             return {}
         # Below 0: LVIS's value for a kind of category that the data set does not have.
-        metrics: Metrics = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in one.items()}
-                            for task, one in found.items()}  # fmt: skip
+        metrics: Metrics = {task: {k: float(v) if isfinite(v) and v >= 0 else None for k, v in values.items()}
+                            for task, values in tasks.items()}  # fmt: skip
         log.info(f"{name}\n{table(metrics)}")
         if pictures:
             log.info(f"no pictures of {name}: they are drawn where COCO's metrics are computed")
@@ -103,10 +86,7 @@ def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *,
     labels = MetadataCatalog.get(name).get("thing_dataset_id_to_contiguous_id")
     if not labels:  # they are in the order of the file's ids
         categories = read(resolve(name, cfg.OUTPUT_DIR)[0])["categories"]
-        labels = {own: label for label, own in enumerate(sorted(category["id"] for category in categories))}
-    ids = {label: own for own, label in labels.items()}
-    found = inference_on_dataset(model, loader, CocoPredictions(ids))
-    raise_if_stopped()
-    if not comm.is_main_process():
-        return {}
-    return score(cfg, name, found["predictions"], log.info, pictures, keep=keep)
+        labels = {category["id"]: category["id"] for category in categories}
+    detect = partial(results, model, category_ids=sorted(labels, key=labels.__getitem__))
+    predictions = predict(model, batches, total, detect, log.info)
+    return score(cfg, name, predictions, log.info, pictures, keep=keep) if comm.is_main_process() else {}

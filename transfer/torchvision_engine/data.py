@@ -75,13 +75,13 @@ def load_coco(
             by_image[annotation["image_id"]].append(annotation)
 
     def record(image: dict[str, Any]) -> dict[str, Any]:
-        kept = (_annotation(annotation, labels) for annotation in by_image.pop(image["id"]))  # frees what is packed
+        annotations = (_annotation(given, labels) for given in by_image.pop(image["id"]))  # frees what is packed
         return {
             "file_name": str(image_dir / image["file_name"]),
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
-            "annotations": [annotation for annotation in kept if annotation is not None],
+            "annotations": [annotation for annotation in annotations if annotation is not None],
         }
 
     records = Records(filter(keep, map(record, images)))
@@ -90,7 +90,7 @@ def load_coco(
 
 def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
     x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
-    kept: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),
         "label": labels[annotation["category_id"]],
         "crowd": bool(annotation.get("iscrowd", 0)),
@@ -100,17 +100,17 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
         if isinstance(segmentation["counts"], list):
             uncompressed: Any = segmentation  # which pycocotools' stubs lack
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
-        kept["segmentation"] = segmentation
+        converted["segmentation"] = segmentation
     elif segmentation:
         polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
         if not polygons:
             return None  # fewer than three points: no instance, even if masks are not used
-        kept["segmentation"] = polygons
+        converted["segmentation"] = polygons
     if annotation.get("keypoints"):
         keypoints = np.asarray(annotation["keypoints"], np.float64).reshape(-1, 3)
         keypoints[:, :2] += 0.5
-        kept["keypoints"] = keypoints
-    return kept
+        converted["keypoints"] = keypoints
+    return converted
 
 
 def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
@@ -129,7 +129,7 @@ def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
     loaded = [load_coco(name, cfg.OUTPUT_DIR, is_used) for name in cfg.DATASETS.TRAIN]
     records, _, flip = loaded[0]
     if len(loaded) > 1:
-        records = Records(itertools.chain.from_iterable(found for found, *_ in loaded))
+        records = Records(itertools.chain.from_iterable(part for part, *_ in loaded))
     if not records:
         raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
     return records, flip

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from ..coco.results import Metrics
-from . import evaluation, solver
 from .data import test_images, training_data
-from .evaluation import results
+from .evaluation import evaluate, results
 from .layers import FrozenBatchNorm
 from .model import Detector, build_model
+from .solver import build_optimizer, build_schedule
 
-__all__ = ["FROZEN_NORM", "NAME", "build_model", "results", "test_images", "training_data"]
+__all__ = [
+    "FROZEN_NORM", "NAME", "build_model", "build_optimizer", "build_schedule", "evaluate", "results", "test_images",
+    "training_data",
+]  # fmt: skip
 NAME: str = "torchvision"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm
 
@@ -54,26 +55,3 @@ def prepare(cfg: CfgNode, log: Callable[[str], None]) -> CfgNode:
 
 def backbone_features(model: Detector, batch: list[dict[str, Any]]) -> Any:
     return model.backbone.bottom_up(model.preprocess([record["image"] for record in batch])[0])
-
-
-def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-    optimizer, clip = solver.build_optimizer(cfg.SOLVER, model), cfg.SOLVER.CLIP_GRADIENTS
-    if clip.ENABLED:
-        optimizer.register_step_pre_hook(lambda *_: solver.clip_gradients(clip, model.parameters()))
-    return optimizer
-
-
-def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
-    learning_rate = solver.learning_rate(cfg.SOLVER)
-
-    def schedule(iteration: int) -> float:
-        rate = learning_rate(iteration)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
-        return rate
-
-    return schedule
-
-
-def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:
-    return evaluation.evaluate(cfg, model, pictures)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
@@ -15,50 +15,27 @@ from torch import Tensor
 from pretrain.common.batch_split import slice_bounds
 from pretrain.common.copies import to_device
 from pretrain.common.distributed import is_main, rank, world_size
-from pretrain.common.interrupt import stop_requested
 
 from ..coco.results import Metrics, score
-from ..distributed import raise_if_stopped, reported
-from .data import Records, evaluation_batches, load_coco
+from ..distributed import predict
+from .data import evaluation_batches, load_coco
 from .model import Detector
 
 log = logging.getLogger("transfer")
 _PIXELS_AT_ONCE = 2**26  # of masks that a GPU pastes: three quarters of a GiB
 
 
-def evaluate(cfg: CfgNode, model: Detector, pictures: int) -> dict[str, Metrics]:
+def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> dict[str, Metrics]:
     """Metrics of every data set in DATASETS.TEST on rank 0, {} on the others; see `score` for what it writes."""
     metrics: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, category_ids, _ = load_coco(name, cfg.OUTPUT_DIR)
-        predictions = predict(cfg, model, records, category_ids)
+        share = range(*slice_bounds(len(records), rank(), world_size()))
+        detect = partial(results, model, category_ids=category_ids)
+        predictions = predict(model, evaluation_batches(cfg, records, share), len(share), detect, log.info)
         if is_main():
             metrics[name] = score(cfg, name, predictions, log.info, pictures)
     return metrics
-
-
-@torch.no_grad()
-def predict(cfg: CfgNode, model: Detector, records: Records, category_ids: list[int]) -> list[dict[str, Any]]:
-    """The model's detections on ``records`` in COCO's result format, gathered on rank 0 (other ranks: []).
-
-    Raises:
-        Stopped: a stop was requested on one of the ranks.
-    """
-    was_training = model.training
-    model.eval()
-    found: list[dict[str, Any]] = []
-    share = range(*slice_bounds(len(records), rank(), world_size()))
-    for batch in reported(evaluation_batches(cfg, records, share), len(share), "evaluation", log.info):
-        if stop_requested():
-            break
-        found += results(model, batch, category_ids)
-    model.train(was_training)
-    raise_if_stopped()
-    if world_size() > 1:
-        gathered: list[Any] | None = [None] * world_size() if is_main() else None
-        dist.gather_object(found, gathered)
-        found = [p for part in gathered or () for p in part]
-    return found
 
 
 def results(model: Detector, batch: list[dict[str, Any]], category_ids: list[int]) -> list[dict[str, Any]]:
@@ -78,32 +55,35 @@ def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids:
     boxes = torch.minimum(boxes.clamp(min=0), torch.tensor([size[1], size[0]] * 2))
     keep = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     boxes = boxes[keep]
-    kept = {k: v[to_device(keep, v.device)] if k == "masks" else v.cpu()[keep] for k, v in detections.items()}
+    visible = {k: v[to_device(keep, v.device)] if k == "masks" else v.cpu()[keep] for k, v in detections.items()}
     xywh = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     results: list[dict[str, Any]] = [
         {"image_id": record["image_id"], "category_id": category_ids[label], "bbox": box, "score": score}
-        for box, label, score in zip(xywh, kept["labels"].tolist(), kept["scores"].tolist(), strict=True)
+        for box, label, score in zip(xywh, visible["labels"].tolist(), visible["scores"].tolist(), strict=True)
     ]
-    if "masks" in kept and results:
-        for result, segmentation in zip(results, encode(kept["masks"], boxes, size), strict=True):
+    if "masks" in visible and results:
+        # A GPU pastes many together, but for a CPU it is faster to see nothing but a mask's own box.
+        at_once = 1 if visible["masks"].device.type == "cpu" else max(1, _PIXELS_AT_ONCE // (size[0] * size[1]))
+        for result, segmentation in zip(results, encode(visible["masks"], boxes, size, at_once), strict=True):
             result["segmentation"] = segmentation
-    for index, result in enumerate(results):
-        if "keypoints" in kept:
-            points = kept["keypoints"][index] * torch.tensor([scale_x, scale_y, 1.0])
-            result["keypoints"] = (points - torch.tensor([0.5, 0.5, 0.0])).flatten().tolist()
+    if "keypoints" in visible:
+        points = visible["keypoints"] * torch.tensor([scale_x, scale_y, 1.0]) - torch.tensor([0.5, 0.5, 0.0])
+        for result, row in zip(results, points.flatten(1).tolist(), strict=True):
+            result["keypoints"] = row
     return results
 
 
-def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> list[dict[str, Any]]:
+def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int], at_once: int) -> list[dict[str, Any]]:
     """COCO's compressed run lengths of masks in an image of ``size``, pasted and encoded on the masks' device.
 
     Args:
         masks_RMM: probabilities in the boxes; at least one mask.
         boxes_R4: x0, y0, x1, y1 in the image, on the CPU.
         size: height and width.
+        at_once: masks to paste together.
     """
     height, width = size
-    at_once, found = _at_once(masks_RMM.device, height * width), []
+    uncompressed: Any = []  # which pycocotools' stubs lack
     for some_RMM, some_R4 in zip(masks_RMM.split(at_once), boxes_R4.split(at_once), strict=True):
         pasted_RHC, left = paste(some_RMM, some_R4, size)
         # COCO's order is column by column. The run of pixels outside comes first and may be empty.
@@ -112,14 +92,9 @@ def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> list[d
         starts = (start + left * height).split(torch.bincount(mask, minlength=len(some_RMM)).tolist())
         for ends in starts:
             runs = torch.diff(ends, prepend=ends.new_zeros(1), append=ends.new_tensor([height * width])).tolist()
-            found.append({"counts": runs if runs[-1] else runs[:-1], "size": [height, width]})
-    encoded: Any = coco_mask.frPyObjects(found, height, width)
+            uncompressed.append({"counts": runs if runs[-1] else runs[:-1], "size": [height, width]})
+    encoded: Any = coco_mask.frPyObjects(uncompressed, height, width)
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode()} for rle in encoded]
-
-
-def _at_once(device: torch.device, pixels: int) -> int:
-    """Masks to paste together: a GPU takes many, but for a CPU it is faster to see nothing but a mask's own box."""
-    return 1 if device.type == "cpu" else max(1, _PIXELS_AT_ONCE // pixels)
 
 
 def paste(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int]) -> tuple[Tensor, int]:

@@ -145,12 +145,9 @@ class MaskHead(nn.Module):
         wanted = crop_masks(samples, logits.shape[-1])
         return {"loss_mask": F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))}
 
-    def detect(self, features: list[Tensor], detections: list[dict[str, Tensor]]) -> None:
-        """Adds ``masks`` (D, M, M), probabilities, to every image's detections."""
-        labels = torch.cat([found["labels"] for found in detections])
-        masks = self(features, [found["boxes"] for found in detections], labels).sigmoid()
-        for found, part in zip(detections, masks.split([len(found["boxes"]) for found in detections]), strict=True):
-            found["masks"] = part
+    def detect(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> tuple[str, Tensor]:
+        """``masks`` (R, M, M), probabilities."""
+        return "masks", self(features, boxes, labels).sigmoid()
 
 
 def crop_masks(samples: Sequence[Sample], side: int) -> Tensor:
@@ -224,12 +221,12 @@ class KeypointHead(nn.Module):
         loss = F.cross_entropy(logits.flatten(2).flatten(0, 1)[valid], cells.flatten()[valid], reduction="sum")
         return {"loss_keypoint": loss / len(valid) * self.loss_weight}
 
-    def detect(self, features: list[Tensor], detections: list[dict[str, Tensor]]) -> None:
-        """Adds ``keypoints`` (D, P, 3) to every image's detections."""
-        boxes = [found["boxes"] for found in detections]
-        keypoints = decode_keypoints(self(features, boxes).float(), torch.cat(boxes))
-        for found, part in zip(detections, keypoints.split([len(box) for box in boxes]), strict=True):
-            found["keypoints"] = part
+    def detect(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> tuple[str, Tensor]:
+        """``keypoints`` (R, P, 3): x, y in pixels and the probability of the best cell among S x S."""
+        maps = self(features, boxes).float()
+        points, best = heatmaps_to_keypoints(maps, torch.cat(boxes))
+        score = 1.0 / (maps - best[..., None, None]).exp().sum((2, 3))
+        return "keypoints", torch.cat([points[..., :2], score[..., None]], -1)
 
 
 def visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
@@ -237,10 +234,3 @@ def visible_inside(keypoints: Tensor, boxes: Tensor) -> Tensor:
     x, y, visibility = keypoints.unbind(-1)
     x0, y0, x1, y1 = boxes[:, None].unbind(-1)
     return ((x >= x0) & (x <= x1) & (y >= y0) & (y <= y1) & (visibility >= 1)).any(1)
-
-
-def decode_keypoints(maps: Tensor, boxes: Tensor) -> Tensor:
-    """(R, P, 3): x, y in pixels and the probability of the best cell, normalized over the S x S map."""
-    points, best = heatmaps_to_keypoints(maps, boxes)
-    score = 1.0 / (maps - best[..., None, None]).exp().sum((2, 3))
-    return torch.cat([points[..., :2], score[..., None]], -1)

@@ -63,8 +63,11 @@ class RoIHeads(nn.Module):
     ) -> list[dict[str, Tensor]]:
         """Detections per image: ``boxes``, ``scores``, ``labels`` and, by other heads, ``masks`` and ``keypoints``."""
         detections = self.box_predictor.detect(self.box_head(features, proposals), proposals, image_sizes)
+        boxes, labels = [image["boxes"] for image in detections], torch.cat([image["labels"] for image in detections])
         for head in filter(None, (self.mask_head, self.keypoint_head)):
-            head.detect(features, detections)
+            name, values = head.detect(features, boxes, labels)
+            for image, part in zip(detections, values.split([len(b) for b in boxes]), strict=True):
+                image[name] = part
         return detections
 
 

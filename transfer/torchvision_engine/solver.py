@@ -24,12 +24,13 @@ from pretrain.common.sgd import fused_sgd
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
-def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.SGD:
     """SGD over the trainable parameters, one group for each pair of weight decay and learning-rate factor.
 
     A norm's parameters decay by WEIGHT_DECAY_NORM, biases by WEIGHT_DECAY_BIAS (None: as the rest) and learn at
     BIAS_LR_FACTOR; for a norm's bias the bias's keys count. Each group keeps its ``factor``.
     """
+    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -45,12 +46,15 @@ def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
         {"params": parameters, "weight_decay": decay, "factor": factor}
         for (decay, factor), parameters in groups.items()
     ]
-    return fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
+    optimizer = fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
+    if clip.ENABLED:
+        optimizer.register_step_pre_hook(lambda *_: clip_gradients(clip, model.parameters()))
+    return optimizer
 
 
-def learning_rate(solver: CfgNode) -> Callable[[int], float]:
-    """Iteration (from 0) -> learning rate: warm-up to the schedule's value where it ends, then the schedule."""
-    end = solver.MAX_ITER
+def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[int], float]:
+    """Iteration (from 0) -> learning rate, which it sets: warm-up to the schedule's value where it ends, then that."""
+    solver, end = cfg.SOLVER, cfg.SOLVER.MAX_ITER
     schedule: ParamScheduler
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
         schedule = CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
@@ -69,7 +73,14 @@ def learning_rate(solver: CfgNode) -> Callable[[int], float]:
     )
     scaling = ["rescaled", "rescaled" if solver.RESCALE_INTERVAL else "fixed"]
     whole = CompositeParamScheduler([warmup, schedule], [length, 1 - length], scaling)
-    return lambda iteration: solver.BASE_LR * whole(iteration / end)
+
+    def set_rate(iteration: int) -> float:
+        rate = solver.BASE_LR * whole(iteration / end)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+        return rate
+
+    return set_rate
 
 
 def clip_gradients(clip: CfgNode, parameters: Iterable[nn.Parameter]) -> None:

@@ -35,12 +35,11 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
 def test_images_are_scaled_or_named(tmp_path: Path, workers: int) -> None:
     cfg, name = own_config(tmp_path, DATALOADER__NUM_WORKERS=workers, INPUT__MIN_SIZE_TEST=0)
     Image.fromarray(np.full((64, 96), 25700, np.uint16)).save(tmp_path / "data" / "1.png")
-    batches = data.TestBatches(cfg, name)
-    assert len(batches) == 6
+    batches, total = data.test_batches(cfg, name)
     images = [batch[0]["image"] for batch in batches]
-    assert len(images) == 6 and images[0].unique().tolist() == [100]
+    assert len(images) == total == 6 and images[0].unique().tolist() == [100]
     path = tmp_path / "data" / "2.png"
     path.write_bytes(path.read_bytes()[:300])
     training = data.training_data(cfg)[0](seed=5, start=0, workers=workers)
-    for loaded in (batches, itertools.islice(training, 9)):
+    for loaded in (data.test_batches(cfg, name)[0], itertools.islice(training, 9)):
         refused(lambda loaded=loaded: list(loaded), path)

@@ -93,12 +93,10 @@ def test_a_stopped_run_resumes_to_the_bit_equal_result(
     assert_equal_states(saved(tmp_path / "whole"), saved(out))
 
 
-def test_detectron2s_own_log_is_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_detectron2s_own_log_stays_short(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     go(tmp_path, tiny_coco.write(tmp_path / "data"), SOLVER__MAX_ITER=1)
     shown = capfd.readouterr().out
-    assert len(shown.splitlines()) < 40 and "Start inference on 6 batches" in shown and "\x1b" not in shown
-    text = (tmp_path / "out/detectron2.txt").read_text()
-    assert "GeneralizedRCNN(" in text and "Environment info" in text and "\x1b" not in text
+    assert len(shown.splitlines()) < 40 and "\x1b" not in shown
     lines = [json.loads(line) for line in (tmp_path / "out/metrics.json").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0]  # the last iteration's, and not one more
     assert lines[0].keys() >= {"total_loss", "bbox/AP", "rpn/num_pos_anchors"}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from pycocotools import mask as coco_mask
 
-from transfer.torchvision_engine import evaluation
 from transfer.torchvision_engine.evaluation import encode, paste, to_coco
 
 
@@ -21,14 +20,13 @@ def test_pasting_a_mask_fills_its_box_and_clips_at_the_border():
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_run_lengths_are_pycocotools_own(monkeypatch: pytest.MonkeyPatch, at_once: int):
+def test_run_lengths_are_pycocotools_own(at_once: int):
     """Among the masks: one of nothing, of everything, of whole columns, and at each border of the image."""
     size, generator = (9, 7), torch.Generator().manual_seed(0)
     boxes = torch.tensor([[0.0, 0, 7, 9], [0, 0, 7, 9], [2, 0, 4, 9], [0, 0, 3, 2], [5, 6, 7, 9], [1.3, 2.2, 5.9, 6.4]])
     masks = torch.rand(len(boxes), 4, 4, generator=generator)
     masks[0], masks[1], masks[2] = 0, 1, 1
-    monkeypatch.setattr(evaluation, "_at_once", lambda *_: at_once)
-    found = encode(masks, boxes, size)
+    found = encode(masks, boxes, size, at_once)
     for one, mask, box in zip(found, masks, boxes, strict=True):
         pasted, left = paste(mask[None], box[None], size)
         whole = np.zeros(size, np.uint8, order="F")

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from transfer.config import load_config
-from transfer.torchvision_engine.solver import build_optimizer, clip_gradients, learning_rate
+from transfer.torchvision_engine.solver import build_optimizer, build_schedule, clip_gradients
 
 
-def solver(**keys):
-    return load_config(None, [word for key, value in keys.items() for word in (f"SOLVER.{key}", str(value))]).SOLVER
+def config(**keys):
+    return load_config(None, [word for key, value in keys.items() for word in (f"SOLVER.{key}", str(value))])
 
 
 SCHEDULES = [
@@ -30,14 +30,14 @@ def test_every_iterations_rate_is_detectron2s(keys):
     from detectron2.config import get_cfg
     from detectron2.solver import build_lr_scheduler
 
-    ours, theirs = solver(**keys), get_cfg()
-    theirs.SOLVER.merge_from_other_cfg(ours)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=ours.BASE_LR)
-    scheduler, rate = build_lr_scheduler(theirs, optimizer), learning_rate(ours)
-    for iteration in range(ours.MAX_ITER):
+    cfg, theirs = config(**keys), get_cfg()
+    theirs.SOLVER.merge_from_other_cfg(cfg.SOLVER)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+    scheduler, rate = build_lr_scheduler(theirs, optimizer), build_schedule(cfg, build_optimizer(cfg, network()))
+    for iteration in range(cfg.SOLVER.MAX_ITER):
         assert rate(iteration) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), iteration
         optimizer.step()
-        if iteration + 1 < ours.MAX_ITER:  # Detectron2 itself fails after the last step of one of the schedules
+        if iteration + 1 < cfg.SOLVER.MAX_ITER:  # Detectron2 itself fails after the last step of one of the schedules
             scheduler.step()
 
 
@@ -54,11 +54,11 @@ def test_a_step_equals_detectron2s():
 
     keys = {"WEIGHT_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0, "BASE_LR": 0.3, "NESTEROV": True, "WEIGHT_DECAY_BIAS": 0.2}
     torch.manual_seed(0)  # the batch norm of some networks has hardly any variance to divide by
-    ours, theirs, a, b = solver(**keys), get_cfg(), network(), network()
+    cfg, theirs, a, b = config(**keys), get_cfg(), network(), network()
     images = torch.randn(2, 3, 8, 8)
-    theirs.SOLVER.merge_from_other_cfg(ours)
+    theirs.SOLVER.merge_from_other_cfg(cfg.SOLVER)
     b.load_state_dict(a.state_dict())
-    mine, other = build_optimizer(ours, a), build_theirs(theirs, b)
+    mine, other = build_optimizer(cfg, a), build_theirs(theirs, b)
     for _ in range(3):
         for net, optimizer in ((a, mine), (b, other)):
             optimizer.zero_grad()
@@ -74,7 +74,7 @@ def test_clipping_by_value_and_by_each_parameters_norm():
     def gradients(**keys):
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
         parameters[0].grad, parameters[1].grad = torch.tensor([3.0, -4.0]), torch.tensor([0.3, 0.4])
-        clip_gradients(solver(**{f"CLIP_GRADIENTS.{k}": v for k, v in keys.items()}).CLIP_GRADIENTS, parameters)
+        clip_gradients(config(**{f"CLIP_GRADIENTS.{k}": v for k, v in keys.items()}).SOLVER.CLIP_GRADIENTS, parameters)
         return [p.grad.tolist() for p in parameters]
 
     assert gradients() == [[1.0, -1.0], pytest.approx([0.3, 0.4])]

@@ -29,7 +29,7 @@ def run(graph: Graph, options: Options = HERE) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    with mock.patch("tools.launcher.commands.run", run):
+    with mock.patch("tools.launch.run", run):
         return launch.main(argv)
 
 

@@ -17,16 +17,29 @@ KEY VALUE words override the config. A run folder that holds part of the same ru
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common import config_overrides, extensions
-from pretrain.common.errors import UserError, run_command_line
-from tools.launcher import options
+from pretrain.common import config_overrides, extensions, loggers
+from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.run_folder import read_json
+from tools.launcher import jobs, options, stages
+from tools.launcher.doctor import run as examine
+from tools.launcher.graph import Graph, run, show, single
+from tools.launcher.options import Options, from_arguments, resolve
+from tools.launcher.paper import write_pipeline
+from tools.launcher.pipeline import load as load_pipeline
+from tools.launcher.recipes import show as show_recipes
+from tools.launcher.spec import StageSpec
+from tools.launcher.status import print_status
+from tools.reporting.compare import compare as differences
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
         args.weights, overrides = runs, [*args.weights[len(runs) :], *overrides]
     args.overrides = [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]
-    from tools.launcher import commands  # imports submitit, which --help does not need
-
-    return getattr(commands, args.command)(args) or 0
+    return _COMMANDS.get(args.command, stage)(args) or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,6 +165,82 @@ def _fine_tuning_keys() -> list[config_overrides.Key]:
 def _add_modes(sub: argparse.ArgumentParser) -> None:
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
+
+
+def stage(args: argparse.Namespace) -> int:
+    """Starts a single stage."""
+    match args.command:
+        case "pretrain":
+            recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
+            print(f"recipe: {recipe}", file=sys.stderr)
+            spec = stages.pretrain(recipe, args.overrides)
+        case "convert":
+            spec = stages.convert(args.weights, args.output)
+        case "transfer":
+            how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
+            spec = stages.transfer(args.config_file, args.overrides, **how)
+        case "distributions":
+            spec = stages.distributions(args.weights, args.overrides, args.output)
+        case _:
+            spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
+    return _start(spec, from_arguments(args), args)
+
+
+def paper(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:  # a dry run leaves nothing behind
+        file = write_pipeline(args.file, args.rows, Path(scratch if args.dry_run else args.output))
+        return _start(load_pipeline(str(file), args.output), from_arguments(args), args)
+
+
+def report(args: argparse.Namespace) -> int:
+    from tools import report as module
+
+    return module.main([*args.folders, *(word for file in args.output for word in ("--output", file))])
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Starts again from the folder's record."""
+    records = [Path(args.folder) / "launch" / f"{kind}.json" for kind in ("pipeline", "sweep", "launch")]
+    path = next((path for path in records if path.exists()), None)
+    if path is None:
+        raise UserError(f"nothing was started in {args.folder}; name the folder of a stage or of a pipeline")
+    owner = path.stat().st_uid
+    if owner != os.getuid():  # its set-up lines and modules would run as this user
+        raise UserError(
+            f"{path} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
+            "its own command instead, in a folder that you can write to"
+        )
+    graph = Graph.from_record(path)
+    try:
+        options = resolve(read_json(path)["options"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
+    return _start(graph, options, args)
+
+
+def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
+    loggers.wanted()
+    graph = single(what) if isinstance(what, StageSpec) else what
+    if graph.report is None:
+        options = replace(options, parallel=None)  # a single stage shares nothing
+    if args.dry_run:
+        show(graph, options)
+        return 0
+    return run(graph, options)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {  # any other one is a stage
+    "pipeline": lambda args: _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args),
+    "paper": paper,
+    "report": report,
+    "compare": lambda args: print(printable(differences(*map(Path, args.runs)))),
+    "recipes": lambda args: show_recipes(args.word),
+    "doctor": lambda args: examine(args.output, args.data_root),
+    "status": lambda args: print_status(Path(args.folder)),
+    "logs": lambda args: jobs.print_logs(Path(args.folder), args.rank, args.follow),
+    "cancel": lambda args: jobs.cancel(Path(args.folder), args.now),
+    "resume": resume,
+}
 
 
 if __name__ == "__main__":

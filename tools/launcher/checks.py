@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fvcore.common.config import CfgNode
-
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import check_stage_of
 
@@ -19,6 +17,8 @@ from .spec import StageSpec, read_record
 from .stages import config_file, pretrain_config
 
 if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
     from .graph import Graph, Node
 
 

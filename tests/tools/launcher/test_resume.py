@@ -37,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         calls.append((graph, options))
         return 0
 
-    monkeypatch.setattr("tools.launcher.commands.run", run)
+    monkeypatch.setattr("tools.launch.run", run)
     return calls
 
 

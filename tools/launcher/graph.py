@@ -63,12 +63,12 @@ class Graph:
                 raise UserError(f"{node.key} and {owners[spec.folder]} would share {spec.folder}; rename one of them")
             if self.kind != "stage":  # which may be one of a pipeline, and then keeps what it builds on
                 spec = replace(spec, root=self.output, parents={key: specs[key].fingerprint() for key in node.parents})
-            made = {path for parent in parents for path in (parent.folder, str(Path(parent.folder) / parent.produces))}
-            recorded = read_record(Path(spec.folder) / "launch" / "launch.json").get("spec", {}).get("inputs", {})
-            had = recorded if spec.has_checkpoint() else {}  # it goes on without its weights, which may be gone
+            products = {str(Path(parent.folder, name)) for parent in parents for name in ("", parent.produces)}
+            earlier = read_record(Path(spec.folder) / "launch" / "launch.json") if spec.has_checkpoint() else {}
+            recorded = earlier.get("spec", {}).get("inputs", {})  # it goes on without its weights, which may be gone
             inputs = {
-                path: sha or content_of(path) or had.get(path, "")
-                for path, sha in spec.inputs.items() if path not in made
+                path: sha or content_of(path) or recorded.get(path, "")
+                for path, sha in spec.inputs.items() if path not in products
             }  # fmt: skip
             specs[node.key] = replace(spec, inputs=inputs)
         object.__setattr__(self, "nodes", tuple(replace(node, spec=specs[node.key]) for node in self.nodes))

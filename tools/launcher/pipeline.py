@@ -115,25 +115,25 @@ def _nodes(plan: dict[str, Any], folder: Path, path: str) -> tuple[Node, ...]:
     first = tuple(node.key for node in nodes)
     branches: list[tuple[str, str, dict[str, Any]]] = []  # name, seed, content
     trained: dict[str, StageSpec] = {}
-    for given, (seed, of_seed) in itertools.product(plan["BRANCHES"], plans.items()):
-        where = f"{path}: branch {single_word(given, f'branch in {path}')}"
-        branch = _checked(of_seed["BRANCHES"][given], _BRANCH, where)
+    for label, (seed, of_seed) in itertools.product(plan["BRANCHES"], plans.items()):
+        where = f"{path}: branch {single_word(label, f'branch in {path}')}"
+        branch = _checked(of_seed["BRANCHES"][label], _BRANCH, where)
         branch["SEED"] = ["SEED", seed] if seed else []
         branch["OVERRIDES"] = [*split_words(of_seed["OVERRIDES"]), *split_words(branch["OVERRIDES"]), *branch["SEED"]]
-        branches.append((_branch_name(given, seed), seed, branch))
+        branches.append((_branch_name(label, seed), seed, branch))
         if branch["PRETRAIN"]:
             words = [*branch["OVERRIDES"], "OUTPUT_DIR", str(folder / branches[-1][0] / "pretrain")]
             trained[branches[-1][0]] = stages.pretrain(branch["PRETRAIN"], words)
     for name, seed, branch in branches:
         # A branch without a pretraining is probed by data and architecture of the first one of its seed.
         base = trained.get(name) or next((trained[n] for n, of, _ in branches if of == seed and n in trained), None)
-        own = {**plans[seed], **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
+        of_branch = {**plans[seed], **{key: branch[key] for key in ("LINEAR", "TRANSFER") if branch[key]}}
         weights, ready = branch["WEIGHTS"] or branch["DETECTOR"], first
         if name in trained:
             nodes.append(Node(f"{name}/pretrain", trained[name], first))
             weights, ready = trained[name].folder, (nodes[-1].key,)
-        nodes += _probes(name, weights, branch["OVERRIDES"], own, folder, ready, base.config if base else "")
-        nodes += _detectors(name, weights, branch, own, folder, ready, first, path)
+        nodes += _probes(name, weights, branch["OVERRIDES"], of_branch, folder, ready, base.config if base else "")
+        nodes += _detectors(name, weights, branch, of_branch, folder, ready, first, path)
     return tuple(nodes)
 
 
@@ -212,13 +212,13 @@ def _detectors(
         spec = stages.convert(weights, start, folder=str(folder / name / "convert"))
         nodes.append(Node(f"{name}/convert", spec, ready))
         ready = (f"{name}/convert", *first)
-    for detector, given in plan["TRANSFER"].items():
+    for detector, keys in plan["TRANSFER"].items():
         key = f"{name}/{single_word(detector, 'a detector of TRANSFER')}"
-        own = given if isinstance(given, dict) else {"CONFIG": str(given)}
-        own = _checked(own, _DETECTOR, f"{path}: detector {detector}")
-        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(own["OVERRIDES"]), *branch["SEED"]]
+        keys = keys if isinstance(keys, dict) else {"CONFIG": str(keys)}
+        keys = _checked(keys, _DETECTOR, f"{path}: detector {detector}")
+        words = [*split_words(plan["TRANSFER_OVERRIDES"]), *split_words(keys["OVERRIDES"]), *branch["SEED"]]
         words += ["MODEL.WEIGHTS", start, "OUTPUT_DIR", str(folder / key)]
-        spec = stages.transfer(own["CONFIG"], words, engine=own["ENGINE"] or plan["ENGINE"])
+        spec = stages.transfer(keys["CONFIG"], words, engine=keys["ENGINE"] or plan["ENGINE"])
         nodes.append(Node(key, spec, ready))
     return nodes
 

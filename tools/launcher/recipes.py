@@ -48,7 +48,7 @@ def _recipe(path: Path, header: str) -> Recipe:
     text = " ".join(line.removeprefix("#").strip() for line in what.splitlines())
     first = re.split(r"(?<=[a-z\d)\]])[.:] (?=[A-Z])", text, maxsplit=1)[0].rstrip(".:")
     fields = [re.findall(rf"^# {name}: (.+?)\.?$", header, re.MULTILINE) for name in ("Hardware", "Time", "Published")]
-    return Recipe(path, first, *("".join(found) for found in fields))
+    return Recipe(path, first, *("".join(values) for values in fields))
 
 
 def _header(path: Path) -> str:

@@ -26,19 +26,19 @@ def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """
     ids = ",".join(job_id for job_id, _ in jobs)
     queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"])
-    found = {job: queue[job] for job in jobs if queue and job in queue}
-    absent = [job for job in jobs if job not in found]
+    known = {job: queue[job] for job in jobs if queue and job in queue}
+    absent = [job for job in jobs if job not in known]
     if absent:
         ids = ",".join(job_id for job_id, _ in absent)
         history = _listed(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids]) or {}
-        found |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
-    return found
+        known |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
+    return known
 
 
 def has_ended(job_id: str) -> bool:
     """Called inside the job: whether SLURM ends it for good. Uses scontrol, which a requeue needs, too."""
-    found = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
-    return found is not None and found[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
+    state = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
+    return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
 def cancel(job_id: str, now: bool) -> None:
@@ -56,12 +56,12 @@ def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
     text = _run(command)
     if text is None:
         return None
-    found = {}
+    listed: dict[tuple[str, str], str] = {}
     for job_id, state, reason, name in (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         state = _MEANING.get(state, state)
-        found[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
-    return found if found or not text.strip() else None
+        listed[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
+    return listed if listed or not text.strip() else None
 
 
 def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:

@@ -44,11 +44,6 @@ def _number(default: int | None, least: int, text: str) -> Any:
     return field(default=default, metadata={"least": least, "argument": {"help": text, "type": int}})
 
 
-def _key_and_value(word: str) -> tuple[str, str]:
-    key, _, value = word.partition("=")
-    return key, value
-
-
 @dataclass(frozen=True)
 class Options:
     """Resources of a job.
@@ -82,7 +77,7 @@ class Options:
         default_factory=dict,
         metadata={
             "argument": {
-                "action": "append", "type": _key_and_value, "metavar": "KEY=VALUE",
+                "action": "append", "type": lambda word: word.partition("=")[::2], "metavar": "KEY=VALUE",
                 "help": "any other option of sbatch, as qos=long or mem=64G; KEY alone is a flag; may be repeated",
             }
         },

@@ -33,8 +33,8 @@ from .spec import StageSpec, read_record
 
 def launch_files(folder: Path, required: bool = True) -> list[Path]:
     """The launch.json of a run folder, or of all stages below the folder of a pipeline or sweep."""
-    own = folder / "launch" / "launch.json"
-    files = [own] if own.is_file() else files_below(folder, "launch/launch.json")
+    file = folder / "launch" / "launch.json"
+    files = [file] if file.is_file() else files_below(folder, "launch/launch.json")
     if required and not files:
         raise UserError(f"nothing was started in {folder} (no launch/launch.json there or below)")
     return files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -130,10 +129,11 @@ class StageSpec:
     @classmethod
     def from_json(cls, data: Any) -> StageSpec:
         """The spec of a record."""
-        if isinstance(data, dict):
-            with contextlib.suppress(TypeError, AttributeError):
-                return cls(**{**data, "args": tuple(data.get("args", ()))})
-        raise UserError("the record of a stage is damaged, or of another version; start the stage by its own command")
+        try:
+            return cls(**{**data, "args": tuple(data["args"])})
+        except (TypeError, KeyError) as error:
+            what = "the record of a stage is damaged, or of another version"
+            raise UserError(f"{what} ({error}); start the stage by its own command") from error
 
     def check_entry(self) -> None:
         """Checks that a record's stage is one of this launcher, before it is started again."""

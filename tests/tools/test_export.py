@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,7 +51,6 @@ def run(tmp_path: Path) -> Path:
     file = moco(resnet_state("resnet18"), resnet_state("resnet18", seed=1))
     torch.save({**file, "step": 700, "config": load_config(None, keys).dump()}, folder / "checkpoint_final.pth")
     (folder / "stage.txt").write_text("pretrain\n")
-    (folder / "environment.txt").write_text("git: 0123abc\ntorch: 2.99\n")
     return folder
 
 
@@ -86,28 +86,13 @@ def test_the_cards_three_lines_give_the_features_of_a_photo(run: Path, tmp_path:
     assert (found - wanted).abs().max() < 2e-3 * wanted.abs().max()  # Pillow and torch round pixels differently
 
 
-def rewrite(path: Path, key: str, value: Any) -> None:
-    content = json.loads(path.read_text())
-    place = content.get("pretrained_cfg", content)
-    assert key in place and place[key] != value
-    place[key] = value
-    path.write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize("target", FOLDERS)
+@pytest.mark.parametrize("target", ["timm", pytest.param("onnx", marks=ONNX)])
 def test_a_wrong_export_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    write = getattr(backbone, f"_write_{target}")
-
-    def spoiled(source: backbone.Backbone, folder: Path) -> None:
-        write(source, folder)
-        if target == "timm":
-            rewrite(folder / "config.json", "crop_pct", 0.875)
-        else:
-            rewrite(folder / "preprocessor_config.json", "image_std", [0.229, 0.224, 0.225])
-
-    monkeypatch.setattr(backbone, f"_write_{target}", spoiled)
+    write = backbone._write_timm
+    monkeypatch.setattr(backbone, "_write_timm", lambda source, out: write(replace(source, resize=0), out))
+    monkeypatch.setattr(backbone._FromPixels, "forward", lambda self, images: self.resnet(images / 255))
     with pytest.raises(UserError, match=r"features of the exported model differs by .*; nothing was written"):
-        export.main([str(run), str(tmp_path / "out"), "--format", target])
+        export.main([str(run), str(tmp_path / ("out.onnx" if target == "onnx" else "out")), "--format", target])
     assert list(tmp_path.iterdir()) == [run]
 
 
@@ -146,14 +131,6 @@ def test_onnx_takes_pixels_of_any_number_and_size(tmp_path: Path, stem: str) -> 
     assert provenance["source_sha256"] == sha256(tmp_path / "weights.pth")
 
 
-@ONNX
-def test_a_wrong_onnx_file_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbone._FromPixels, "forward", lambda self, images: self.resnet(images / 255))
-    with pytest.raises(UserError, match="features of the exported model differs"):
-        export.main([str(run), str(tmp_path / "out.onnx"), "--format", "onnx"])
-    assert list(tmp_path.iterdir()) == [run]
-
-
 def test_what_a_target_cannot_represent_is_refused(run: Path, tmp_path: Path) -> None:
     state = resnet_state("resnet18", head=False)
     torch.save({**state, "conv1.weight": state["conv1.weight"][:, :, :3, :3].clone()}, tmp_path / "cifar.pth")
@@ -180,9 +157,8 @@ def test_a_missing_library_is_named(run: Path, tmp_path: Path, monkeypatch: pyte
 def test_a_card_says_what_is_recorded_and_no_more(run: Path, tmp_path: Path) -> None:
     sha = sha256(run / "checkpoint_final.pth")
     text = card.text(backbone.read(run), "timm", tmp_path / "out", 2e-7)
-    for line in ("| method | jcl |", "| pretrained on | cifar10 |", "| epochs | 200 |", "| steps | 700 |",
-                 "| seed | 3 |", f"| checkpoint | checkpoint_final.pth, SHA-256 {sha} |", "| versions | torch 2.99 |",
-                 "| commit of pretrain-to-transfer | 0123abc |"):  # fmt: skip
+    for line in ("| method | jcl |", "| pretrained on | cifar10 |", "| epochs | 200 |", "| seed | 3 |",
+                 f"| checkpoint | checkpoint_final.pth, SHA-256 {sha} |"):  # fmt: skip
         assert line in text.splitlines()
     torch.save(resnet_state("resnet18"), tmp_path / "plain.pth")
     text = card.text(backbone.read(tmp_path / "plain.pth"), "timm", tmp_path / "out", 0.0)

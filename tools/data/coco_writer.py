@@ -58,10 +58,8 @@ class CocoWriter:
     def add_crowd(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
         """Adds a crowd (``iscrowd`` 1) by its pixels, as uncompressed run lengths."""
         pixels = np.asfortranarray(mask, np.uint8)
-        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"))) + 1
-        counts = np.diff(np.concatenate([[0], changes, [pixels.size]])).tolist()
-        if pixels[0, 0]:  # the first run is of zeros
-            counts.insert(0, 0)
+        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"), prepend=0))  # the first run is of zeros
+        counts = np.diff(changes, prepend=0, append=pixels.size).tolist()
         encoded: Any = run_lengths.encode(pixels)
         box, area = run_lengths.toBbox(encoded).tolist(), float(run_lengths.area(encoded))
         segmentation = {"size": list(mask.shape), "counts": counts}
@@ -94,5 +92,5 @@ def polygons(mask: np.ndarray) -> list[list[float]]:
     """The outer outlines of (H, W) bool as COCO's polygons, [x0, y0, x1, y1, ...] in pixels; holes are filled."""
     fine = np.kron(mask.astype(np.uint8), np.ones((_FINE, _FINE), np.uint8))
     outlines: Sequence[np.ndarray] = cv2.findContours(fine, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
-    kept = [cv2.approxPolyDP(outline, 1.0, True)[:, 0] for outline in outlines]
-    return [((points + 0.5) / _FINE).ravel().round(2).tolist() for points in kept if len(points) >= 3]
+    simplified = [cv2.approxPolyDP(outline, 1.0, True)[:, 0] for outline in outlines]
+    return [((points + 0.5) / _FINE).ravel().round(2).tolist() for points in simplified if len(points) >= 3]

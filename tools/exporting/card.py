@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.model.encoder import feature_dim
-from tools.reporting.compare import environment
 from tools.reporting.runs import origin_of
 
 if TYPE_CHECKING:
@@ -55,20 +54,16 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
     """
     recorded, origin = backbone.provenance, origin_of(backbone.provenance)
     is_ours = bool(recorded.get("config") or recorded.get("fine_tuned_on"))
-    machine = environment(backbone.path.parent) if is_ours else {}
     resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     facts = {
         "architecture": backbone.arch,
         "method": origin.method,
         "pretrained on": origin.data,
         "epochs": origin.epochs,
-        "steps": recorded.get("step"),
         "seed": origin.seed,
         "encoder": recorded.get("encoder"),
         "other than the finished pretraining": origin.altered,
         "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
-        "commit of pretrain-to-transfer": machine.get("git"),
-        "versions": ", ".join(f"{name} {machine[name]}" for name in ("torch", "torchvision") if name in machine),
         "input": f"RGB, {backbone.size} x {backbone.size}{resized}",
         "mean and standard deviation": f"{backbone.mean}, {backbone.std}{'' if is_ours else ' (usual, not recorded)'}",
     }

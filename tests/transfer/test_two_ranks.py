@@ -127,7 +127,7 @@ def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
     """Rank 0 decides; a file that rank 1 does not see ends both, and so does one that only rank 1 sees."""
     if rank == 1:
         write(out, "model_0000005.pth", 5)
-    refused(lambda: checkpoints.agreed(out), "rank 1 of 2", "model_0000005.pth")
+    refused(lambda: checkpoints.agreed(out), out, "True on rank 1")
     (out / "model_0000005.pth").unlink(missing_ok=True)
     if rank == 0:
         write(out, "model_0000005.pth", 5)
@@ -144,6 +144,7 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     args = train_net.parse(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
     tiny_coco.write(folder / f"rank{rank}")
     os.chdir(folder / f"rank{rank}")  # each rank has its own disk
+    dist.barrier()  # both have written the config file
     annotations = Path("annotations.json")
     good = annotations.read_text()
     annotations.write_text("{" if rank == 0 else good)

@@ -20,7 +20,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,42 +53,53 @@ def main(argv: Sequence[str] | None = None) -> None:
     if (output / "predictions.json").exists():
         raise UserError(f"--output {output} holds earlier predictions; choose another folder, or remove it")
     check_writable(output / "predictions.json")
-    predict(engine, cfg, images, classes, output, args.batch, None if args.no_pictures else args.threshold)
+    predict(engine, cfg, images, classes, output, None if args.no_pictures else args.threshold)
 
 
 def predict(
-    engine_name: str, cfg: CfgNode, images: dict[str, str], classes: list[dict[str, Any]], output: Path, size: int,
+    engine_name: str, cfg: CfgNode, images: dict[str, str], classes: list[dict[str, Any]], output: Path,
     threshold: float | None,
 ) -> None:  # fmt: skip
-    """Writes what a detector finds on images.
+    """Writes what a detector finds on images, one per batch as in an evaluation, and names those that are unreadable.
 
     Args:
         cfg: MODEL.WEIGHTS is the detector's file.
         images: name -> path.
         classes: COCO's category records, in the order of the detector's labels.
-        size: images per batch.
         threshold: the least score in pictures; None: no pictures.
 
     Raises:
         UserError: the weights do not fit, or no image can be read.
     """
+    import torch
+
     from pretrain.common.stage import explained
+    from pretrain.common.workers import ShieldedDataLoader
     from transfer.coco.visualize import draw_predictions, picture_file
-    from transfer.distributed import join
+    from transfer.distributed import join, reported
     from transfer.train import build
     from transfer.weights.load import read_weights
 
     engine: Any = importlib.import_module(f"transfer.{engine_name}_engine.engine")
     device, weights = join(cfg.MODEL.DEVICE), read_weights(cfg.MODEL.WEIGHTS)
-    names, ids = dict(enumerate(images, 1)), [category["id"] for category in classes]
+    records = [{"file_name": path, "image_id": id_, "annotations": []} for id_, path in enumerate(images.values(), 1)]
+    names, category_ids = dict(enumerate(images, 1)), [category["id"] for category in classes]
     seen: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as logs, explained("prediction"):  # logs: Detectron2's
-        cfg.OUTPUT_DIR = logs
+    with tempfile.TemporaryDirectory() as logs, explained("prediction"), torch.no_grad():
+        cfg.OUTPUT_DIR = logs  # Detectron2's
         cfg, model = build(engine, cfg, device, weights, print)
+        batches = [[(index, index)] for index in range(len(records))]
+        loader = ShieldedDataLoader(
+            engine.test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, collate_fn=list
+        )
+        model.eval()
         began = time.perf_counter()
-        for image, predictions in _detections(engine, cfg, model, list(images.values()), ids, size):
-            name = names[image["image_id"]]
+        for (image,) in reported(loader, len(batches), "prediction", print):
+            if isinstance(image, UserError):
+                print(f"skipped: {image}", file=sys.stderr)
+                continue
+            predictions, name = engine.results(model, [image], category_ids), names[image["image_id"]]
             seen.append(
                 {"id": image["image_id"], "file_name": name, "height": image["height"], "width": image["width"]}
             )
@@ -105,32 +116,6 @@ def predict(
         f"{output}: {len(results)} predictions on {len(seen)} images, {len(images) - len(seen)} skipped; "
         f"{len(seen) / seconds:.1f} images/s on {device} with the {engine_name} engine"
     )
-
-
-def _detections(
-    engine: Any, cfg: CfgNode, model: Any, paths: list[str], ids: list[int], size: int
-) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each image that can be read, as the model takes it, with its detections; names the others."""
-    import torch
-
-    from pretrain.common.workers import ShieldedDataLoader
-    from transfer.distributed import reported
-
-    records = [{"file_name": path, "image_id": number, "annotations": []} for number, path in enumerate(paths, 1)]
-    items = [(index, index) for index in range(len(records))]
-    batches = [items[first : first + size] for first in range(0, len(items), size)]
-    dataset = engine.test_images(cfg, records)
-    loader = ShieldedDataLoader(dataset, batches, cfg.DATALOADER.NUM_WORKERS, collate_fn=list)
-    model.eval()
-    for batch in reported(loader, len(batches), "prediction", print):
-        for image in batch:
-            if isinstance(image, UserError):
-                print(f"skipped: {image}", file=sys.stderr)
-        readable = [image for image in batch if not isinstance(image, UserError)]
-        with torch.no_grad():
-            predictions = engine.results(model, readable, ids) if readable else []
-        for image in readable:
-            yield image, [record for record in predictions if record["image_id"] == image["image_id"]]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -150,10 +135,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="what runs the detector (auto: what trained it; without a run, Detectron2 if it is installed)",
     )  # fmt: skip
     parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help="least score in pictures (0.5)")
-    parser.add_argument(
-        "--batch", type=int, default=1, metavar="N",
-        help="images per batch (1, as in an evaluation); padding images to one size changes scores slightly",
-    )  # fmt: skip
     parser.add_argument("--no-pictures", action="store_true", help="write the JSON files only, which is faster")
     extensions.add_option(parser)
     config_overrides.add_keys(parser, described_keys)
@@ -164,8 +145,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.images, args.opts = args.images[:first], args.images[first:] + words
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
-    if args.batch < 1:
-        raise UserError(f"--batch is {args.batch}; give at least 1")
     check_name(args.output, "--output")
     return args
 

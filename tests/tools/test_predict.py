@@ -53,12 +53,12 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
 
 
 def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) -> None:
-    """The classes' names are in the run's results; several images per batch, and no pictures."""
+    """The classes' names are in the run's results; no pictures."""
     work(tmp_path, "torchvision")
     run, photos = tmp_path / "out", tmp_path / "photos"
     shutil.move(tmp_path / "data", photos)
     words = [str(photos), "--run", str(run), "--output"]
-    predict.main([*words, str(tmp_path / "made"), "--batch", "4", "--no-pictures"])
+    predict.main([*words, str(tmp_path / "made"), "--no-pictures"])
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["images.json", "predictions.json"]
     content = json.loads((tmp_path / "made" / "images.json").read_text())
     assert content["categories"] == [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]
@@ -81,7 +81,6 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) 
         (["empty", "--run", "data"], "no images in empty"),
         (["data", "data/1.png", "--run", "data"], "two images are called 1.png"),
         (["data", "--run", "data", "--threshold", "50"], "--threshold is 50"),
-        (["data", "--run", "data", "--batch", "0"], "--batch is 0"),
     ],
 )
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:

@@ -24,14 +24,6 @@ from transfer.weights.load import read_weights
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def single_process():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            patch.delenv(name, raising=False)
-        yield
-
-
 PRECISE = {"TEST__PRECISE_BN__ENABLED": True, "TEST__PRECISE_BN__NUM_ITER": 2, "TEST__EVAL_PERIOD": 2}
 
 
@@ -53,13 +45,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     name = tiny_coco.write(folder / "data")
     return name, folder / "out", run(masks(folder / "out", name), visualize=2)
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    """The same, in a folder that a test may change."""
-    shutil.copytree(finished[1], tmp_path / "out")
-    return finished[0], tmp_path / "out", finished[2]
 
 
 def stop_after(monkeypatch, steps: int) -> None:
@@ -154,20 +139,9 @@ def test_steps_that_fp16_skips_are_counted_and_many_in_a_row_end_the_run(tmp_pat
         run(tiny_coco.config(tmp_path / "all", name))
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(copied):
-    name, out, _ = copied
-    expected = saved(out)
-    for broken in ("model_final.pth", "model_0000003.pth"):
-        (out / broken).write_bytes((out / broken).read_bytes()[:5000])
-    run(masks(out, name), resume=True)
-    assert "trying the checkpoint before it" in (out / "log.txt").read_text()
-    assert_equal_states(saved(out), expected)
-    iterations = [json.loads(line)["iteration"] for line in (out / "metrics.json").read_text().splitlines()]
-    assert iterations == [1, 3]
-
-
-def test_a_finished_run_is_evaluated_again_but_not_trained(copied):
-    name, out, metrics = copied
+def test_a_finished_run_is_evaluated_again_but_not_trained(finished, tmp_path):
+    name, whole, metrics = finished
+    out = shutil.copytree(whole, tmp_path / "out")
     written = (out / "model_final.pth").stat().st_mtime_ns
     assert run(masks(out, name), resume=True) == metrics
     assert (out / "log.txt").read_text().count("training on 5 images") == 1

@@ -6,7 +6,6 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import yaml
 from pretrain.common.weights_file import read
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
+from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
 from tests.tools.launcher.helpers import CONFIGS, HERE, job_of, run_alone, shown, tries, wait_for
 from tests.tools.launcher.test_slurm_slow import reasons
 from tools.launcher import pipeline, stages
@@ -56,17 +56,11 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     monkeypatch.setenv("P2T_IMPORT", str(folder / "extension.py"))
 
 
-@pytest.fixture
-def whole(images: Path, tmp_path: Path) -> Path:
-    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
-    return tmp_path / "whole"
-
-
 def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
-    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    whole: Path,
-):  # fmt: skip
+    slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """An epoch of 6 steps takes 30 s beside the start; each attempt may use 60 s less 40 s."""
+    run_alone(stages.pretrain("", overrides(images, tmp_path / "whole", "SOLVER.EPOCHS", "1")))
     extend(monkeypatch, tmp_path, _SLOW_STEPS)
     never = ("SOLVER.EPOCHS", "1", "SOLVER.CHECKPOINT_PERIOD", "1000000")
     spec = stages.pretrain("", overrides(images, tmp_path / "cut", *never))
@@ -75,7 +69,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     ended = reasons(tmp_path / "cut")
     assert len(ended) > 1 and set(ended[:-1]) == {("requeued", "SIGUSR2")} and ended[-1] == ("done", "")
     assert [line["iteration"] for line in lines(tmp_path / "cut", "loss")] == list(range(6))
-    assert_same_end(tmp_path / "cut", whole)
+    assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
@@ -125,41 +119,23 @@ def test_pretraining_on_two_nodes_equals_one_process(
     assert one == pytest.approx(two, rel=1e-4) and len(one) == 3
 
 
-def smoke_plan(folder: Path) -> dict[str, Any]:
-    """Digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps."""
-    digits = folder / "digits"
-    truth = f"coco:{digits}/coco/annotations/instances_"
-    coco = [f"('{truth}{split}.json:{digits}/coco/{split}',)" for split in ("train", "val")]
-    size = ["--images", "64", "--val-images", "16", "--scenes", "8", "--val-scenes", "4"]
-    return {
-        "DATA": ["digits", *size, str(digits)],
-        "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
-        "OVERRIDES": [
-            "DATA.TRAIN", f"folder:{digits}/images/train", "DATA.VAL", f"folder:{digits}/images/val", "METHOD.NUM_KEYS",
-            "2", "VIEWS.IMAGE_SIZE", "32", "MODEL.STEM", "imagenet", "MODEL.QUEUE_SIZE", "32", "SOLVER.IMS_PER_BATCH",
-            "8", "MODEL.BN_GROUPS", "4", "SOLVER.EPOCHS", "5", "SOLVER.LOG_PERIOD", "1",
-            "DATALOADER.NUM_WORKERS", "0", "PROBE.KNN_K", "5", "DEVICE", "cpu",
-        ],
-        "TRANSFER": {"mask": str(MASK)},
-        "TRANSFER_OVERRIDES": [
-            "DATASETS.TRAIN", coco[0], "DATASETS.TEST", coco[1], "MODEL.ROI_HEADS.NUM_CLASSES", "10",
-            "MODEL.RESNETS.DEPTH", "18", "MODEL.RESNETS.RES2_OUT_CHANNELS", "64", "MODEL.DEVICE", "cpu",
-            "SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(36,)", "SOLVER.BASE_LR", "0.01",
-            "SOLVER.WARMUP_ITERS", "10", "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0", "SOLVER.CHECKPOINT_PERIOD", "1000",
-            "INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64", "DATALOADER.NUM_WORKERS", "0",
-            "MODEL.FPN.OUT_CHANNELS", "64", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "32",
-            "MODEL.ROI_BOX_HEAD.FC_DIM", "64", "MODEL.ROI_MASK_HEAD.NUM_CONV", "1",
-            "MODEL.ROI_MASK_HEAD.CONV_DIM", "32", "TEST.DETECTIONS_PER_IMAGE", "40",
-            "TEST.PRECISE_BN.NUM_ITER", "2", "SEED", "1",
-        ],
-    }  # fmt: skip
+SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a few steps
+    "DATA": f"{DIGITS} datasets/digits",
+    "BRANCHES": {"jcl": {"PRETRAIN": str(RECIPE)}},
+    "OVERRIDES": f"{PRETRAINING} METHOD.NUM_KEYS 2 MODEL.STEM imagenet MODEL.BN_GROUPS 4 SOLVER.MAX_STEPS 40 "
+    "SOLVER.LOG_PERIOD 1 DATA.VAL folder:datasets/digits/images PROBE.KNN_K 5 DEVICE cpu",
+    "TRANSFER": {"mask": str(MASK)},
+    "TRANSFER_OVERRIDES": f"{FINE_TUNING} MODEL.RESNETS.DEPTH 18 MODEL.RESNETS.RES2_OUT_CHANNELS 64 MODEL.DEVICE cpu "
+    "SOLVER.MAX_ITER 40 SOLVER.STEPS (36,) SOLVER.BASE_LR 0.01 SOLVER.WARMUP_ITERS 10 MODEL.FPN.OUT_CHANNELS 64 "
+    "MODEL.ROI_BOX_HEAD.FC_DIM 64 MODEL.ROI_MASK_HEAD.NUM_CONV 1 MODEL.ROI_MASK_HEAD.CONV_DIM 32 SEED 1",
+}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
 ):
-    Path("smoke.yaml").write_text(yaml.safe_dump({**smoke_plan(tmp_path), "ENGINE": engine}))
+    Path("smoke.yaml").write_text(yaml.safe_dump({**SMOKE, "ENGINE": engine}))
     assert run(pipeline.load("smoke.yaml", "whole"), HERE) == 0
     graph = pipeline.load("smoke.yaml", "cut")
     assert run(graph, slurm_options) == 0

@@ -28,10 +28,10 @@ def table(runs: Sequence[Run]) -> Iterable[Table]:
     groups: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for run in runs:
         config, path = dict(flatten(run.config)), run.folder / "environment.txt"
-        if found := cost(read_metrics(run.folder), config.get("SOLVER.IMS_PER_BATCH", 0)):
+        if trained := cost(read_metrics(run.folder), config.get("SOLVER.IMS_PER_BATCH", 0)):
             text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
             machine = _machine(text, "cpu" in (config.get("DEVICE"), config.get("MODEL.DEVICE")))
-            groups.setdefault((re.sub(r"_seed=[^/]*", "", names[run.folder]), machine), []).append(found)
+            groups.setdefault((re.sub(r"_seed=[^/]*", "", names[run.folder]), machine), []).append(trained)
     rows = []
     for (name, machine), costs in groups.items():
         speeds, hours, mib = zip(*costs, strict=True)

@@ -167,8 +167,8 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
     if kind != "kNN":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
         unused |= {"STEPS", "GAMMA"} if recorded.get("LR_SCHEDULE") == "cosine" else set()
-    kept = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
-    return str(recorded["val"]), {**kept, "encoder": encoder}
+    settings = {key.lower().replace("_", " "): value for key, value in recorded.items() if key not in unused}
+    return str(recorded["val"]), {**settings, "encoder": encoder}
 
 
 def differing(protocols: Sequence[Protocol]) -> list[str]:

@@ -91,9 +91,9 @@ def published(items: Sequence[Item]) -> Iterable[Table]:
         elif isinstance(item, Detection):
             scores = item.metrics.get(papers.TASKS[item.detector], {})
             measured.append(_Measured(papers.detection_result(item), scores, sample, item.engine))
-    measured = [one for one in measured if one.verdict.numbers]
-    for name, engine in dict.fromkeys((one.verdict.table, one.engine) for one in measured):
-        yield _published(name, engine, [one for one in measured if (one.verdict.table, one.engine) == (name, engine)])
+    measured = [run for run in measured if run.verdict.numbers]
+    for name, engine in dict.fromkeys((run.verdict.table, run.engine) for run in measured):
+        yield _published(name, engine, [run for run in measured if (run.verdict.table, run.engine) == (name, engine)])
 
 
 def _published(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
@@ -105,9 +105,9 @@ def _published(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
         cells.append([_label(row)])
         for metric in metrics:
             samples: Samples = {}
-            for one in measured:
-                if one.verdict.row == row and (value := one.scores.get(metric)) is not None:
-                    samples.setdefault(one.sample, []).append(value)
+            for run in measured:
+                if run.verdict.row == row and (value := run.scores.get(metric)) is not None:
+                    samples.setdefault(run.sample, []).append(value)
             ours = fmean(map(fmean, samples.values())) if samples else None
             difference = f"{ours - float(row[metric]):+.1f}" if row[metric] and ours is not None else "-"
             cells[-1] += [row[metric] or "-", counted(samples), difference]

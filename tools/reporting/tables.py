@@ -58,8 +58,8 @@ def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
 def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
     """Yields one table per data set that was scored, and one of the pretrainings without a score."""
     for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
-        mine = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
-        yield _probe_table(scored_on, [row for row in mine if row.probes], names)
+        scored = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
+        yield _probe_table(scored_on, [row for row in scored if row.probes], names)
     unscored = [_about(row, names) for row in rows if not row.probes]
     if unscored:
         why = "Their data have no labels, or no val split; DATA.PROBE_TRAIN and DATA.VAL name others."
@@ -130,11 +130,11 @@ def _refusals(verdicts: Iterable[tuple[str, papers.Verdict]]) -> list[str]:
 
 
 def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
-    found: list[Protocol] = []
+    distinct: list[Protocol] = []
     for protocol in protocols:
-        if protocol not in found:
-            found.append(protocol)
-    return found
+        if protocol not in distinct:
+            distinct.append(protocol)
+    return distinct
 
 
 def _table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # torch is imported only after the paths are checked
     from torch import Tensor
 
     from pretrain.common.backbone_file import BackboneFile
+    from pretrain.common.weights_file import WeightsFile
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
@@ -86,11 +87,12 @@ def convert(
 
     from .weights.verify import verify
 
-    path = find_source(source)
+    file = open_source(source, unsafe_pickle)
+    path = file.path
     of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
     if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
-    backbone, provenance = read_source(path, encoder, unsafe_pickle)
+    backbone, provenance = read_source(file, encoder)
     if backbone.stem == "cifar" and not back:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
@@ -119,21 +121,42 @@ def convert(
     return Conversion(output, provenance, errors)
 
 
-def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False) -> tuple[BackboneFile, dict[str, Any]]:
+def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> WeightsFile:
+    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself; read once.
+
+    Raises:
+        UserError: nothing is there, no good checkpoint, or an unreadable file.
+    """
+    from pretrain.common import checkpoint
+    from pretrain.common.weights_file import read_weights_file
+
+    from . import checkpoints
+
+    if not os.path.isdir(source):
+        return read_weights_file(source, unsafe_pickle)
+    paths = checkpoints.all_in(source) or checkpoint.all_in(source)
+    if newest := checkpoint.first_readable(paths, source, warn, read_weights_file):
+        return newest[1]
+    raise UserError(
+        f"{source} holds no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
+        "training, or name another folder or file"
+    )
+
+
+def read_source(source: WeightsFile, encoder: str = "query") -> tuple[BackboneFile, dict[str, Any]]:
     """The backbone in a file, and its provenance with what a detector's config must agree with (Detectron2's keys).
 
     Raises:
-        UserError: unreadable, or no backbone in it.
+        UserError: no backbone in it.
     """
     from pretrain.common.backbone_file import extract_backbone
-    from pretrain.common.weights_file import read_weights_file
 
     from .weights.caffe2 import from_caffe2
     from .weights.load import detector_provenance
 
-    file, needs = from_caffe2(read_weights_file(path, unsafe_pickle))
+    file, needs = from_caffe2(source)
     backbone = extract_backbone(file, encoder)
-    source, known = backbone.provenance, needs or detector_provenance(path)
+    origin, known = backbone.provenance, needs or detector_provenance(source.path)
     fits: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
@@ -146,31 +169,9 @@ def read_source(path: Path, encoder: str = "query", unsafe_pickle: bool = False)
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
         fits |= {f"MODEL.PIXEL_{name}": [round(255 * value, 6) for value in views[name]] for name in ("MEAN", "STD")}
     if "fine_tuned_on" in known:  # method, epoch and config are those of the pretraining, not of the fine-tuning
-        source = {key: source[key] for key in ("source", "source_sha256", "arch", "stem")}
-        source["earlier_source"] = known.get("source")
-    return backbone, {**fits, **known, **source}
-
-
-def find_source(source: str | Path, warn: Callable[[str], None] = print) -> Path:
-    """A run folder's newest good checkpoint (of pretraining or of a detector), or a file itself.
-
-    Raises:
-        UserError: nothing is there, or no good checkpoint.
-    """
-    from pretrain.common import checkpoint
-
-    from . import checkpoints
-
-    source = Path(source)
-    if os.path.isdir(source):
-        if newest := checkpoints.newest(source, warn):
-            return newest[0]
-        if stage_of(source) == "transfer":
-            raise UserError(
-                f"{source} is a detector's run folder, but holds no checkpoint (model_*.pth); resume its training, or "
-                "name another folder or file"
-            )
-    return checkpoint.resolve(source, warn)
+        origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
+        origin["earlier_source"] = known.get("source")
+    return backbone, {**fits, **known, **origin}
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

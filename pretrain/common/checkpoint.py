@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from .run_folder import cannot_write, remove, replacing
 from .weights_file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
+Content = TypeVar("Content")
 
 
 def path_of_step(output_dir: str | Path, step: int) -> Path:
@@ -51,8 +52,8 @@ def all_in(output_dir: str | Path) -> list[Path]:
 
 
 def first_readable(
-    paths: Sequence[Path], output_dir: str | Path, warn: Callable[[str], None], read: Callable[[Path], dict[str, Any]]
-) -> tuple[Path, dict[str, Any]] | None:
+    paths: Sequence[Path], output_dir: str | Path, warn: Callable[[str], None], read: Callable[[Path], Content]
+) -> tuple[Path, Content] | None:
     """The first of a run folder's ``paths`` that ``read`` does not find damaged, and its content; None: no paths.
 
     Raises:

@@ -31,7 +31,7 @@ from pretrain.common.run_folder import json_text, replacing
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
-from transfer.convert import find_source, read_source
+from transfer.convert import open_source, read_source
 from transfer.weights.verify import compare
 
 from . import card
@@ -80,8 +80,8 @@ def read(source: Path) -> Backbone:
     Raises:
         UserError: unreadable, no backbone in it, or one that torchvision's ResNet on RGB images cannot compute.
     """
-    path = find_source(source)
-    file, known = read_source(path)
+    weights = open_source(source)
+    path, (file, known) = weights.path, read_source(weights)
     if known["MODEL.RESNETS.STRIDE_IN_1X1"] and is_bottleneck(file.arch):
         raise UserError(f"{path} strides in the 1x1 convolutions; only ResNets that stride in the 3x3 are exported")
     if known["INPUT.FORMAT"] != "RGB":

@@ -207,9 +207,9 @@ def content_of(weights: str) -> str:
     if os.path.isdir(path):  # pathlib's raise where the name is too long
         checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
         if len(checkpoints) > 1:  # which is the newest good one is in the files; reading them takes torch
-            from transfer.convert import find_source
+            from transfer.convert import open_source
 
-            checkpoints = [find_source(path, warn=lambda _: None)]
+            checkpoints = [open_source(path, warn=lambda _: None).path]
         path = checkpoints[0] if checkpoints else path
     if not os.path.isfile(path):
         return ""

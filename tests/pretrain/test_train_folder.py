@@ -1,4 +1,4 @@
-"""A run folder belongs to one run: who may enter it, what a fresh start finds, what a resumed run needs."""
+"""A run folder belongs to one run: who may enter it, what a fresh start finds, which checkpoints fit."""
 
 import pytest
 import torch
@@ -7,8 +7,12 @@ from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
+from pretrain.common.weights_file import tensor_digest
 from pretrain.model import objectives
-from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run
+from pretrain.state import from_checkpoint, to_checkpoint
+from tests.errors import refused
+from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run, training
+from tests.pretrain.test_steps import config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -71,3 +75,34 @@ def test_skipped_steps_are_counted_over_a_stop(images, tmp_path, monkeypatch):
     assert run(images, tmp_path, *words)["skipped_steps"] == 2
     assert [line["loss_scale"] for line in lines(tmp_path, "loss")] == [2.0**16, 2.0**15, 2.0**15, 2.0**14]
     assert "fp16: 2 of 4 steps were skipped" in (tmp_path / "log.txt").read_text()
+
+
+def digest(model: torch.nn.Module) -> str:
+    return tensor_digest(*model.state_dict().values())
+
+
+def test_a_state_round_trips_and_other_bn_groups_are_reported():
+    logged: list[str] = []
+    first, cfg = training(config("jcl")), config("jcl", "MODEL.BN_GROUPS", "4")
+    with torch.no_grad():
+        first.objective.encoder.conv1.weight += 1
+    second = training(cfg)
+    assert digest(first.objective.model) != digest(second.objective.model)
+    assert from_checkpoint(second, to_checkpoint(first, config("jcl"), 3, 9, 0), logged.append) == 3
+    assert digest(first.objective.model) == digest(second.objective.model)
+    assert len(logged) == 1 and "batch-norm statistics over 2 parts of the batch and continues with 4" in logged[0]
+
+
+def test_weights_that_are_not_finite_are_not_saved():
+    poisoned = training(config("mocov2"))
+    with torch.no_grad():
+        poisoned.objective.encoder.conv1.weight[0] = float("nan")
+    refused(lambda: to_checkpoint(poisoned, config("mocov2"), 1, 9, 0), "step 1", "nothing was saved")
+
+
+@pytest.mark.parametrize(("changes", "name"), [({"optimizer": None}, "'optimizer'"), ({"state_dict": [1]}, "fit")])
+def test_a_checkpoint_that_no_run_can_resume_from_is_one_line(changes, name):
+    one = training(config("mocov2"))
+    state = {**to_checkpoint(one, config("mocov2"), 1, 9, 0), **changes}
+    state = {key: value for key, value in state.items() if value is not None}
+    refused(lambda: from_checkpoint(one, state, lambda _: None), "the checkpoint", name, "choose another OUTPUT_DIR")

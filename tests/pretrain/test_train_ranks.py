@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
@@ -95,13 +94,3 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
 
 def test_uneven_ranks_log_the_means_of_all_images_and_the_rank_that_diverged_names_its_own(images, tmp_path):
     run_ranks(_one_rank_diverges, 2, images, tmp_path / "run")
-
-
-def _joins_and_leaves(images: Path, output: Path) -> None:
-    run(images, output, "SOLVER.MAX_STEPS", "1", "SOLVER.EPOCHS", "1")
-    assert not dist.is_initialized()
-    assert checkpoint.read(output / "checkpoint_final.pth")["step"] == 1
-
-
-def test_a_run_joins_its_process_group_and_leaves_it(images, tmp_path):
-    run_ranks(_joins_and_leaves, 2, images, tmp_path / "run", device=None)

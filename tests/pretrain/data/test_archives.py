@@ -22,31 +22,6 @@ from tests.pretrain.images import picture, write_folder
 RNG = np.random.default_rng(0)
 
 
-def write_pickle(path: Path, content: dict) -> tuple[str, str]:
-    """As the CIFAR archives hold it; returns torchvision's (file name, MD5)."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(pickle.dumps(content))
-    return path.name, hashlib.md5(path.read_bytes()).hexdigest()
-
-
-def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "cifar-10-batches-py"
-    pixels = RNG.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)  # planes of red, green, blue
-    batches = [{"data": pixels[i : i + 1].reshape(1, 3072), "labels": [9 - i]} for i in range(6)]
-    train = [write_pickle(folder / f"data_batch_{i + 1}", batches[i]) for i in range(5)]
-    meta = write_pickle(folder / "batches.meta", {"label_names": [f"class{i}" for i in range(10)]})
-    monkeypatch.setattr(tv.CIFAR10, "train_list", train)
-    monkeypatch.setattr(tv.CIFAR10, "test_list", [write_pickle(folder / "test_batch", batches[5])])
-    monkeypatch.setattr(tv.CIFAR10, "meta", {"filename": meta[0], "key": "label_names", "md5": meta[1]})
-    data = load("cifar10", "train", tmp_path)
-    assert len(data) == 5 and data.labels is not None and data.labels.tolist() == [9, 8, 7, 6, 5]
-    assert data.classes[3] == "class3" and data.image_name(2) == "cifar10/train[2]"
-    np.testing.assert_array_equal(data.read(2), pixels[2].transpose(1, 2, 0))
-    np.testing.assert_array_equal(load("cifar10", "val", tmp_path).read(0), pixels[5].transpose(1, 2, 0))
-    (folder / "data_batch_2").write_bytes(b"damaged")
-    refused(lambda: load("cifar10", "train", tmp_path), "cifar10")
-
-
 def test_fashion_mnist(tmp_path: Path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
@@ -57,11 +32,9 @@ def test_fashion_mnist(tmp_path: Path):
     data = load("fashion_mnist", "val", tmp_path)
     assert data.labels is not None and data.labels.tolist() == [3, 1, 0, 9] and data.classes[9] == "Ankle boot"
     np.testing.assert_array_equal(data.read(1), np.dstack([pixels[1]] * 3))
-    (raw / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 9) + bytes(5))
-    refused(lambda: load("fashion_mnist", "val", tmp_path), tmp_path / "FashionMNIST", "incomplete or damaged")
 
 
-def test_stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stl10(tmp_path: Path):
     folder = tmp_path / "stl10_binary"
     folder.mkdir()
     pixels = RNG.integers(0, 256, (5, 3, 96, 96), dtype=np.uint8)  # planes, each column by column
@@ -76,8 +49,6 @@ def test_stl10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert train.image_name(3) == "stl10/unlabeled[1]"
     np.testing.assert_array_equal(train.read(1), pixels[1].transpose(2, 1, 0))
     np.testing.assert_array_equal(train.read(3), pixels[3].transpose(2, 1, 0))
-    monkeypatch.setattr(tv.STL10, "_check_integrity", lambda _: True)  # its checksums are those of the full files
-    np.testing.assert_array_equal(val.read(0), np.asarray(tv.STL10(str(tmp_path), "test")[0][0]))
     (folder / "test_y.bin").write_bytes(bytes([2, 3]))
     refused(lambda: load("stl10", "val", tmp_path), folder)
 
@@ -90,10 +61,8 @@ def test_tiny_imagenet(tmp_path: Path):
     (root / "wnids.txt").write_text("n02\nn01\n")
     (root / "val/val_annotations.txt").write_text("val_1.JPEG\tn01\t0\t0\t9\t9\nval_0.JPEG\tn02\t0\t0\t9\t9\n")
     train, val = load("tiny_imagenet", "train", tmp_path), load("tiny_imagenet", "val", tmp_path)
-    assert train.image_name(0) == f"{root}/train/n01/images/n01_0.JPEG" and train.classes == val.classes == [
-        "n01",
-        "n02",
-    ]
+    assert train.image_name(0) == f"{root}/train/n01/images/n01_0.JPEG"
+    assert train.classes == val.classes == ["n01", "n02"]
     assert train.labels is not None and train.labels.tolist() == [0, 0, 1]
     assert [val.image_name(i) for i in range(2)] == [f"{root}/val/images/val_{i}.JPEG" for i in range(2)]
     assert val.labels is not None and val.labels.tolist() == [1, 0]
@@ -141,6 +110,13 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
     refused(lambda: fetch("val"), root / "tiny-imagenet-200", "incomplete or damaged", "DATA.DOWNLOAD")
 
 
+def write_pickle(path: Path, content: dict) -> tuple[str, str]:
+    """As the CIFAR archives hold it; returns torchvision's (file name, MD5)."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pickle.dumps(content))
+    return path.name, hashlib.md5(path.read_bytes()).hexdigest()
+
+
 def test_an_archive_of_torchvisions_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, root = tmp_path / "cifar-100-python", tmp_path / "root"
     pixels = RNG.integers(0, 256, (2, 3072), dtype=np.uint8)
@@ -153,7 +129,8 @@ def test_an_archive_of_torchvisions_is_fetched(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(tv.CIFAR100, "test_list", [test])
     monkeypatch.setattr(tv.CIFAR100, "meta", {"filename": meta[0], "key": "fine_label_names", "md5": meta[1]})
     data = load("cifar100", "val", root, download=True)
-    assert data.labels is not None and data.labels.tolist() == [7] and len(data.classes) == 100
+    assert data.labels is not None and data.labels.tolist() == [7] and data.classes[3] == "class3"
+    assert data.image_name(0) == "cifar100/val[0]"
     np.testing.assert_array_equal(data.read(0), pixels[0].reshape(3, 32, 32).transpose(1, 2, 0))
     assert os.listdir(root) == ["cifar-100-python"]
     (root / "cifar-100-python/train").write_bytes(b"half")

@@ -119,3 +119,18 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(folders.os, "scandir", denied)
     refused(lambda: load(f"folder:{tmp_path}", "train"), tmp_path / "cat", "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "named"),
+    [
+        ("folder:{}/none", "train", "/none"), ("folder:{}", "train", ".jpg"),
+        ("imagenet", "train", "/imagenet/train/n########"), ("imagenet100", "val", "/imagenet/val"),
+        ("cifar10", "train", "/cifar-10-batches-py"), ("cifar100", "val", "/cifar-100-python"),
+        ("fashion_mnist", "val", "/FashionMNIST/raw"), ("stl10", "train", "/stl10_binary"),
+        ("tiny_imagenet", "val", "/tiny-imagenet-200"), (".", "train", "folder:."), ("cifra10", "train", "'cifar10'"),
+        ("cifar10", "test", "'test'"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
+    refused(lambda: load(name.format(tmp_path), split, tmp_path), named)

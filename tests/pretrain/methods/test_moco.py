@@ -47,10 +47,3 @@ def test_metrics_and_what_is_enqueued():
     torch.testing.assert_close(result.metrics["positive_similarity"], torch.tensor(0.6))
     assert result.enqueue_ND is not None
     assert torch.equal(result.enqueue_ND, keys[0])
-
-
-def test_uniform_logits_give_log_of_the_number_of_candidates():
-    q = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    queue = torch.tensor([[0.6] * 9, [0.8] * 9], dtype=torch.float64)
-    keys = torch.tensor([[[0.6, -0.8]]], dtype=torch.float64)
-    assert math.isclose(float(moco(q, keys, queue, temperature=0.07).loss), math.log(10), rel_tol=1e-12)

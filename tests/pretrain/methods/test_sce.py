@@ -62,14 +62,6 @@ def test_proposition_1(seed: int, tau: float, tau_m: float, lambda_: float):
     assert math.isclose(whole, lambda_ * info_nce + (1 - lambda_) * (relational + ceil), rel_tol=1e-9)
 
 
-@pytest.mark.parametrize("mask_positive", [True, False])
-@drawn(seed=SEEDS, tau=TEMPERATURES, tau_m=TEMPERATURES)
-def test_lambda_1_is_moco(mask_positive: bool, seed: int, tau: float, tau_m: float):
-    case = queue_case(seed)
-    loss = sce(*case, temperature=tau, key_temperature=tau_m, lambda_=1.0, mask_positive=mask_positive).loss
-    torch.testing.assert_close(loss, moco(*case, temperature=tau).loss)
-
-
 def test_no_gradient_through_the_target():
     """The key's gradient is the positive logit's alone: weight (p_0 - w_0) on q / tau."""
     q, keys, queue = queue_case(1, queries=1)

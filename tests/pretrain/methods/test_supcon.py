@@ -7,7 +7,6 @@ import math
 import torch
 
 from pretrain.methods.supcon import supcon
-from pretrain.methods.tcl import tcl
 from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, BatchCase, batch_case, drawn
 
 
@@ -27,13 +26,6 @@ def oracle(case: BatchCase, temperature: float) -> float:
 def test_loss_is_l_out(seed: int, temperature: float):
     case = batch_case(seed, LABELS)
     assert math.isclose(supcon(*case, temperature=temperature).loss.item(), oracle(case, temperature), rel_tol=1e-9)
-
-
-@drawn(seed=SEEDS, temperature=TEMPERATURES)
-def test_tcl_nears_supcon_as_k1_vanishes(seed: int, temperature: float):
-    case = batch_case(seed, LABELS)
-    near = tcl(*case, temperature=temperature, k1=1e-9, k2=1.0).loss
-    torch.testing.assert_close(near, supcon(*case, temperature=temperature).loss, rtol=1e-6, atol=1e-6)
 
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)

@@ -59,14 +59,6 @@ def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, 
     torch.testing.assert_close(found(), whole)
 
 
-def test_gradcheck():
-    anchors, candidates, *labels = batch_case(0, LABELS)
-    for k1, k2 in ((0.0, 1.0), (1.0, 1.5), (5000.0, 1.0), (2.0, 0.0)):
-        assert torch.autograd.gradcheck(
-            lambda a, c, k1=k1, k2=k2: tcl(a, c, *labels, temperature=0.2, k1=k1, k2=k2).loss, (anchors, candidates)
-        )
-
-
 @drawn(seed=SEEDS, tau=TEMPERATURES, k1=st.floats(0.0, 10_000.0), k2=st.floats(0.0, 10.0))
 def test_lemma_2_autograd_equals_the_closed_gradient(seed: int, tau: float, k1: float, k2: float):
     case = batch_case(seed, LABELS)

@@ -61,11 +61,6 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_a_view_matches_itself_location_by_location():
-    features, locations = unit(n, L, C, seed=1), unit(1, n, L, D, seed=2)
-    assert torch.equal(matched_keys(features.half(), features.half()[None], locations), locations)
-
-
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
     dense, plain = training(config("jcl", *DENSE)), training(config("jcl"))
     queue = dense.objective.model.dense_negatives.queue.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import jcl, moco, multikey, ressl, sce, simclr, supcon, tcl
+from . import jcl, moco, multikey, ressl, sce, supcon, tcl
 from .method import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -14,7 +14,7 @@ METHODS: dict[str, Method] = {
     "ressl": ressl.METHOD,
     "tcl": tcl.METHOD,
     "supcon": supcon.METHOD,
-    "simclr": simclr.METHOD,
+    "simclr": supcon.SIMCLR,
 }
 
 __all__ = ["METHODS", "Objective"]

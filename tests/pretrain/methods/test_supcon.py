@@ -1,13 +1,14 @@
-"""SupCon's loss against a loop over L_out, and TCL at k1 = 0, k2 = 1."""
+"""SupCon's loss against a loop over L_out, and over SimCLR's NT-Xent."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from pretrain.methods.supcon import supcon
-from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, BatchCase, batch_case, drawn
+from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, TWO_VIEWS, BatchCase, batch_case, drawn
 
 
 def oracle(case: BatchCase, temperature: float) -> float:
@@ -44,3 +45,15 @@ def test_gradient_is_lemma_1s(seed: int, temperature: float):
         if positive.any():
             expected = (share - positive / positive.sum()) @ z / temperature / len(anchors)
         torch.testing.assert_close(anchors.grad[row], expected)
+
+
+@drawn(seed=SEEDS, temperature=TEMPERATURES)
+def test_two_views_are_simclrs_nt_xent(seed: int, temperature: float):
+    """Eq. (1) of SimCLR: cross-entropy over all others, of which the image's other view is the right one."""
+    z = batch_case(seed, TWO_VIEWS).candidates_BD
+    labels, index = torch.tensor(TWO_VIEWS), torch.arange(8)
+    logits = (z @ z.T / temperature).masked_fill(torch.eye(8, dtype=torch.bool), -math.inf)
+    expected = cross_entropy(logits, (index + 4) % 8)
+    loss = supcon(z, z, labels, labels, index, temperature=temperature).loss
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss, z), torch.autograd.grad(expected, z))

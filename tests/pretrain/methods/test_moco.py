@@ -8,16 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pretrain.methods.moco import moco
-from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, QueueCase, drawn, queue_case
-
-
-def oracle(case: QueueCase, temperature: float) -> float:
-    total = 0.0
-    for i, q in enumerate(case.q_ND):
-        positive = math.exp(float(q.detach() @ case.keys_MND[0, i]) / temperature)
-        negative = sum(math.exp(float(q.detach() @ n) / temperature) for n in case.queue_DK.T)
-        total -= math.log(positive / (positive + negative))
-    return total / len(case.q_ND)
+from tests.pretrain.methods.draws import SEEDS, TEMPERATURES, drawn, queue_case
+from tests.pretrain.methods.test_multikey import oracle
 
 
 @drawn(seed=SEEDS, temperature=TEMPERATURES)

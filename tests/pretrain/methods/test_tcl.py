@@ -135,15 +135,6 @@ def test_only_positives_and_only_one_candidate_stay_finite():
     assert tcl(*single, temperature=0.1, k1=2.0, k2=1.0).loss == 0
 
 
-@drawn(seed=SEEDS, tau=TEMPERATURES)
-def test_the_anchor_itself_takes_no_part(seed: int, tau: float):
-    case = batch_case(seed, LABELS, anchors=slice(2, 3))
-    moved = case.candidates_BD.detach().clone()
-    moved[2] = -moved[2]
-    hyper = {"temperature": tau, "k1": 100.0, "k2": 2.0}
-    assert torch.equal(tcl(*case, **hyper).loss, tcl(case[0], moved, *case[2:], **hyper).loss)
-
-
 @drawn(seed=SEEDS, tau=TEMPERATURES, k1=WEIGHTS, cut=st.integers(1, 7))
 def test_shards_of_the_anchors_add_up_to_the_whole(seed: int, tau: float, k1: float, cut: int):
     """Loss and gradient of the global batch are the ranks' own, weighted by their numbers of anchors."""

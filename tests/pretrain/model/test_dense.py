@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from pretrain.common import checkpoint
 from pretrain.common.backbone_file import read_backbone
-from pretrain.methods.jcl import jcl
-from pretrain.methods.moco import moco
-from pretrain.methods.sce import sce
-from pretrain.model.dense import add_dense_head, matched_keys
+from pretrain.methods import METHODS, Objective
+from pretrain.model.dense import Locations, add_dense_head, with_dense
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.errors import refused
@@ -19,7 +20,7 @@ from tests.pretrain.runs import assert_same_end, run, training
 from tests.pretrain.test_steps import DENSE, batch_of, config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-n, L, C, D, K, TAU = 3, 5, 6, 4, 7, 0.2
+n, L, C, D, K = 3, 5, 6, 4, 7
 
 
 def unit(*shape: int, seed: int) -> torch.Tensor:
@@ -27,38 +28,25 @@ def unit(*shape: int, seed: int) -> torch.Tensor:
     return F.normalize(values, dim=-1)
 
 
-@pytest.mark.parametrize(("name", "num_keys"), [("moco", 1), ("jcl", 1), ("jcl", 3), ("sce", 1)])
+@pytest.mark.parametrize(("name", "num_keys"), [("mocov2", 1), ("jcl", 3), ("sce", 1)])
 def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: str, num_keys: int):
     query, keys, queue = unit(n, L, D, seed=1).requires_grad_(), unit(num_keys, n, L, D, seed=2), unit(K, D, seed=3).T
     query_map, key_maps = unit(n, L, C, seed=4), unit(num_keys, n, L, C, seed=5)
+    hyper = {"temperature": 0.2, "lambda_": 0.5, "key_temperature": 0.05, "mask_positive": False}
+    objective, keywords = METHODS[name].objective, METHODS[name].hyper.keys() & hyper.keys()
+    method = functools.partial(objective, **{keyword: hyper[keyword] for keyword in keywords})
     total = torch.zeros((), dtype=torch.float64)
-    for i in range(n):
-        for s in range(L):
-            q = query[i, s]
-            matches = [int(torch.stack([query_map[i, s] @ key_maps[m, i, t] for t in range(L)]).argmax())
-                       for m in range(num_keys)]  # fmt: skip
-            k = torch.stack([keys[m, i, t] for m, t in enumerate(matches)])
-            negatives = torch.stack([q @ queue[:, j] / TAU for j in range(K)])
-            mean = k.mean(0)
-            if name == "sce":
-                target = 0.5 * torch.softmax(torch.cat([torch.zeros(1, dtype=q.dtype), k[0] @ queue]) / 0.05, 0)
-                target[0] += 0.5
-                total = total - (target * torch.log_softmax(torch.cat([(q @ k[0] / TAU)[None], negatives]), 0)).sum()
-                continue
-            covariance = (k - mean).T @ (k - mean) / num_keys if name == "jcl" else torch.zeros(D, D, dtype=q.dtype)
-            positive = q @ mean / TAU + 4.0 / (2 * TAU**2) * (q @ covariance @ q)
-            total = total + torch.logsumexp(torch.cat([positive[None], negatives]), 0) - q @ mean / TAU
-    (expected,) = torch.autograd.grad(total / (n * L), query)
+    for i, s in itertools.product(range(n), range(L)):
+        similarity_ML = [[float(query_map[i, s] @ key_maps[m, i, t]) for t in range(L)] for m in range(num_keys)]
+        matches = [row.index(max(row)) for row in similarity_ML]
+        matched_MD = torch.stack([keys[m, i, t] for m, t in enumerate(matches)])
+        total = total + method(query[i, s][None], matched_MD[:, None], queue).loss / (n * L)
 
-    matched = matched_keys(query_map, key_maps, keys)
-    objective, hyper = {
-        "moco": (moco, {}), "jcl": (jcl, {"lambda_": 4.0}),
-        "sce": (sce, {"key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False}),
-    }[name]  # fmt: skip
-    loss = objective(query.flatten(0, 1), matched.flatten(1, 2), queue, temperature=TAU, **hyper).loss
-    (gradient,) = torch.autograd.grad(loss, query)
-    torch.testing.assert_close(loss, total / (n * L), rtol=1e-12, atol=0)
-    torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
+    images = Objective(torch.tensor(3.0, dtype=torch.float64), None, {})
+    queries, of_keys = Locations(query, query[:, 0], query_map), Locations(keys, keys[:, :, 0], key_maps)
+    result = with_dense(images, method, queries, of_keys, queue, 0.25)
+    torch.testing.assert_close(result.loss, 0.75 * 3 + 0.25 * total)
+    torch.testing.assert_close(torch.autograd.grad(result.loss, query), torch.autograd.grad(0.25 * total, query))
 
 
 def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():

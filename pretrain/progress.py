@@ -110,8 +110,8 @@ def reduce_metrics(values: dict[str, Tensor], share: float, seconds_waited: floa
         values: means over this rank's images.
         share: this rank's share of the images of the global batch.
     """
-    own = torch.tensor([share, seconds_waited], device=next(iter(values.values())).device)
-    row = torch.cat([own, torch.stack([v.float() for v in values.values()])])
+    of_rank = torch.tensor([share, seconds_waited], device=next(iter(values.values())).device)
+    row = torch.cat([of_rank, torch.stack([v.float() for v in values.values()])])
     rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
     shares, waits, *columns = zip(*rows, strict=True)
     means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]

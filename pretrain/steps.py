@@ -152,7 +152,7 @@ def average_bn_statistics(model: nn.Module) -> None:
 def _mean(results: Sequence[Objective], shares: Sequence[float], anchors_AD: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """The loss and the metrics of micro-batches with these ``shares`` of the images, and ``feature_spread``."""
     values = [{"loss": result.loss.detach(), **result.metrics} for result in results]
-    means = {name: sum(share * one[name] for share, one in zip(shares, values, strict=True)) for name in values[0]}
+    means = {name: sum(share * part[name] for share, part in zip(shares, values, strict=True)) for name in values[0]}
     return cast(Tensor, means.pop("loss")), {**means, "feature_spread": _relative_std(anchors_AD)}
 
 

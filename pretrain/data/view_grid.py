@@ -32,8 +32,8 @@ def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, see
             image = data.read(index)
         except CorruptImage:  # whether training accepts it is DATALOADER.ON_CORRUPT's to say
             continue
-        made = make_views(image, recipes, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
-        cells = [center_view(image, size, size), *made]
+        views = make_views(image, recipes, size, lambda v, i=index: stream(seed, epoch, 0, i, v))
+        cells = [center_view(image, size, size), *views]
         rows.append(
             np.concatenate([np.pad(c, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255) for c in cells], axis=1)
         )

@@ -89,11 +89,11 @@ class _Negatives(torch.autograd.Function):
     def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor, others_RD: Tensor | None) -> tuple[Tensor, ...]:
         count = len(scaled_ND)
         rows = scaled_ND if others_RD is None else torch.cat([scaled_ND, others_RD])
-        found = queue_softmax(rows, queue_DK)
-        ctx.save_for_backward(found.mean_ND[:count])
-        largest_N, others = found.largest_N[:count], tuple(part[count:] for part in found)
+        softmax = queue_softmax(rows, queue_DK)
+        ctx.save_for_backward(softmax.mean_ND[:count])
+        largest_N, others = softmax.largest_N[:count], tuple(part[count:] for part in softmax)
         ctx.mark_non_differentiable(largest_N, *others)
-        return found.logsumexp_N[:count], largest_N, *others
+        return softmax.logsumexp_N[:count], largest_N, *others
 
     @staticmethod
     @torch.autograd.function.once_differentiable

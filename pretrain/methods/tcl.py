@@ -74,7 +74,7 @@ def tcl(
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
     loss = sum_over_rows(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_of) / len(anchors_AD)
-    totals = {name: torch.stack([one[name] for one in sums]).sum(dim=0) for name in sums[0]}
+    totals = {name: torch.stack([block[name] for block in sums]).sum(dim=0) for name in sums[0]}
     pairs = totals["pairs"]
     metrics = {
         "batch_accuracy": totals["right"] / pairs.clamp(min=1) * 100,

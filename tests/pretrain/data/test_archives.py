@@ -53,13 +53,17 @@ def test_stl10(tmp_path: Path):
     refused(lambda: load("stl10", "val", tmp_path), folder)
 
 
-def test_tiny_imagenet(tmp_path: Path):
-    root = tmp_path / "tiny-imagenet-200"
+def write_tiny(root: Path) -> None:
     write_folder(root, ["train/n02/images/n02_0.JPEG", "train/n01/images/n01_0.JPEG", "train/n01/images/n01_1.JPEG"])
     write_folder(root, ["val/images/val_1.JPEG", "val/images/val_0.JPEG"])
     (root / "train/n01/n01_boxes.txt").write_text("n01_0.JPEG\t0\t0\t62\t62\n")
     (root / "wnids.txt").write_text("n02\nn01\n")
     (root / "val/val_annotations.txt").write_text("val_1.JPEG\tn01\t0\t0\t9\t9\nval_0.JPEG\tn02\t0\t0\t9\t9\n")
+
+
+def test_tiny_imagenet(tmp_path: Path):
+    root = tmp_path / "tiny-imagenet-200"
+    write_tiny(root)
     train, val = load("tiny_imagenet", "train", tmp_path), load("tiny_imagenet", "val", tmp_path)
     assert train.image_name(0) == f"{root}/train/n01/images/n01_0.JPEG"
     assert train.classes == val.classes == ["n01", "n02"]
@@ -84,9 +88,7 @@ def packed(folder: Path, kind: str) -> tuple[str, str]:
 
 def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, root = tmp_path / "tiny-imagenet-200", tmp_path / "root"
-    write_folder(folder, ["train/n01/images/a.JPEG", "val/images/b.JPEG"])
-    (folder / "wnids.txt").write_text("n01\n")
-    (folder / "val/val_annotations.txt").write_text("b.JPEG\tn01\t0\t0\t9\t9\n")
+    write_tiny(folder)
     url, md5 = packed(folder, "zip")
     monkeypatch.setattr(archives, "_TINY_URL", url)
 
@@ -103,9 +105,9 @@ def test_a_download_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(zipfile.ZipFile, "extractall", interrupted)
         refused(lambda: fetch("train"), "tiny_imagenet", "the download failed", "No space left on device")
     assert os.listdir(root) == []
-    assert fetch("train") == 1 and os.listdir(root) == ["tiny-imagenet-200"]
+    assert fetch("train") == 3 and os.listdir(root) == ["tiny-imagenet-200"]
     monkeypatch.setattr(archives, "_TINY_URL", "file:///nowhere")  # what is there is not fetched again
-    assert fetch("val") == 1
+    assert fetch("val") == 2
     (root / "tiny-imagenet-200/wnids.txt").unlink()
     refused(lambda: fetch("val"), root / "tiny-imagenet-200", "incomplete or damaged", "DATA.DOWNLOAD")
 

@@ -21,17 +21,6 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 READ = image_io.read_file
 
 
-def _kill(number: signal.Signals) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
-
-
-def _raise(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
-        raise error
-
-    return fail
-
-
 @pytest.fixture(scope="module")
 def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -39,20 +28,23 @@ def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (_kill(signal.SIGKILL), r"a worker process .* has ended .*if memory ran out, lower DATALOADER.NUM_WORKERS"),
-        (_kill(signal.SIGBUS), r"a worker process .* has ended .*/dev/shm is too small.* \(docker run --shm-size 8g\)"),
-        (_raise(MemoryError("no more")), r"memory ran out: .*lower DATALOADER.NUM_WORKERS"),
-    ],
-    ids=["killed", "/dev/shm", "memory"],
-)
+DEATHS = {
+    "a worker process .* has ended .*if memory ran out, lower DATALOADER.NUM_WORKERS": (
+        lambda: os.kill(os.getpid(), signal.SIGKILL)
+    ),
+    r"a worker process .* has ended .*/dev/shm is too small.* \(docker run --shm-size 8g\)": (
+        lambda: os.kill(os.getpid(), signal.SIGBUS)
+    ),
+    "memory ran out: .*lower DATALOADER.NUM_WORKERS": lambda: bytearray(1 << 62),
+}
+
+
+@pytest.mark.parametrize("message", DEATHS, ids=["killed", "/dev/shm", "memory"])
 def test_a_worker_that_dies_ends_the_run_in_one_line(
-    images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable, message: str
+    images: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ):
     with monkeypatch.context() as changed, pytest.raises(UserError, match=message):
-        _during_the_second_epoch(changed, tmp_path / "reads", fault)
+        _during_the_second_epoch(changed, tmp_path / "reads", DEATHS[message])
         run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     run(images, tmp_path / "run", "DATALOADER.NUM_WORKERS", "2")
     assert_same_end(tmp_path / "run", undisturbed)

@@ -114,6 +114,15 @@ def test_equation_8_is_equation_7_for_gaussian_keys(seed: int, spread: float):
         assert abs(float(without - expected)) > error
 
 
+@drawn(seed=SEEDS, temperature=TEMPERATURES, lambda_=st.floats(0.0, 4.0), step=st.floats(0.05, 0.5))
+def test_loss_falls_as_the_mean_key_nears_the_query_and_the_negatives_leave_it(seed, temperature, lambda_, step):
+    q, keys, queue = queue_case(seed, keys=5, queries=1)
+    hyper = {"temperature": temperature, "lambda_": lambda_}
+    before = jcl(q, keys, queue, **hyper).loss
+    assert jcl(q, keys + step * q, queue, **hyper).loss < before  # mu moves, Sigma stays
+    assert jcl(q, keys, queue - step * q.T, **hyper).loss < before
+
+
 def test_metrics_and_what_is_enqueued():
     q, keys, queue = queue_case(3, keys=5)
     result = jcl(q, keys, queue, temperature=0.2, lambda_=4.0)

@@ -69,7 +69,7 @@ def _on_site(path: str) -> str:
     """The place on the site of a file of the repository."""
     if path in _ABOVE:
         return _ABOVE[path]
-    is_own = path.startswith("docs/") and path.endswith((".md", ".png", ".svg"))
+    is_own = path.startswith("docs/") and path.endswith((".md", ".png", ".svg", ".jpg"))
     return path.removeprefix("docs/") if is_own else f"source/{path}.md"
 
 

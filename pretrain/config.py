@@ -6,7 +6,6 @@ The values of recipes are in configs/pretrain/*.yaml, never here.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ _SOLVER_READERS = {"SOLVER.LARS_TRUST": ("SOLVER.OPTIMIZER", ["lars"]),
                    "SOLVER.GAMMA": ("SOLVER.LR_SCHEDULE", ["step"])}  # fmt: skip
 
 
-@functools.cache
 def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
     """Key -> default, limits (of each value in a list) and meaning; with those of the user's own methods and views.
 
@@ -265,9 +263,9 @@ def validate(cfg: CfgNode) -> None:
 
 def _refuse_unread_keys(cfg: CfgNode) -> None:
     """Refuses a value that the method, the optimizer or the schedule would ignore."""
-    readers = {key: ("METHOD.NAME", names) for key, names in _readers().items()} | _SOLVER_READERS
+    keys, readers = _keys(), {key: ("METHOD.NAME", names) for key, names in _readers().items()} | _SOLVER_READERS
     for key, (chooser, names) in readers.items():
-        value, default = get(cfg, key), _keys()[key][0]
+        value, default = get(cfg, key), keys[key][0]
         if get(cfg, chooser) not in names and value != default:
             raise UserError(
                 f"{key} is {value}, which {chooser} {get(cfg, chooser)} does not read; set it to its default "

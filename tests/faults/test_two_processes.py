@@ -108,7 +108,7 @@ def test_a_disk_that_fails_ends_both_processes_with_the_first_cause(commands: Co
     (line,) = (line for line in ended.text.splitlines() if line.startswith("error: "))
     assert line.startswith(f"error: {said}"), ended.text
     records = [json.loads(path.read_text()) for path in (tmp_path / "run/launch/ranks").glob("*.json")]
-    assert {record["rank"] for record in records if record["reason"].startswith(said)} == {0, 1}, records
+    assert {record["rank"] for record in records if record["error"].startswith(said)} == {0, 1}, records
 
 
 def goes_on(

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from pretrain.common import extensions
+from pretrain.config import load_config
+from pretrain.methods import METHODS
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 from tools.launcher.submit import slurm_parameters
@@ -82,11 +84,11 @@ def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(TEMPLATES[0].parent))
-    methods = pytest.importorskip("pretrain.methods")
-    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    monkeypatch.setitem(METHODS, "margin", METHODS["mocov2"])  # the module's own is gone after the test, too
+    load_config()
     from docs.templates.my_objective import margin_info_nce  # type: ignore[import-not-found]
 
+    assert load_config(None, ["METHOD.NAME", "margin", "METHOD.MARGIN", "0.1"]).METHOD.MARGIN == 0.1
     q, k, queue = (torch.nn.functional.normalize(torch.randn(4, 8), dim=1) for _ in range(3))
     found = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
     logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2

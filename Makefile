@@ -40,8 +40,8 @@ help:
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
 	@echo "make audit       known vulnerabilities of the versions in requirements.lock"
 	@echo "make lint        ruff and pyright"
-	@echo "make docs        docs/recipes.md from the headers of the recipes, the tables of docs/evidence/ from its JSON files;"
-	@echo "                 then the tests of what the documentation says: its commands, snippets, links and names"
+	@echo "make docs        docs/recipes.md, docs/reference/ and the tables of docs/evidence/, from the recipes, the code and the"
+	@echo "                 JSON files; then the tests of what the documentation says: its commands, snippets, links and names"
 	@echo "make site        the documentation as a site, in build/site"
 	@echo "make demo        digits -> pretraining -> probes -> Mask R-CNN -> one table and a picture of predictions; a second"
 	@echo "                 run redoes nothing; ENGINE=detectron2: Mask R-CNN with Detectron2, in runs/demo_detectron2"
@@ -109,6 +109,7 @@ lint: setup
 
 docs: setup
 	@$(BIN)/python -m docs.recipes
+	@$(BIN)/python -m docs.reference
 	@$(BIN)/python -m docs.evidence
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m docs $(IN_PARALLEL)
 

@@ -15,8 +15,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _FOLDER = ROOT / "docs" / "evidence"
 _MARKED = re.compile(r"(<!-- (\w+): ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CURVES = {"whole_labels": "training scenes", "whole_length": "iterations of fine-tuning"}
+_PAIRED = ("trees",)  # a seed is a test region there
 _LISTED = ("git", "python", "torch", "torchvision", "detectron2")  # of the lines of environment.txt
 
 
@@ -52,24 +52,37 @@ def main(argv: Sequence[str] | None = None) -> None:
         study = read_study(folder)
         if study is None or not study.scores:
             raise UserError(f"{folder} has no scores over seeds; run its pipeline, which needs SEEDS, first")
-        write_json(_FOLDER / f"{study.name}.json", record(study))
-        draw(study, _FOLDER / f"{study.name}.svg")
+        file = _FOLDER / f"{study.name}.json"
+        write_json(file, record(study, read_json(file) if file.exists() else {}))
+        draw(load(study.name), file.with_suffix(".svg"))
         print(f"recorded {study.name}")
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.md"))}
     for path, page in pages.items():
         atomic_write(path, up_to_date(page, largest_p(pages.values())))
 
 
-def record(study: Study) -> dict[str, Any]:
-    """The scores of every seed, and the commit, versions and machine that they were made with."""
-    content = {key: value for key, value in asdict(study).items() if key != "folders"}
-    made_with: dict[str, list[str]] = {}
+def record(study: Study, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of every seed, and the commits, versions and machines that they were made with.
+
+    A study may be run in parts, on several machines: scores that the ``earlier`` record has and this run has not stay.
+    """
+    made_with: dict[str, list[str]] = {key: [*values] for key, values in earlier.get("made_with", {}).items()}
     for folder in study.folders:
         text = (folder / "environment.txt").read_text(encoding="utf-8")
         for key, value in re.findall(r"^([\w.-]+): (.+)$", text, re.MULTILINE):
             if key in _LISTED and value not in made_with.setdefault(key, []):
                 made_with[key].append(value)
-    return {**content, "made_with": made_with, "machine": f"{os.cpu_count()} x {processor()}"}
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for part in (earlier.get("scores", {}), study.scores):
+        for score, branches in part.items():
+            for branch, seeds in branches.items():
+                scores.setdefault(score, {}).setdefault(branch, {}).update(seeds)
+    seeds = list(dict.fromkeys([*earlier.get("seeds", []), *study.seeds]))
+    machine = f"{os.cpu_count()} x {processor()}"
+    return {
+        "name": study.name, "baseline": study.baseline, "seeds": seeds, "scores": scores, "made_with": made_with,
+        "machine": machine if earlier.get("machine", machine) == machine else f"{earlier['machine']}, {machine}",
+    }  # fmt: skip
 
 
 def largest_p(pages: Iterable[str]) -> float:
@@ -110,7 +123,8 @@ def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[
     known = {branch for branches in study.scores.values() for branch in branches} if pairs else set(study.scores)
     if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
         raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")
-    return difference_table(study, pairs, are_scores, limit) if pairs else (table(study, words), [])
+    paired = are_scores or study.name in _PAIRED
+    return difference_table(study, pairs, paired, limit) if pairs else (table(study, words), [])
 
 
 def by_branch(study: Study) -> Study:
@@ -135,8 +149,9 @@ def difference_table(
             row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
             all_changes += [change] if change else []
         rows.append(row)
-    test = "Student's t of the differences of a backbone" if paired else "Welch"
-    note = f"Mean difference ± 95% interval ({test}) over seeds {', '.join(study.seeds)}. Bold: significant."
+    unit = "region" if study.name in _PAIRED else "seed"
+    test = f"Student's t of the differences of a {'backbone' if unit == 'seed' else unit}" if paired else "Welch"
+    note = f"Mean difference ± 95% interval ({test}) over {unit}s {', '.join(study.seeds)}. Bold: significant."
     return Table(study.name, [note], ["", *study.scores], rows), all_changes
 
 
@@ -151,35 +166,30 @@ def load(name: str) -> Study:
 
 
 def draw(study: Study, path: Path) -> None:
-    """Writes the scores as a picture: curves of box AP where detectors are named after numbers, as in whole_40."""
+    """Writes the scores as a picture: a point per seed, or lines of box AP for a study over numbers."""
     import matplotlib
 
-    numbered = {score: re.fullmatch(r"([a-z]+)_(\d+) box AP", score) for score in study.scores}
-    curves: dict[str, Any] = {}  # branch -> number -> the scores of its seeds
-    for score, match in sorted(numbered.items(), key=lambda item: int(item[1][2]) if item[1] else 0):
-        for branch, seeds in study.scores[score].items() if match else ():
-            curves.setdefault(branch, {})[int(match[2])] = list(seeds.values())
-    numbers = next(iter(curves.values()), {})
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        drawn = _lines(_CURVES.get(study.name, ""), curves) if len(numbers) > 2 else figure(study)
-        if len(numbers) > 2:
-            drawn.axes[0].set_xscale("log")
-            drawn.axes[0].set_xticks(list(numbers), [str(number) for number in numbers], minor=False)
-            drawn.axes[0].minorticks_off()
+        drawn = _lines(study, _CURVES[study.name]) if study.name in _CURVES else figure(study)
         drawn.savefig(path, metadata={"Date": None})
 
 
-def _lines(x: str, curves: dict[str, dict[int, list[float]]]) -> Any:
-    """A line per branch: the mean for each number, and its 95% interval."""
+def _lines(study: Study, x: str) -> Any:
+    """A line per branch over the numbers that detectors are named after, as in whole_40: mean and 95% interval."""
     from matplotlib.figure import Figure
 
+    numbers = {int(match[1]): score for score in study.scores if (match := re.fullmatch(r"\w+_(\d+) box AP", score))}
     drawn = Figure(figsize=(6, 4), layout="constrained")
-    axes = drawn.add_subplot(xlabel=x, ylabel="box AP")
-    for name, line in curves.items():
-        means, halves = zip(*map(mean_and_interval, line.values()), strict=True)
-        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=name)
-    if len(curves) > 1:
-        axes.legend()
+    axes = drawn.add_subplot(xlabel=x, ylabel="box AP", xscale="log")
+    for branch in study.scores[next(iter(numbers.values()))]:
+        line = {
+            number: mean_and_interval([*study.scores[numbers[number]][branch].values()]) for number in sorted(numbers)
+        }
+        means, halves = zip(*line.values(), strict=True)
+        axes.errorbar(list(line), means, yerr=[half or 0 for half in halves], marker="o", capsize=3, label=branch)
+    axes.set_xticks(sorted(numbers), [str(number) for number in sorted(numbers)], minor=False)
+    axes.minorticks_off()
+    axes.legend()
     return drawn
 
 

@@ -229,11 +229,7 @@ def run_folder(cfg: CfgNode) -> Path:
 
 
 def validate(cfg: CfgNode) -> None:
-    """Checks every value; the error is one line with the value, the limit and the remedy.
-
-    Raises:
-        UserError: at the first value that cannot work.
-    """
+    """Raises UserError for the first value that cannot work: one line with the value, the limit and the remedy."""
     for key, (default, limits, _) in _keys().items():
         for value in get(cfg, key) if isinstance(default, list) else [get(cfg, key)]:
             if limits:

@@ -25,14 +25,7 @@ _RECIPE = {"SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
 def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
-    """Checks that the images that a stage reads and the weights that it starts from exist.
-
-    Args:
-        weights: check MODEL.WEIGHTS, too.
-
-    Raises:
-        UserError: one of them does not.
-    """
+    """Raises UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
     data = cfg.DATA
     train = data.TRAIN if stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
     others = () if stage == "distributions" else (data.PROBE_TRAIN, data.VAL)
@@ -44,11 +37,7 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
 
 
 def refuse_indivisible(cfg: CfgNode, processes: int) -> None:
-    """Checks that the batch can be divided among processes, micro-batches and BN groups.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Raises UserError unless the batch can be divided among processes, micro-batches and BN groups."""
     has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
     local_bn_groups(
         cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, has_keys, lambda _: None, cfg.SOLVER.ACCUMULATE, ranks=processes
@@ -58,12 +47,12 @@ def refuse_indivisible(cfg: CfgNode, processes: int) -> None:
 def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:
     """Refuses to resume a pretraining under another config: its result would belong to neither.
 
-    Returns:
-        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
-
     Args:
         earlier: the config that the run in ``folder`` was begun with, as YAML text.
         what: names that text in messages.
+
+    Returns:
+        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
 
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.

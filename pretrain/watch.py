@@ -58,11 +58,7 @@ class Watch:
 
     @torch.no_grad()
     def step(self, loss: Tensor, step: int, lr: float, index_N: Tensor) -> None:
-        """Reads the report of the step before and sends that of this one; call it when the step is complete.
-
-        Raises:
-            UserError: as `check`.
-        """
+        """Reads the report of the step before (see `check`) and sends that of this one, which is complete."""
         self.check()
         bad = (~loss.isfinite()).float()
         bad_anywhere = distributed.mean_(bad.clone())

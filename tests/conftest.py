@@ -15,6 +15,7 @@ import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from pretrain.common import interrupt  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.slurm_cluster import slurm_cluster  # noqa: E402, F401  (a fixture for every test folder)
 
@@ -46,8 +47,9 @@ def tiny_resnet18() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_are_as_imported() -> None:
-    """A run in an earlier test of this process leaves its log file in them, and keeps their messages from pytest."""
+def _nothing_is_left_of_an_earlier_test() -> None:
+    """No request to stop, and no log file in the loggers, which keep their messages from pytest."""
+    interrupt.clear()
     for name in ("pretrain", "transfer", "detectron2", "detectron2.evaluation.evaluator", "fvcore"):
         logger = logging.getLogger(name)
         logger.propagate = True

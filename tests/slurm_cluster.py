@@ -5,6 +5,7 @@ munged, slurmctld and two slurmd run as this user from one private folder; nothi
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -12,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -57,26 +57,11 @@ SlurmdParameters=config_overrides
 SlurmctldParameters=preempt_send_user_signal
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PropagateResourceLimits=NONE
-GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=127.0.1.[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port1}-{port2}] CPUs=4 RealMemory=4000 \
-Gres=gpu:2 State=UNKNOWN
+NodeName=127.0.1.[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{port1}-{port2}] CPUs=4 RealMemory=4000
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
-"""
-
-# submitit reads states from sacct only, and this cluster has no accounting: squeue remembers jobs for MinJobAge.
-_SACCT = """\
-#!{python}
-import subprocess, sys
-ids = ",".join(value for flag, value in zip(sys.argv[1:], sys.argv[2:]) if flag == "-j")
-listed = subprocess.run(["squeue", "--noheader", "--states=all", "--array", "--format=%i|%T|%N|%F_%K"] +
-                        (["--jobs=" + ids] if ids else []), capture_output=True, text=True).stdout
-print("JobID|State|NodeList")
-for line in listed.splitlines():
-    job, state, nodes, array = line.split("|")
-    print(f"{{job}}|{{state}}|{{nodes or 'None assigned'}}")
 """
 
 
@@ -119,24 +104,17 @@ class SlurmCluster:
         for name in list(os.environ):
             if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")):
                 del os.environ[name]
-        for folder in ("state", "bin", *(f"spool.{node}" for node in NODES)):
+        for folder in ("state", *(f"spool.{node}" for node in NODES)):
             (self.root / folder).mkdir()
         port = _free_ports(3)
         host = socket.gethostname().split(".")[0]
         # Job ids differ between clusters: a used log folder would give back an old job's result.
-        values = {
-            "root": self.root,
-            "host": host,
-            "user": getpass.getuser(),
-            "first_job": secrets.randbelow(10**6) + 1000,
-        }
-        conf = _CONF.format(port=port, port1=port + 1, port2=port + 2, **values)
+        conf = _CONF.format(
+            port=port, port1=port + 1, port2=port + 2, root=self.root, host=host, user=getpass.getuser(),
+            first_job=secrets.randbelow(10**6) + 1000,
+        )  # fmt: skip
         (self.root / "slurm.conf").write_text(conf)
-        (self.root / "gres.conf").write_text("NodeName=127.0.1.[1-2] Name=gpu Count=2 File=/dev/tty[0-1]\n")
-        sacct = self.root / "bin" / "sacct"
-        sacct.write_text(_SACCT.format(python=sys.executable))
-        sacct.chmod(0o755)
-        os.environ["PATH"] = f"{sacct.parent}:{os.environ['PATH']}:/usr/sbin"
+        os.environ["PATH"] += ":/usr/sbin"  # where Debian installs the daemons, which is not on a user's path
         os.environ["SLURM_CONF"] = str(self.root / "slurm.conf")
         self._start_munge()
         self._start("slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
@@ -154,11 +132,10 @@ class SlurmCluster:
         daemon.kill()
         daemon.wait()
         tasks = _of_node(node, str(self.root))
-        for pid in {parent for parent, _ in tasks}:  # the step daemons first: they must not report the deaths
-            if "slurmstepd" in Path(f"/proc/{pid}/cmdline").read_text():
-                _kill(pid)
-        for _, pid in tasks:
-            _kill(pid)
+        parents = {pid for pid, _ in tasks if "slurmstepd" in Path(f"/proc/{pid}/cmdline").read_text()}
+        for pid in [*parents, *(pid for _, pid in tasks)]:  # the step daemons first: they must not report the deaths
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def preempt(self) -> None:
         """A job of the higher partition takes both nodes for a second."""
@@ -179,16 +156,14 @@ class SlurmCluster:
         _wait(lambda: _output(*listed).split() == ["idle"] * len(NODES), "idle nodes", self.root)
 
     def stop(self) -> None:
-        try:
-            subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True, timeout=20)
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):  # the daemons end whatever the jobs do
+            _output("scancel", "--user", getpass.getuser())
             active = "pending,running,completing"
             _wait(lambda: not _output("squeue", "-h", f"--states={active}"), "scancel", self.root)
-        except (RuntimeError, subprocess.TimeoutExpired):
-            pass  # the daemons are ended below whatever the jobs do
         for name in (*NODES, "slurmctld", "munged"):
             daemon = self._daemons.pop(name, None)
             if daemon is not None:
-                daemon.send_signal(signal.SIGTERM)
+                daemon.terminate()
                 try:
                     daemon.wait(timeout=10)
                 except subprocess.TimeoutExpired:
@@ -202,14 +177,8 @@ class SlurmCluster:
         key = self.root / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        flags = {name: self.root / f"munge.{name}" for name in ("pid", "seed", "log")}
-        self._start(
-            "munged",
-            "-F",
-            f"--key-file={key}",
-            f"--socket={self.root}/munge.sock",
-            *(f"--{name}-file={path}" for name, path in flags.items()),
-        )
+        files = [f"--{name}-file={self.root}/munge.{name}" for name in ("pid", "seed", "log")]
+        self._start("munged", "-F", f"--key-file={key}", f"--socket={self.root}/munge.sock", *files)
         _wait(lambda: (self.root / "munge.sock").exists(), "munged", self.root)
 
     def _start(self, program: str, *words: str, key: str = "") -> None:
@@ -221,24 +190,15 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
 def _of_node(node: str, root: str) -> list[tuple[int, int]]:
     """(parent, process) of everything that runs on a node of the cluster in ``root``."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        try:
+        with contextlib.suppress(OSError):  # it has ended
             text = environment.read_text(errors="replace")
             if f"SLURMD_NODENAME={node}\0" in text and root in text:
                 fields = (environment.parent / "stat").read_text().rsplit(")", 1)[1].split()
                 found.append((int(fields[1]), int(environment.parent.name)))
-        except OSError:
-            continue
     return found
 
 

@@ -23,12 +23,10 @@ import pytest
 import torch
 import yaml
 
-from pretrain.common.config_io import flatten
-from pretrain.config import default_config, load_config
+from pretrain.config import load_config
 from tests.resnets import resnet_state
 from tools.launcher import options, pipeline, stages
 from transfer.config import load_config as load_detector_config
-from transfer.config_keys import MEANINGS
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[1]
@@ -161,19 +159,6 @@ def test_every_test_that_is_named_exists() -> None:
         for name in re.findall(r"`(test_\w+)(?:\.\.\.)?`", page.read_text())
     }
     assert len(named) > 30 and [name for name in sorted(named) if f"def {name}" not in tests] == []
-
-
-def test_the_reference_on_the_site_has_every_command_and_key() -> None:
-    pytest.importorskip("mkdocs", reason="needs the extra docs")
-    from docs import hooks
-
-    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    assert set(re.findall(r"<!-- .+ -->", pages)) == set(hooks.REFERENCE)
-    pretraining, fine_tuning, programs = (write() for write in hooks.REFERENCE.values())
-    assert all(f"| `{key}` |" in pretraining for key, _ in flatten(default_config()))
-    assert all(f"| `{key}` |" in fine_tuning for key in MEANINGS)
-    named = {program for program, _ in commands()} | {"launch.py resume", "make_data.py people", "--max-timeouts"}
-    assert all(name in programs for name in named)
 
 
 def runnable(page: Path) -> list[Snippet]:

@@ -33,6 +33,12 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path:
     assert content["scores"]["mask_40 box AP"]["jcl"] == {"1": 39.3, "2": 41.4, "3": 43.2}
     assert content["made_with"] == {"git": ["a" * 40, "b" * 40], "torch": ["2.15.0"]}
     assert content["baseline"] == "random" and content["machine"]
+    content["scores"]["mask_40 box AP"]["supcon"] = {"1": 50.0}  # of another machine's run
+    (docs / "small.json").write_text(json.dumps({**content, "machine": "8 x other"}))
+    evidence.main([str(folder)])
+    merged = json.loads((docs / "small.json").read_text())
+    assert merged["scores"] == content["scores"] and merged["made_with"] == content["made_with"]
+    assert merged["machine"] == f"8 x other, {content['machine']}"
     assert all(f"<!-- {name} -->" in (docs / "small.svg").read_text() for name in ("kNN top-1", "random", "jcl"))
     study = read_study(folder)
     assert study

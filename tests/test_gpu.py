@@ -111,7 +111,6 @@ ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron
 @pytest.mark.parametrize("kind", ["mask", "keypoint"])
 def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
     name = tiny_coco.write(tmp_path / "data", keypoints=kind == "keypoint")
-    (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
     first = {}
     for device, amp in (("cpu", False), (DEVICE, False), (DEVICE, True)):
         keys: dict[str, Any] = {
@@ -120,7 +119,7 @@ def test_detection_on_the_gpu(tmp_path: Path, engine: str, kind: str) -> None:
             "SOLVER.STEPS": [], "TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 1,
             f"MODEL.{kind.upper()}_ON": True, "MODEL.ROI_HEADS.NUM_CLASSES": 1 if kind == "keypoint" else 3,
         }  # fmt: skip
-        words = ["--config-file", str(tmp_path / "empty.yaml"), "--engine", engine, *tiny_coco.words(keys)]
+        words = ["--config-file", tiny_coco.BASE, "--engine", engine, *tiny_coco.words(keys)]
         results = train_net.work(train_net.parse(words))
         assert "bbox" in results["metrics"]
         line = json.loads((tmp_path / f"{device}{amp}" / "metrics.json").read_text().splitlines()[-1])

@@ -24,11 +24,6 @@ from pretrain.common.run_folder import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parses the command line and runs one benchmark.
-
-    Raises:
-        UserError: a number below 1, ``--json`` that cannot be written, or what the benchmark itself raises.
-    """
     args = _parser().parse_args(argv)
     for name, value in vars(args).items():
         if isinstance(value, int) and value < 1:

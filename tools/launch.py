@@ -27,29 +27,31 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
+from pretrain import config
 from pretrain.common import config_overrides, extensions, loggers
 from pretrain.common.errors import UserError, printable, run_command_line
-from pretrain.common.run_folder import read_json
+from tools import report
 from tools.launcher import jobs, options, stages
 from tools.launcher.doctor import run as examine
 from tools.launcher.graph import Graph, run, show, single
-from tools.launcher.options import Options, from_arguments, resolve
+from tools.launcher.options import Options, from_arguments
 from tools.launcher.paper import write_pipeline
 from tools.launcher.pipeline import load as load_pipeline
 from tools.launcher.recipes import show as show_recipes
 from tools.launcher.spec import StageSpec
 from tools.launcher.status import print_status
 from tools.reporting.compare import compare as differences
+from transfer import config_keys
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parses the command line and runs one command; returns the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
     if overrides and not args.takes_overrides:
-        raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE")
+        hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
+        raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE{hint}")
     if args.command == "distributions":
         runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
         args.weights, overrides = runs, [*args.weights[len(runs) :], *overrides]
@@ -72,12 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rows", default="", metavar="WORD", help="only the rows that hold this word anywhere (all)")
     sub.add_argument("--output", default="runs/papers", metavar="FOLDER", help="shared by all tables (runs/papers)")
     _add_resources(sub)
-    sub = _command(commands, "report", "puts all results below the given folders into one table per protocol")
-    sub.add_argument("folders", nargs="+", metavar="FOLDER")
-    sub.add_argument(
-        "--output", default=[], action="append", metavar="FILE",
-        help="also write the report to this file: .html is a page, any other name Markdown; may be given several times",
-    )  # fmt: skip
+    report.add_arguments(
+        _command(commands, "report", "puts all results below the given folders into one table per protocol")
+    )
     sub = _command(commands, "compare", "names what two runs differ in, and the step at which their curves part")
     sub.add_argument("runs", nargs=2, metavar="RUN", help="run folders")
     sub = _command(commands, "recipes", "lists recipes with their data, hardware and published results")
@@ -88,14 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub = _command(commands, "logs", "shows the output of a job")
-    sub.add_argument("folder")
-    sub.add_argument("--rank", type=int, default=0)
+    sub.add_argument("folder", help="run folder")
+    sub.add_argument("--rank", type=int, default=0, help="of the process whose output is shown (0)")
     sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
     sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
-    sub.add_argument("folder")
+    sub.add_argument("folder", help="run folder, or that of a pipeline")
     sub.add_argument("--now", action="store_true", help="kill them, without a checkpoint")
     sub = _command(commands, "resume", "resumes a run or pipeline with the options that it was started with")
-    sub.add_argument("folder")
+    sub.add_argument("folder", help="run folder, or that of a pipeline")
     _add_modes(sub)
     return parser
 
@@ -107,7 +106,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     recipe.add_argument("--method", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
     recipe.add_argument("--config-file", metavar="FILE", help="a recipe file")
     sub.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
-    _add_resources(sub, _pretraining_keys)
+    _add_resources(sub, config.described_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
         ("knn", "scores frozen features with kNN"),
@@ -116,21 +115,20 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         sub = _command(commands, name, text)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merged over the run's own config")
-        _add_resources(sub, _pretraining_keys)
+        _add_resources(sub, config.described_keys)
     sub = _command(commands, "distributions", "draws JCL's Fig. 3: similarity and variance of positives per run")
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
-    sub.add_argument("--output", default="runs/distributions", metavar="FOLDER")
-    _add_resources(sub, _pretraining_keys)
+    _add_resources(sub, config.described_keys)
     sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
-    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT")
+    sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file")
     sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
     _add_resources(sub)
     sub = _command(commands, "transfer", "fine-tunes a detector on COCO")
-    sub.add_argument("--config-file", required=True, metavar="FILE")
+    sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     sub.add_argument("--engine", default="", help="detectron2 or torchvision; default: Detectron2 if it is installed")
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    _add_resources(sub, _fine_tuning_keys)
+    _add_resources(sub, config_keys.described_keys)
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
@@ -150,25 +148,12 @@ def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[config_
         config_overrides.add_usage(sub)
 
 
-def _pretraining_keys() -> list[config_overrides.Key]:
-    from pretrain.config import described_keys
-
-    return described_keys()
-
-
-def _fine_tuning_keys() -> list[config_overrides.Key]:
-    from transfer.config_keys import described_keys
-
-    return described_keys()
-
-
 def _add_modes(sub: argparse.ArgumentParser) -> None:
     extensions.add_option(sub)
     sub.add_argument("--dry-run", action="store_true", help="show what would be submitted")
 
 
 def stage(args: argparse.Namespace) -> int:
-    """Starts a single stage."""
     match args.command:
         case "pretrain":
             recipe = args.config_file or os.path.relpath(stages.recipe_of(args.method))
@@ -180,7 +165,7 @@ def stage(args: argparse.Namespace) -> int:
             how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
             spec = stages.transfer(args.config_file, args.overrides, **how)
         case "distributions":
-            spec = stages.distributions(args.weights, args.overrides, args.output)
+            spec = stages.distributions(args.weights, args.overrides, "runs/distributions")
         case _:
             spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
     return _start(spec, from_arguments(args), args)
@@ -190,12 +175,6 @@ def paper(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:  # a dry run leaves nothing behind
         file = write_pipeline(args.file, args.rows, Path(scratch if args.dry_run else args.output))
         return _start(load_pipeline(str(file), args.output), from_arguments(args), args)
-
-
-def report(args: argparse.Namespace) -> int:
-    from tools import report as module
-
-    return module.main([*args.folders, *(word for file in args.output for word in ("--output", file))])
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -210,12 +189,7 @@ def resume(args: argparse.Namespace) -> int:
             f"{path} belongs to another user (uid {owner}), and resuming would run its commands as you; rerun "
             "its own command instead, in a folder that you can write to"
         )
-    graph = Graph.from_record(path)
-    try:
-        options = resolve(read_json(path)["options"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
-    return _start(graph, options, args)
+    return _start(*Graph.from_record(path), args)
 
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
@@ -232,7 +206,7 @@ def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {  # any other one is a stage
     "pipeline": lambda args: _start(load_pipeline(args.file, args.output, args.engine), from_arguments(args), args),
     "paper": paper,
-    "report": report,
+    "report": lambda args: report.write(args.folders, args.output),
     "compare": lambda args: print(printable(differences(*map(Path, args.runs)))),
     "recipes": lambda args: show_recipes(args.word),
     "doctor": lambda args: examine(args.output, args.data_root),

@@ -26,6 +26,13 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import existing_file, sha256
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import cannot_write
+from tools.data.boxes import read_boxes
+from tools.data.digits import write_digits
+from tools.data.people import write_people
+from tools.data.split import print_counts, write_split
+from tools.data.subset import write_subsets
+from tools.data.trees import write_trees
+from transfer.coco.data import read
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
@@ -34,11 +41,6 @@ _LEAST_SIZE = {"digits": 16, "people": 64}  # pixels
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; ``argv`` without the program's name.
-
-    Raises:
-        UserError: a count below 1, or a folder that holds something else.
-    """
     args = _parser().parse_args(argv)
     for name, value in vars(args).items():
         least = 0 if name in ("seed", "test_region") else _LEAST_SIZE[args.kind] if name == "size" else 1
@@ -46,38 +48,35 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value}; {args.kind} need at least {least}")
     output = Path(os.path.abspath(args.output))
     arguments = {name: value for name, value in vars(args).items() if name != "output"}
-    make(output, *_WRITERS[args.kind](args, arguments | {"version": _VERSIONS[args.kind]}))
+    make(output, *_writer(args, arguments | {"version": _VERSIONS[args.kind]}))
 
 
 _Writer = tuple[dict[str, Any], Callable[[Path], None]]  # what the data depend on, and what fills a folder with them
 
 
-def _digits(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.digits import write_digits
-
-    images, scenes = {"train": args.images, "val": args.val_images}, {"train": args.scenes, "val": args.val_scenes}
-    clutter = "clutter" in args
-    return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, clutter)
-
-
-def _people(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.people import write_people
-
-    images = {"train": args.images, "val": args.val_images}
-    return arguments, lambda folder: write_people(folder, images, args.size, args.seed)
-
-
-def _trees(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.trees import write_trees
-
-    wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
-    return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
+def _writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    """What fills a folder with data of the kind that ``args`` name."""
+    images = {"train": args.images, "val": args.val_images} if args.kind in ("digits", "people") else {}
+    match args.kind:
+        case "digits":
+            scenes, clutter = {"train": args.scenes, "val": args.val_scenes}, "clutter" in args
+            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, clutter)
+        case "people":
+            return arguments, lambda folder: write_people(folder, images, args.size, args.seed)
+        case "trees":
+            wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
+            return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
+        case "subset":
+            return _subset(args, arguments)
+        case "split":
+            file = existing_file(args.annotations, "annotation file", "*.json")
+            arguments |= {"annotations": sha256(file)}
+            return arguments, lambda folder: write_split(folder, read(file), args.val, args.seed, args.images)
+        case _:
+            return _boxes(args, arguments)
 
 
 def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.subset import write_subsets
-    from transfer.coco.data import read
-
     if not all(0 < percent < 100 for percent in args.percent):
         raise UserError(f"--percent is {' '.join(f'{one:g}' for one in args.percent)}; give values between 0 and 100")
     file = existing_file(args.annotations, "annotation file", "*.json")
@@ -88,19 +87,7 @@ def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     return arguments, lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions)
 
 
-def _split(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.split import write_split
-    from transfer.coco.data import read
-
-    file = existing_file(args.annotations, "annotation file", "*.json")
-    arguments |= {"annotations": sha256(file)}
-    return arguments, lambda folder: write_split(folder, read(file), args.val, args.seed, args.images)
-
-
 def _boxes(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    from tools.data.boxes import read_boxes
-    from tools.data.split import print_counts
-
     if not os.path.isdir(args.labels):
         raise UserError(f"no folder at {args.labels}")
     names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
@@ -112,12 +99,6 @@ def _boxes(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
         print_counts({"annotations.json": content})
 
     return arguments | {"content": hashlib.sha256(text.encode()).hexdigest()}, write
-
-
-_WRITERS = {
-    "digits": _digits, "people": _people, "trees": _trees, "subset": _subset, "split": _split, "voc": _boxes,
-    "yolo": _boxes,
-}  # fmt: skip
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:

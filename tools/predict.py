@@ -16,11 +16,11 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,6 @@ from transfer.train_net import pick_engine
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; ``argv`` without the program's name.
-
-    Raises:
-        UserError: a mistake in the arguments, or no image can be read.
-    """
     args = _parse(argv)
     extensions.add(args.extensions)
     images, (engine, cfg, classes) = _listed(args.images), _configure(args)
@@ -100,9 +95,8 @@ def predict(
                 print(f"skipped: {image}", file=sys.stderr)
                 continue
             predictions, name = engine.results(model, [image], category_ids), names[image["image_id"]]
-            seen.append(
-                {"id": image["image_id"], "file_name": name, "height": image["height"], "width": image["width"]}
-            )
+            size = {side: image[side] for side in ("height", "width")}
+            seen.append({"id": image["image_id"], "file_name": name, **size})
             results += predictions
             if threshold is not None:
                 file = picture_file(output / "pictures", name)
@@ -140,9 +134,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     config_overrides.add_keys(parser, described_keys)
     config_overrides.add_usage(parser)
     args, words = config_overrides.parse(parser, argv)
-    is_key = [re.fullmatch(r"[A-Z][A-Z0-9_.]*", word) and not os.path.exists(word) for word in args.images]
-    first = is_key.index(True) if any(is_key) else len(is_key)
-    args.images, args.opts = args.images[:first], args.images[first:] + words
+    images = list(takewhile(lambda word: not word.isupper() or os.path.exists(word), args.images))  # up to a KEY
+    args.images, args.opts = images, args.images[len(images) :] + words
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
     check_name(args.output, "--output")
@@ -184,11 +177,11 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
             wanted = read_json(run / "results.json")["engine"]["name"]
     engine = pick_engine(wanted)
     cfg = load_config(run / "config.yaml" if args.run else args.config_file, opts)
-    check_ranges(cfg)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; name the file of a fine-tuned detector")
     classes = _categories(cfg, args.run)
     cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (), ()
+    check_ranges(cfg)
     preflight.refuse_unsupported(cfg, engine, eval_only=True)
     preflight.refuse_inputs(cfg, eval_only=True, weights=True)
     return engine, cfg, classes

@@ -14,39 +14,48 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common.errors import UserError, printable, run_command_line  # noqa: E402
-from pretrain.common.run_folder import atomic_write, check_writable  # noqa: E402
-from tools.reporting import cost, groups, samples  # noqa: E402
-from tools.reporting.document import Report, markdown  # noqa: E402
-from tools.reporting.files import Found, find, short_names  # noqa: E402
-from tools.reporting.page import page  # noqa: E402
-from tools.reporting.pictures import draw  # noqa: E402
-from tools.reporting.runs import Detection, Item, parse  # noqa: E402
-from tools.reporting.tables import detection_tables, probe_tables, rows_of  # noqa: E402
+from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.run_folder import atomic_write, check_writable
+from tools.reporting import cost, groups, published
+from tools.reporting.document import Report, markdown
+from tools.reporting.files import find, short_names
+from tools.reporting.page import page
+from tools.reporting.pictures import draw
+from tools.reporting.runs import Detection, Item, parse
+from tools.reporting.tables import detection_tables, probe_tables, rows_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    return write(args.folders, args.output)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of this command and of `launch.py report`."""
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
     parser.add_argument(
         "--output", default=[], action="append", metavar="FILE",
         help="also write the report to this file: .html is a page, any other name Markdown; may be given several times",
     )  # fmt: skip
-    args = parser.parse_args(argv)
-    for file in args.output:
+
+
+def write(folders: Sequence[str], output: Sequence[str]) -> int:
+    """Prints the report of the runs in ``folders``, and writes it to the files ``output``; returns the exit status."""
+    for file in output:
         check_writable(file)
-    pages = [file for file in args.output if Path(file).suffix.lower() == ".html"]
-    texts = [file for file in args.output if file not in pages]
+    pages = [file for file in output if Path(file).suffix.lower() == ".html"]
+    texts = [file for file in output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
-        report = gather(args.folders, (texts or [Path(temporary, "report.md")])[0] if args.output else "")
+        report = gather(folders, (texts or [Path(temporary, "report.md")])[0] if output else "")
         text = markdown(report)
         print(text, end="")
         for file in texts:
@@ -54,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in pages:
             atomic_write(file, page(report))
     pictures = [f"picture: {picture.file}" for picture in report.pictures if texts]
-    for line in [*pictures, *(f"report: {file}" for file in args.output)]:
+    for line in [*pictures, *(f"report: {file}" for file in output)]:
         print(printable(line))
     if report.found.unread and not report.items:
         raise UserError("no result could be read; the lines under 'Not read' say why")
@@ -83,23 +92,13 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     rows = rows_of(items, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in items if isinstance(item, Detection)]
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    studies = list(_studies(found))
+    studies = [study for plan in found.plans if (study := groups.read_study(plan.folder)) and study.scores]
     tables = [
         *map(groups.table, studies), *probe_tables(rows, names), *detection_tables(detections, names),
-        *samples.shares(detections), *samples.published(items), *cost.table(found.runs),
+        *published.tables(items), *cost.table(found.runs),
     ]  # fmt: skip
     pictures = draw(found, studies, detections, Path(pictures_beside)) if pictures_beside else []
     return Report(tables, pictures, found, items)
-
-
-def _studies(found: Found) -> Iterable[groups.Study]:
-    """The scores of sweeps, and of pipelines with seeds."""
-    for plan in found.plans:
-        try:
-            if (study := groups.read_study(plan.folder)) and study.scores:
-                yield study
-        except UserError as error:
-            found.unread.append(str(error))
 
 
 if __name__ == "__main__":

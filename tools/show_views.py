@@ -17,11 +17,6 @@ from pretrain.data.recipes import RECIPES
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; ``argv`` without the program's name.
-
-    Raises:
-        UserError: unknown recipe, unreadable data, a count below 1.
-    """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)}")
     parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, or folder:/path")

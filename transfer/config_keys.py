@@ -29,7 +29,6 @@ MEANINGS = {
     "MODEL.DEVICE": "cuda or cpu; cuda falls back to the CPU where there is no GPU",
     "MODEL.PIXEL_MEAN": "per channel, from 0 to 255; that of the pretraining",
     "MODEL.PIXEL_STD": "per channel, from 0 to 255; that of the pretraining",
-    "MODEL.RESNETS.DEPTH": "18, 34, 50 or 101 layers",
     "MODEL.RESNETS.NORM": "BN: statistics of each process; SyncBN: of all; FrozenBN: those of the pretraining",
     "MODEL.RESNETS.RES2_OUT_CHANNELS": "64 for a ResNet-18 or ResNet-34, 256 for a ResNet-50 or ResNet-101",
     "MODEL.RESNETS.STRIDE_IN_1X1": "False: torchvision's ResNet; True: MSRA's",
@@ -62,13 +61,13 @@ MEANINGS = {
 
 
 _FROM_ZERO = (
-    "DATALOADER.NUM_WORKERS", "SOLVER.BASE_LR", "SOLVER.BASE_LR_END", "SOLVER.BIAS_LR_FACTOR",
-    "SOLVER.CHECKPOINT_KEEP", "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "SOLVER.FROZEN_BN_ITER", "SOLVER.GAMMA",
+    "DATALOADER.NUM_WORKERS", "SOLVER.BASE_LR", "SOLVER.BASE_LR_END", "SOLVER.CHECKPOINT_KEEP",
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "SOLVER.FROZEN_BN_ITER", "SOLVER.GAMMA",
     "SOLVER.REFERENCE_WORLD_SIZE", "SOLVER.WARMUP_FACTOR", "SOLVER.WARMUP_ITERS", "SOLVER.WEIGHT_DECAY",
-    "SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.WEIGHT_DECAY_NORM",
+    "SOLVER.WEIGHT_DECAY_NORM",
 )  # fmt: skip
 _FROM_ONE = (
-    "SOLVER.ACCUMULATE", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER", "SOLVER.NUM_DECAYS",
+    "SOLVER.ACCUMULATE", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER",
     "TEST.PRECISE_BN.NUM_ITER",
 )  # fmt: skip
 RANGES: dict[str, tuple[float, float]] = {  # smallest and largest value
@@ -83,14 +82,21 @@ def check_ranges(cfg: CfgNode) -> None:
     """Checks the numbers that a training and an evaluation read.
 
     Raises:
-        UserError: a key in `RANGES` is out of its range or not a number; names the first.
+        UserError: a key in `RANGES` is out of its range or not a number; names the first. Or the keypoints have
+            another number of sigmas.
     """
     values = keys(OWN) | dict(flatten(cfg))
     for key, (low, high) in RANGES.items():
         value = values[key]
         number = value if isinstance(value, (int, float)) else math.nan
-        if not (math.isfinite(number) and low <= number <= high) and (key, value) != ("SOLVER.WEIGHT_DECAY_BIAS", None):
+        if not (math.isfinite(number) and low <= number <= high):
             raise UserError(f"{key} is {value}; it must be {limits(key)}")
+    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
+    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
+        raise UserError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
+            "TEST.KEYPOINT_OKS_SIGMAS"
+        )
 
 
 def limits(key: str, default: object = None) -> str:
@@ -105,18 +111,12 @@ def check_training(cfg: CfgNode) -> None:
     """Checks what only a training reads, in a config that has passed `check_ranges`.
 
     Raises:
-        UserError: an empty list, learning-rate steps that are out of order, an unknown sampler, numbers
-            of keypoints that do not fit, statistics of frozen norms where none is frozen.
+        UserError: an empty list, learning-rate steps that are out of order, an unknown sampler,
+            statistics of frozen norms where none is frozen.
     """
     solver, steps = cfg.SOLVER, list(cfg.SOLVER.STEPS)
     if any(type(step) is not int for step in steps) or steps != sorted(set(steps)) or (steps and steps[0] < 1):
         raise UserError(f"SOLVER.STEPS is {tuple(steps)}; give increasing whole numbers of iterations, at least 1")
-    points, sigmas = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS, len(cfg.TEST.KEYPOINT_OKS_SIGMAS) or 17  # COCO's own
-    if cfg.MODEL.KEYPOINT_ON and cfg.DATASETS.TEST and points != sigmas:
-        raise UserError(
-            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {points}, but there are {sigmas} sigmas to evaluate with: set "
-            "TEST.KEYPOINT_OKS_SIGMAS"
-        )
     if solver.get("BF16", False) and not solver.AMP.ENABLED:
         raise UserError("SOLVER.BF16 is True, but SOLVER.AMP.ENABLED is False; set it True as well")
     if best := cfg.TEST.get("BEST", ""):
@@ -124,8 +124,6 @@ def check_training(cfg: CfgNode) -> None:
         if best.partition("/")[0] not in tasks or not re.fullmatch(r"AP(50|75|[smlrcf]|-.+)?", best.partition("/")[2]):
             known = ", ".join(f"{task}/AP" for task in tasks)
             raise UserError(f"TEST.BEST is {best!r}; name a metric of this detector's ({known}, bbox/AP50, ...)")
-    if solver.BASE_LR == 0 and solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
-        raise UserError("SOLVER.BASE_LR is 0.0; WarmupCosineLR divides by it: give more than 0")
     count, norm = solver.get("FROZEN_BN_ITER", 0), cfg.MODEL.RESNETS.NORM
     if count and norm != "FrozenBN" and (cfg.MODEL.BACKBONE.FREEZE_AT == 0 or "BN" not in norm):
         raise UserError(
@@ -134,9 +132,8 @@ def check_training(cfg: CfgNode) -> None:
         )
     if (sampler := cfg.DATALOADER.SAMPLER_TRAIN) not in ("TrainingSampler", "RepeatFactorTrainingSampler"):
         raise UserError(f"DATALOADER.SAMPLER_TRAIN is {sampler}; choose TrainingSampler or RepeatFactorTrainingSampler")
-    for key, value in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("INPUT.MIN_SIZE_TRAIN", cfg.INPUT.MIN_SIZE_TRAIN)):
-        if not value:
-            raise UserError(f"{key} is {value}, empty; give at least one")
+    if not cfg.DATASETS.TRAIN:
+        raise UserError(f"DATASETS.TRAIN is {cfg.DATASETS.TRAIN}, empty; give at least one")
     if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(cfg.INPUT.MIN_SIZE_TRAIN) != 2:
         raise UserError(
             f"INPUT.MIN_SIZE_TRAIN is {cfg.INPUT.MIN_SIZE_TRAIN}; INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two values"

@@ -36,35 +36,30 @@ LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that 
 
 
 class Engine(Protocol):
-    """What differs between the engines: the modules `detectron2_engine.engine` and `torchvision_engine.engine`.
+    """What differs between the engines: the modules `detectron2_engine.engine` and `torchvision_engine.engine`."""
 
-    Attributes:
-        NAME: in checkpoints and results.
-        FROZEN_NORM: the class of batch norms whose statistics are fixed.
-        prepare: (config, log) -> the engine's own config.
-        build_model: a detector that maps a list of records to losses by name (in training) or detections.
-        backbone_features: (model, batch) runs the ResNet alone on the images of a batch.
-        build_optimizer: its step clips gradients as SOLVER.CLIP_GRADIENTS says.
-        build_schedule: iteration (from 0) -> learning rate, which it sets in all groups of the optimizer.
-        training_data: function of (seed, start, workers) to an iterator of this rank's batches; the number of images.
-        storage: takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
-        evaluate: (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others;
-            draws predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
-        test_images: (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
-        results: (model, batch, category ids by label) -> the detections in COCO's result format.
-    """
-
-    NAME: str
-    FROZEN_NORM: type[nn.Module]
+    NAME: str  # in checkpoints and results
+    FROZEN_NORM: type[nn.Module]  # of batch norms whose statistics are fixed
+    # (config, log) -> the engine's own config.
     prepare: Callable[[CfgNode, Callable[[str], None]], CfgNode]
+    # A detector that maps a list of records to losses by name (in training) or detections.
     build_model: Callable[[CfgNode, torch.device], Any]
+    # (model, batch) runs the ResNet alone on the images of a batch.
     backbone_features: Callable[[Any, list[dict[str, Any]]], Any]
+    # Its step clips gradients as SOLVER.CLIP_GRADIENTS says.
     build_optimizer: Callable[[CfgNode, nn.Module], torch.optim.Optimizer]
+    # Iteration (from 0) -> learning rate, which it sets in all groups of the optimizer.
     build_schedule: Callable[[CfgNode, torch.optim.Optimizer], Callable[[int], float]]
+    # A function of (seed, start, workers) to an iterator of this rank's batches; the number of images.
     training_data: Callable[[CfgNode], tuple[Callable[..., Any], int]]
+    # Takes scalars and images of the model and of hooks while it is entered, as Detectron2's EventStorage.
     storage: Callable[[int], AbstractContextManager[Any]]
+    # (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others; draws
+    # predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
     evaluate: Callable[..., dict[str, Metrics]]
+    # (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
     test_images: Callable[[CfgNode, list[dict[str, Any]]], Any]
+    # (model, batch, category ids by label) -> the detections in COCO's result format.
     results: Callable[[Any, list[dict[str, Any]], list[int]], list[dict[str, Any]]]
 
 

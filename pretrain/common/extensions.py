@@ -42,6 +42,11 @@ def add(names: Sequence[str]) -> None:
     os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(name for name in (*earlier, *given) if name))
 
 
+def options() -> list[str]:
+    """The words of a command line that adds what `add` has added to this process."""
+    return [word for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name for word in ("--import", name)]
+
+
 @functools.cache
 def load() -> None:
     """Imports every extension, once per process; UserError if one cannot be imported."""

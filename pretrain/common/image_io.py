@@ -108,12 +108,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def open_upright(path: str) -> Image.Image:
-    """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's.
-
-    Raises:
-        CorruptImage: as `read_file` and `decode`.
-        UserError: the disk failed.
-    """
+    """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's."""
     encoded = read_file(path)
     with _decoding(path):
         return upright(_open(encoded))

@@ -18,9 +18,6 @@ _reason: str = ""
 _IGNORED_IN_WORKERS = {signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
 
 
-AGAIN = "run the same command again to resume"
-
-
 class Stopped(Exception):
     """Raised by a stage that was asked to stop, after its checkpoint, if it keeps one, is on disk.
 
@@ -37,7 +34,7 @@ class Stopped(Exception):
 
 def from_checkpoint(folder: Path, step: int) -> str:
     """The remedy of work that continues from a checkpoint in its run folder."""
-    return f"{folder} holds the checkpoint of step {step}; {AGAIN}"
+    return f"{folder} holds the checkpoint of step {step}; run the same command again to resume"
 
 
 def request_stop(reason: str) -> None:

@@ -49,11 +49,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
 
 def refuse_missing(name: str, root: str | Path = "datasets", download: bool = False) -> None:
-    """Checks that a data set can be loaded, by its folder alone: listing the images of a large one takes long.
-
-    Raises:
-        UserError: unknown name, or no such folder.
-    """
+    """Raises UserError for an unknown name or a folder that is not there; listing the images would take long."""
     if name in LOADERS:  # they know where their images are
         return
     places = [Path(root) / folder for folder in FOLDERS.get(name, ())]

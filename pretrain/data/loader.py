@@ -116,26 +116,25 @@ def build_loader(
 
 def eval_batches(
     data: ImageData,
+    positions_N: np.ndarray,
     size: int,
     resize: int,
     batch_size: int,
     num_workers: int,
-    indices: Sequence[int] | np.ndarray | None = None,
     on_corrupt: str = "error",
     pin_memory: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Evaluation views in order: shorter side to ``resize``, middle ``size`` x ``size``; 0: straight to that size.
+    """Evaluation views of the images at ``positions_N``: shorter side to ``resize``, middle ``size`` x ``size``.
 
     Args:
-        indices: positions to read; None: all.
+        resize: 0: the image is resized straight to that size.
         on_corrupt: ``error``, or ``skip``: leave out unreadable images (the positions say which are there).
         pin_memory: as in `Loader`.
 
     Yields:
         (N, 3, S, S) uint8 and the images' positions (N,) int64; the last batch may be smaller.
     """
-    positions = np.arange(len(data)) if indices is None else np.asarray(indices)
-    order = [positions[at : at + batch_size].tolist() for at in range(0, len(positions), batch_size)]
+    order = [positions_N[at : at + batch_size].tolist() for at in range(0, len(positions_N), batch_size)]
     views = _EvalViews(data, size, resize, on_corrupt == "skip")
     for images_NHWC, index_N in _load(views, order, num_workers, pin_memory):
         yield images_NHWC.permute(0, 3, 1, 2), index_N

@@ -41,9 +41,5 @@ def draw(data: ImageData, recipes: Sequence[Recipe], size: int, images: int, see
 
 
 def write(path: str | Path, picture: np.ndarray) -> None:
-    """Writes RGB as PNG.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes RGB as PNG; UserError if that is not possible."""
     atomic_write(path, cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))[1].tobytes())

@@ -19,10 +19,7 @@ _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cann
 def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     """Writes embedding.png and embedding.csv (x, y, label) to OUTPUT_DIR for a run folder, checkpoint or ``random``.
 
-    Features are L2-normalized, as for kNN; at most 5,000 images, evenly spaced.
-
-    Returns:
-        The content of results.json.
+    Features are L2-normalized, as for kNN; at most 5,000 images, evenly spaced. Returns the content of results.json.
     """
     from sklearn.manifold import TSNE  # slow to import
 

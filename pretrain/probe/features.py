@@ -67,7 +67,7 @@ def extract(
     positions = _positions_of_rank(data, max_images)
     index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]
     batches = loader.eval_batches(
-        data, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, positions, cfg.DATALOADER.ON_CORRUPT,
+        data, positions, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT,
         device.type == "cuda",
     )  # fmt: skip
     stop = AgreedStop(device)

@@ -55,7 +55,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
 
     data, reason = on_every_rank(load)
     if data is None:
-        log(f"kNN will not be run: {reason}")
+        log(f"kNN will not be run, which changes nothing in the training: {reason}")
     check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     return data
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that has succeeded: create | write | truncate | fsync | rename | link | unlink | mkdir | rmdir."""
+    """A call that has succeeded: create | write | fsync | rename | unlink, and what syscalls.c records besides."""
 
     name: str
     path: str
@@ -31,71 +31,48 @@ def read_calls(log: Path) -> list[Call]:
 
 
 @dataclass
-class _Node:
-    """A file or a folder: what it holds now, and what it held when it was last synced."""
+class _File:
+    """What a file holds now, and what it held when it was last synced."""
 
-    is_folder: bool = False
     data: bytearray = field(default_factory=bytearray)
-    synced_data: bytes = b""
-    names: dict[str, _Node] = field(default_factory=dict)
-    synced_names: dict[str, _Node] = field(default_factory=dict)
+    synced: bytes = b""
 
 
 class Disk:
-    """A disk that keeps what was synced; of the rest it may have lost the data, or the names as well."""
+    """A folder on a disk that keeps what was synced; of the rest it may have lost the data, or the names, too."""
 
     KINDS = ("all is kept", "data are lost", "data and names are lost")
 
     def __init__(self, root: Path) -> None:
-        self._root, self._top = PurePosixPath(root), _Node(is_folder=True)
+        self._root = str(root)
+        self._files: dict[str, _File] = {}
+        self._synced: dict[str, _File] = {}  # under which names, when the folder was last synced
 
     def apply(self, call: Call) -> None:
-        folder, name = self._at(call.path)
-        node = folder.names.get(name)
-        if call.name == "mkdir":
-            folder.names[name] = _Node(is_folder=True)
+        name = Path(call.path).name
+        if call.path == self._root and call.name == "fsync":
+            self._synced = dict(self._files)
         elif call.name == "create":
-            folder.names[name] = _Node()
-        elif call.name in ("unlink", "rmdir"):
-            folder.names.pop(name, None)
-        elif call.name in ("rename", "link"):
-            target, target_name = self._at(call.other)
-            if node is not None:
-                target.names[target_name] = node
-                if call.name == "rename":
-                    del folder.names[name]
-        elif call.name == "fsync" and PurePosixPath(call.path) == self._root:
-            self._top.synced_names = dict(self._top.names)
-        elif node is None:
-            return  # it was there before the record began, or its name is gone
+            self._files[name] = _File()
+        elif call.name == "unlink":
+            del self._files[name]
+        elif call.name == "rename":
+            self._files[Path(call.other).name] = self._files.pop(name)
         elif call.name == "fsync":
-            node.synced_data, node.synced_names = bytes(node.data), dict(node.names)
-        elif call.name == "truncate":
-            del node.data[call.offset :]
+            self._files[name].synced = bytes(self._files[name].data)
         elif call.name == "write":
-            node.data[len(node.data) :] = bytes(max(0, call.offset - len(node.data)))
-            node.data[call.offset : call.offset + len(call.data)] = call.data
+            data, end = self._files[name].data, call.offset + len(call.data)
+            data.extend(bytes(max(0, end - len(data))))
+            data[call.offset : end] = call.data
+        else:
+            raise AssertionError(f"{call.name} of {call.path} is not simulated")
 
     def write(self, folder: Path, kind: str) -> None:
         """Makes ``folder`` what a crash may leave."""
         shutil.rmtree(folder, ignore_errors=True)
-        self._write(self._top, folder, kind)
-
-    def _write(self, node: _Node, path: Path, kind: str) -> None:
-        if not node.is_folder:
-            path.write_bytes(node.data if kind == self.KINDS[0] else node.synced_data)
-            return
-        path.mkdir()
-        for name, child in (node.synced_names if kind == self.KINDS[2] else node.names).items():
-            self._write(child, path / name, kind)
-
-    def _at(self, path: str) -> tuple[_Node, str]:
-        """The folder that a path is in, and its name there."""
-        *folders, name = PurePosixPath(path).relative_to(self._root).parts or ("",)
-        node = self._top
-        for part in folders:
-            node = node.names.setdefault(part, _Node(is_folder=True))
-        return node, name
+        folder.mkdir()
+        for name, file in (self._synced if kind == self.KINDS[2] else self._files).items():
+            (folder / name).write_bytes(file.data if kind == self.KINDS[0] else file.synced)
 
 
 def crashes(calls: list[Call], root: Path, folder: Path) -> Iterator[tuple[int, str]]:

@@ -8,8 +8,7 @@ import json
 import os
 import re
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ _CHANGING = re.compile(  # from run to run: times, processes, places
     r"images_per_second|_s$|time|eta|^(git|command|started|host|file_sha256|folder|output_dir)$|data_wait|memory|sha256"
 )
 _LEFT = re.compile(r"^\..*\.tmp|^\.owner|^evaluating\.pth$|^tmp")
+_COUNTS = ("fast_rcnn/", "roi_head/", "rpn/")  # what only Detectron2's model counts
 _HERE = ("--cluster", "local", "--gpus", "0")
 _NOT_COMPARED = re.compile(r"^(log\.txt(\.rank\d+)?|environment\.txt|events\.out.*|curves\.png|.*\.html|launch\.json)$")
 
@@ -89,7 +89,10 @@ def content(folder: Path) -> dict[str, Any]:
             found[name] = _plain(read(path), folder)
         elif path.name == "metrics.json":
             lines = [_plain(json.loads(line), folder) for line in path.read_text().splitlines()]
-            found[name] = [_names(line) if "roi_head/num_bg_samples" in line else line for line in lines]
+            results = path.with_name("results.json")
+            written = json.loads(results.read_text()) if results.exists() else {}
+            is_detectron2 = written.get("engine", {}).get("name") == "detectron2"
+            found[name] = [_without_medians(line) for line in lines] if is_detectron2 else lines
         elif path.suffix == ".json":
             found[name] = _plain(json.loads(path.read_text()), folder)
         elif path.suffix in (".yaml", ".txt", ".md", ".csv"):
@@ -124,28 +127,14 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def left_in_shared_memory(before: set[str], seconds: float = 5) -> set[str]:
-    """New files of /dev/shm that stay and that no process uses; those of tests beside this one come and go."""
-    found, end = set(os.listdir("/dev/shm")) - before, time.monotonic() + seconds
-    while found and time.monotonic() < end:
-        time.sleep(0.1)
-        found &= set(os.listdir("/dev/shm"))
-    used = _mapped(found)
-    return (found - used) & set(os.listdir("/dev/shm"))
+def left_in_shared_memory(pids: Sequence[int]) -> list[str]:
+    """Files of /dev/shm in which processes have put batches for one another; torch names them after their maker."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 
-def _mapped(names: set[str]) -> set[str]:
-    """Those of the files in /dev/shm that a process has in its memory, where a semaphore has another name."""
-    inodes = set[str]()
-    for process in Path("/proc").glob("[0-9]*") if names else ():
-        with contextlib.suppress(OSError):  # it has ended
-            inodes |= {line.split()[4] for line in (process / "maps").read_text().splitlines() if "/dev/shm/" in line}
-    return {name for name in names if (file := Path("/dev/shm", name)).exists() and str(file.stat().st_ino) in inodes}
-
-
-def _names(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of Detectron2's training without its values: its medians over 20 iterations begin anew when it resumes."""
-    return {"iteration": line["iteration"], "names": sorted(line)}
+def _without_medians(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of Detectron2's training without its medians over 20 iterations, which begin anew when it resumes."""
+    return {key: value for key, value in line.items() if "loss" not in key and not key.startswith(_COUNTS)}
 
 
 def _plain(value: Any, folder: Path) -> Any:

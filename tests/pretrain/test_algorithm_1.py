@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from pretrain.config import load_config
 from pretrain.data import views
 from pretrain.data.loader import Batch
-from pretrain.model.objectives import build_objective
-from pretrain.optim import build_optimizer
-from pretrain.steps import Training, training_step
+from pretrain.steps import training_step
+from tests.pretrain.runs import training
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -69,8 +68,8 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 )
 def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
     cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
-    objective = build_objective(cfg, torch.device("cpu"), 4, lambda _: None)
-    optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
+    run = training(cfg)
+    objective = run.objective
     f, g = copy.deepcopy(objective.model.encoder_q), copy.deepcopy(objective.model.encoder_k)
     queue, pointer = objective.model.negatives.queue.clone(), 0
     velocities = [torch.zeros_like(p) for p in f.parameters()]
@@ -79,7 +78,7 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
         generator = torch.Generator().manual_seed(step)
         images = torch.randint(0, 256, (1 + m, N, 3, 16, 16), generator=generator).to(torch.uint8)
         batch = Batch(images, torch.arange(N), torch.zeros(N, dtype=torch.long), {})
-        loss, _ = training_step(Training(objective, optimizer, scaler), batch, step)
+        loss, _ = training_step(run, batch, step)
 
         x = views.normalize(images, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         if before_keys:

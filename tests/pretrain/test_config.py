@@ -1,4 +1,4 @@
-"""Every recipe loads; every key is read by someone; values that cannot work are refused in one line."""
+"""Every key is read by someone; values that cannot work are refused in one line."""
 
 import re
 from pathlib import Path
@@ -11,17 +11,12 @@ from pretrain.config import _keys, default_config, described_keys, from_yaml_tex
 from tests.errors import refused
 
 ROOT = Path(__file__).parents[2]
-FILES = [
-    *sorted((ROOT / "configs/pretrain").glob("*.yaml")),
-    *sorted((ROOT / "configs/linear").glob("*.yaml")),
-    *(ROOT / "configs/examples" / f"{name}.yaml" for name in ("demo_mocov2_R18_digits", "own_images_R18")),
-]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_every_recipe_loads_and_says_how_to_run_it(path):
-    load_config(path)
-    assert ("Not run by itself" if path.name.startswith("Base-") else "python tools/launch.py") in path.read_text()
+def test_every_recipe_of_a_linear_probe_loads():
+    """Those of pretraining take steps in test_recipes.py."""
+    files = sorted((ROOT / "configs/linear").glob("*.yaml"))
+    assert [load_config(path).METHOD.NAME for path in files]
 
 
 def test_every_key_is_read_by_someone():
@@ -51,7 +46,8 @@ def test_overrides_come_last_and_the_text_round_trips():
         "SEED 4294967296",
         "LINEAR.GAMMA -0.1", "METHOD.NAME sce METHOD.SCE_LAMBDA 4.0", "METHOD.NAME mocov2 METHOD.NUM_KEYS 5",
         "METHOD.NAME sce METHOD.JCL_LAMBDA 4.0", "METHOD.NAME simclr METHOD.LABELS class",
-        "METHOD.NAME simclr MODEL.QUEUE_SIZE 256", "METHOD.NAME tcl MODEL.EMA_SCHEDULE cosine",
+        "METHOD.NAME simclr MODEL.QUEUE_SIZE 256", "METHOD.NAME simclr METHOD.DENSE_WEIGHT 0.5",
+        "METHOD.DENSE_WARMUP_STEPS 5", "METHOD.NAME tcl MODEL.EMA_SCHEDULE cosine",
         "METHOD.NAME sce METHOD.LAMBDA_SCHEDULE linear", "SOLVER.LARS_TRUST 0.02", "SOLVER.STEPS [9]",
         "SOLVER.EPOCHS 5 SOLVER.WARMUP_EPOCHS 10", "SOLVER.EPOCHS 100 SOLVER.LR_SCHEDULE step", "PROBE.RESIZE 15",
         "PROBE.CROP none PROBE.RESIZE 256", "MODEL.HEAD_HIDDEN_DIMS [16,0]", "VIEWS.MEAN [0.5,0.5]",

@@ -60,12 +60,3 @@ def test_lars_scales_weights_by_their_norm_and_leaves_biases_alone(trust, clip, 
     rate = min(ratio, lr) if clip else lr * ratio
     torch.testing.assert_close(model.weight.detach(), weight - rate * (gradient + decay * weight))
     torch.testing.assert_close(model.bias.detach(), bias - lr)
-
-
-def test_lars_takes_the_first_step_of_a_warm_up_at_rate_zero():
-    model = _model()
-    lars = build_optimizer(model, _solver("SOLVER.OPTIMIZER", "lars", "SOLVER.BASE_LR", "0.0"))
-    before = model.weight.detach().clone()
-    model(torch.ones(1, 3)).sum().backward()
-    lars.step()
-    assert torch.equal(model.weight.detach(), before)

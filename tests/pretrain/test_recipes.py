@@ -11,8 +11,9 @@ from tests.pretrain.images import write_folder
 from tests.pretrain.runs import lines
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-ROOT = Path(__file__).parents[2] / "configs" / "pretrain"
-LEAVES = [p for p in sorted(ROOT.glob("*.yaml")) if not p.name.startswith("Base-")]
+ROOT = Path(__file__).parents[2] / "configs"
+LEAVES = [p for p in sorted(ROOT.glob("pretrain/*.yaml")) if not p.name.startswith("Base-")]
+LEAVES += [ROOT / "examples/densecl_R18_scenes.yaml", ROOT / "examples/own_images_R50.yaml"]
 BATCH = 8
 
 
@@ -28,11 +29,14 @@ def test_a_recipe_runs(path, images, tmp_path):
     cfg = load_config(path)
     small = {
         "MODEL.ARCH": "resnet18",
+        "MODEL.WEIGHTS": "",
         "MODEL.HEAD_HIDDEN_DIMS": [32] * len(cfg.MODEL.HEAD_HIDDEN_DIMS),
         "MODEL.EMBEDDING_DIM": 16,
         "MODEL.BN_GROUPS": min(cfg.MODEL.BN_GROUPS, 2),  # of 4 images each
         "VIEWS.IMAGE_SIZE": 16 if cfg.MODEL.STEM == "cifar" else 32,
         "DATA.TRAIN": f"folder:{images}",
+        "DATA.PROBE_TRAIN": "",
+        "DATA.VAL": "",
         "DATALOADER.NUM_WORKERS": 0,
         "SOLVER.IMS_PER_BATCH": BATCH,
         "SOLVER.MAX_STEPS": 2,

@@ -11,10 +11,8 @@ from pretrain.common.batch_split import slice_bounds
 from pretrain.config import load_config
 from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
-from pretrain.model.objectives import build_objective
 from pretrain.model.siamese import embed
-from pretrain.optim import build_optimizer
-from pretrain.steps import Training, training_step
+from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import training
@@ -44,18 +42,17 @@ def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lamb
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
     cfg = config(method, *more)
-    objective, total = build_objective(cfg, torch.device("cpu"), 4, lambda _: None), cfg.SOLVER.IMS_PER_BATCH
-    optimizer, scaler = build_optimizer(objective.encoder, cfg.SOLVER), torch.amp.GradScaler("cpu", enabled=False)
+    run, total = training(cfg), cfg.SOLVER.IMS_PER_BATCH
     start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
     weight, out = (stop - start) * distributed.world_size() / total, {}
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
         views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
-        loss, _ = training_step(Training(objective, optimizer, scaler), Batch(views, index, labels, {}), step)
+        loss, _ = training_step(run, Batch(views, index, labels, {}), step)
         out[f"loss{step}"] = distributed.mean_(loss * weight)
         if step == 0:
-            out |= {f"grad.{name}": p.grad.clone() for name, p in objective.encoder.named_parameters()}
-    return out | {f"end.{name}": value.clone() for name, value in objective.model.state_dict().items()}
+            out |= {f"grad.{name}": p.grad.clone() for name, p in run.objective.encoder.named_parameters()}
+    return out | {f"end.{name}": value.clone() for name, value in run.objective.model.state_dict().items()}
 
 
 def _on_ranks(folder: Path, cases: list[tuple[str, ...]]) -> None:

@@ -6,7 +6,6 @@ import torch
 from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
 from pretrain.common.weights_file import tensor_digest
 from pretrain.model import objectives
 from pretrain.state import from_checkpoint, to_checkpoint
@@ -15,12 +14,6 @@ from tests.pretrain.runs import STEPS_PER_EPOCH, lines, run, training
 from tests.pretrain.test_steps import config
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
-
-
-def test_a_folder_in_use_is_refused_and_left_alone(images, tmp_path):
-    with claim(tmp_path, "the owner's work"), pytest.raises(UserError, match="in use: the owner's work on"):
-        run(images, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == []
 
 
 def test_a_fresh_start_leaves_nothing_of_another_run(images, tmp_path):

@@ -19,14 +19,6 @@ def _watch(skipped_steps: int = 0) -> Watch:
     return Watch(torch.device("cpu"), scaler, lambda i: f"{i}.png", skipped_steps)
 
 
-def test_a_loss_that_is_not_finite_is_reported_one_step_later():
-    report = _watch()
-    report.step(torch.tensor(torch.nan), 4, 0.5, INDEX)
-    refused(
-        lambda: report.step(torch.tensor(1.0), 5, 0.5, INDEX), "step 4", "learning rate 0.5", "0.png, ", "7.png, ..."
-    )
-
-
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):
     monkeypatch.setattr(skipped_steps, "MAX_IN_A_ROW", 3)
     monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: 16.0)

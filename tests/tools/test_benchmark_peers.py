@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pretrain.common.errors import UserError
 from pretrain.config import load_config
-from tools import benchmark
 from tools.benchmarks import peers, peers_run
 
 
@@ -20,12 +18,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("peers") / "photos"
     peers.make_photos(folder, 130)
     return folder
-
-
-def test_lightly_missing_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"lightly is not installed; `pip install '\.\[peers\]'` installs it"):
-        benchmark.main(["peers"])
 
 
 def test_the_table_pairs_the_rounds():

@@ -14,6 +14,7 @@ from pycocotools.coco import COCO
 
 from pretrain.common.errors import UserError
 from pretrain.data.datasets import load
+from tests.errors import refused
 from tools import make_data
 from tools.data import digits as make_digits
 from tools.data.coco_writer import CocoWriter
@@ -41,10 +42,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def open_coco(path: Path) -> COCO:
-    return COCO(str(path))
-
-
 @pytest.mark.parametrize(("kind", "words"), [("digits", DIGITS), ("people", PEOPLE)])
 def test_the_same_seed_makes_the_same_bytes(kind: str, words: list[str], request, tmp_path: Path):
     first: Path = request.getfixturevalue(kind)
@@ -56,19 +53,14 @@ def test_the_same_seed_makes_the_same_bytes(kind: str, words: list[str], request
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-def test_a_second_run_does_nothing_and_says_so(digits: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_used_folder_is_left_as_it_is(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     before = {p: p.stat().st_mtime_ns for p in digits.rglob("*")}
     make_data.main(["digits", str(digits), *DIGITS])
     assert capsys.readouterr().out == f"{digits} already exists\n"
+    refused(lambda: make_data.main(["digits", str(digits), *DIGITS, "--seed", "5"]), digits, '"seed": 0')
     assert {p: p.stat().st_mtime_ns for p in digits.rglob("*")} == before
-
-
-def test_a_used_folder_is_refused(digits: Path, tmp_path: Path):
-    with pytest.raises(UserError, match=r"holds data made with .*\"seed\": 0.*; name another folder, or remove it"):
-        make_data.main(["digits", str(digits), *DIGITS, "--seed", "5"])
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="holds something else"):
-        make_data.main(["people", str(tmp_path), *PEOPLE])
+    refused(lambda: make_data.main(["people", str(tmp_path), *PEOPLE]), tmp_path, "holds something else")
     assert files(tmp_path) == {"mine.txt": b"precious"}
 
 
@@ -84,19 +76,6 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path):
     assert killed.returncode == -9 and not output.exists()
     make_data.main(["digits", str(output), *DIGITS])
     assert len(list((output / "images").rglob("*.jpg"))) == 90
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["digits", "x", "--images", "0"], "--images is 0; digits need at least 1"),
-        (["digits", "x", "--seed", "-1"], "--seed is -1; digits need at least 0"),
-        (["people", "x", "--size", "32"], "--size is 32; people need at least 64"),
-    ],
-)
-def test_values_out_of_range(words: list[str], said: str):
-    with pytest.raises(UserError, match=said):
-        make_data.main(words)
 
 
 def test_digits_as_an_image_folder(digits: Path):
@@ -124,7 +103,7 @@ def test_train_and_val_digits_are_disjoint():
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_digits_as_coco(digits: Path, split: str):
-    coco = open_coco(digits / "coco" / "annotations" / f"instances_{split}.json")
+    coco = COCO(str(digits / "coco" / "annotations" / f"instances_{split}.json"))
     assert [c["name"] for c in coco.loadCats(sorted(coco.getCatIds()))] == [str(i) for i in range(10)]
     assert len(coco.getImgIds()) == {"train": 12, "val": 6}[split]
     for image in coco.loadImgs(coco.getImgIds()):
@@ -147,7 +126,7 @@ def check_record(annotation: dict, mask: np.ndarray) -> None:
 
 
 def test_people(people: Path):
-    coco = open_coco(people / "coco" / "annotations" / "keypoints_train.json")
+    coco = COCO(str(people / "coco" / "annotations" / "keypoints_train.json"))
     category = coco.loadCats([1])[0]
     assert category["keypoints"] == KEYPOINTS and len(KEYPOINTS) == 17 and len(category["skeleton"]) == 19
     annotations = coco.loadAnns(coco.getAnnIds())
@@ -181,7 +160,7 @@ def test_crowds_run_lengths_are_their_pixels(tmp_path: Path, corner: int):
     writer = CocoWriter(tmp_path, "train", [{"id": 1, "name": "thing"}])
     writer.add_crowd(writer.add_image(np.zeros((9, 7, 3), np.uint8)), 1, mask)
     writer.write("instances")
-    coco = open_coco(tmp_path / "annotations" / "instances_train.json")
+    coco = COCO(str(tmp_path / "annotations" / "instances_train.json"))
     annotation = coco.loadAnns([1])[0]
     np.testing.assert_array_equal(coco.annToMask(annotation), mask)
     assert annotation["area"] == mask.sum() and annotation["iscrowd"] == 1

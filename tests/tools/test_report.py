@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.reporting.runs import (
-    DIGITS,
-    cells,
-    column,
-    detector,
-    pretrain,
-    probe,
-    provenance,
-    render,
-    write,
-)
+from tests.tools.reporting.runs import DIGITS, cells, column, detector, pretrain, probe, provenance, render, write
 
 
 def test_probes_by_one_protocol_share_a_cell(tmp_path: Path):

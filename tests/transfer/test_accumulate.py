@@ -1,21 +1,16 @@
-"""A batch in parts: the gradients of the whole, with one average over ranks; both engines take it; bfloat16."""
+"""A batch in parts: the gradients of the whole; both engines take it; bfloat16. Ranks are in test_two_ranks."""
 
 from __future__ import annotations
 
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.common import distributed
-from pretrain.common.batch_split import slice_bounds
-from pretrain.common.distributed import data_parallel
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import ENGINES, work
 from transfer.train import accumulated_losses
 
@@ -46,38 +41,12 @@ def gradient(count: int, images: list[Tensor], factor: float = 1.0) -> tuple[Ten
     return toy.weight.grad / factor, {name: loss.item() for name, loss in losses.items()}, toy.sizes
 
 
-@pytest.mark.parametrize(("count", "factor"), [(2, 1.0), (3, 1024.0), (7, 1.0)])
+@pytest.mark.parametrize(("count", "factor"), [(3, 1024.0), (7, 1.0)])
 def test_the_gradients_of_the_whole_batch(count: int, factor: float) -> None:
     whole, losses, _ = gradient(1, IMAGES)
     parts, same_losses, sizes = gradient(count, IMAGES, factor)
     torch.testing.assert_close(parts, whole)
     assert same_losses == pytest.approx(losses) and sum(sizes) == 7 and len(sizes) == count
-
-
-def _ranks(folder: Path) -> None:
-    toy, rank = Toy(), distributed.rank()
-    start, stop = slice_bounds(6, rank, 2)
-    reduced = []
-    parallel: Any = data_parallel(toy, torch.device("cpu"))
-    parallel.register_comm_hook(None, lambda _, bucket: reduced.append(1) or _mean(bucket))
-    losses = accumulated_losses(parallel, IMAGES[start:stop], 3, lambda loss: loss)
-    sum(losses.values()).backward()
-    assert len(reduced) == 1 and distributed.world_size() == 2
-    torch.save(toy.weight.grad, folder / f"{rank}.pth")
-
-
-def _mean(bucket: Any) -> Any:
-    import torch.distributed as dist
-
-    work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
-
-
-def test_two_ranks_average_once(tmp_path: Path) -> None:
-    run_ranks(_ranks, 2, tmp_path)
-    whole, *_ = gradient(1, IMAGES[:6])
-    for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth"), whole)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

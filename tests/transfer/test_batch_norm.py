@@ -1,4 +1,4 @@
-"""Statistics of frozen batch norm from training images: what they are, and that both engines take the same."""
+"""Statistics of frozen batch norm from training images, the same in both engines. Ranks are in test_two_ranks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
 from tests.errors import refused
-from tests.pretrain.ranks import run_ranks
 from tests.transfer.test_train_net import work
 from transfer import batch_norm
 
@@ -43,7 +41,7 @@ def settle(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | 
     batch_norm.settle_frozen_bn(state, len(batches))
 
 
-GENERATOR = torch.Generator().manual_seed(0)  # the same in every process
+GENERATOR = torch.Generator().manual_seed(0)
 BATCHES = [torch.randn(2, 3, 12, 12, generator=GENERATOR), torch.randn(3, 3, 20, 8, generator=GENERATOR) * 2 + 1]
 
 
@@ -66,21 +64,6 @@ def test_every_pixel_of_several_batches_counts_alike() -> None:
     torch.testing.assert_close(backbone[1].running_var, inputs.var(1, unbiased=False))
     for norm in (backbone[5], head):
         assert (norm.running_mean == 0).all() and (norm.running_var == 1).all()
-
-
-def _ranks(folder: Path) -> None:
-    """Each rank settles on its own batches, of different sizes."""
-    frozen = network(FrozenBatchNorm2d)
-    settle(frozen, [BATCHES[dist.get_rank()]])
-    torch.save(frozen.state_dict(), folder / f"{dist.get_rank()}.pth")
-
-
-def test_ranks_pool_their_pixels(tmp_path: Path) -> None:
-    run_ranks(_ranks, 2, tmp_path)
-    alone = network(FrozenBatchNorm2d)
-    settle(alone, BATCHES)
-    for rank in range(2):
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pth")["1.running_var"], alone[1].running_var)
 
 
 def test_a_stop_changes_nothing() -> None:

@@ -61,18 +61,14 @@ def test_another_value_of_a_refused_key_is_named(tmp_path):
 
 REFUSALS = [  # a key of each kind of check, its value, and what else the refusal names
     ("SOLVER.IMS_PER_BATCH", "0", "at least 1"),
-    ("SOLVER.WEIGHT_DECAY_BIAS", "-1.0", "at least 0"),
     ("SOLVER.MOMENTUM", "1.5", "at most 1"),
     ("SOLVER.CLIP_GRADIENTS.CLIP_VALUE", "-1.0", "at least 0"),  # would turn gradients around
     ("SOLVER.FROZEN_BN_ITER", "-1", "at least 0"),
     ("SOLVER.FROZEN_BN_ITER", "2", "FREEZE_AT"),
     ("SOLVER.STEPS", "(3, 1)", "increasing"),
-    ("SOLVER.STEPS", "('a', 'b')", "whole numbers"),
-    ("SOLVER.BASE_LR", "0.0", "WarmupCosineLR"),
     ("SOLVER.BF16", "True", "SOLVER.AMP.ENABLED"),
     ("DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler", "TrainingSampler"),
     ("DATASETS.TRAIN", "[]", "empty"),
-    ("INPUT.MIN_SIZE_TRAIN", "[]", "empty"),
     ("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", "5", "TEST.KEYPOINT_OKS_SIGMAS"),
     ("TEST.BEST", "segm/AP", "bbox/AP"),
     ("TEST.BEST", "bbox/ap", "bbox/AP"),
@@ -81,9 +77,8 @@ REFUSALS = [  # a key of each kind of check, its value, and what else the refusa
 
 @pytest.mark.parametrize(("key", "value", "named"), REFUSALS)
 def test_values_that_cannot_train_are_refused(key, value, named):
-    keys = tiny_coco.MODEL_KEYS | {"MODEL.KEYPOINT_ON": True, "DATASETS.TRAIN": ("a",), "DATASETS.TEST": ("a",),
-                                   "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR"}  # fmt: skip
-    cfg = config.load_config(None, [*tiny_coco.words(keys), key, value])
+    keys = tiny_coco.MODEL_KEYS | {"MODEL.KEYPOINT_ON": True, "DATASETS.TRAIN": ("a",), "DATASETS.TEST": ("a",)}
+    cfg = config.load_config(tiny_coco.BASE, [*tiny_coco.words(keys), key, value])
 
     def check():
         config_keys.check_ranges(cfg)
@@ -111,10 +106,7 @@ def changed(cfg, key, value):
 
 
 def test_scaling_to_the_number_of_processes():
-    keys = {"REFERENCE_WORLD_SIZE": 8, "IMS_PER_BATCH": 16, "BASE_LR": 0.02, "MAX_ITER": 90000, "STEPS": (60000, 80000)}
-    cfg = config.load_config(
-        None, [*(word for k, v in keys.items() for word in (f"SOLVER.{k}", str(v))), "TEST.EVAL_PERIOD", "10000"]
-    )
+    cfg = config.load_config(tiny_coco.BASE, ["SOLVER.REFERENCE_WORLD_SIZE", "8", "TEST.EVAL_PERIOD", "10000"])
     cfg.freeze()
     scaled = config.scale_to_world(cfg, 2)
     assert (scaled.SOLVER.IMS_PER_BATCH, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (4, 0.005, 360000)

@@ -151,10 +151,8 @@ VARIANTS = {
     "four convolutions in the box head": {"MODEL__ROI_BOX_HEAD__NUM_CONV": 2, "MODEL__ROI_BOX_HEAD__NORM": "BN"},
     "norms in the mask head": {"MODEL__ROI_MASK_HEAD__NORM": "GN"},
     "stride in the 1x1": {"MODEL__RESNETS__STRIDE_IN_1X1": True, **WIDE},
-    "weights of losses": {"MODEL__RPN__LOSS_WEIGHT": 2.0, "MODEL__RPN__BBOX_REG_LOSS_WEIGHT": 0.5},
-    "other anchors": {"MODEL__ANCHOR_GENERATOR__OFFSET": 0.5, "MODEL__ANCHOR_GENERATOR__SIZES": [[20, 40]]},
+    "other anchors": {"MODEL__ANCHOR_GENERATOR__SIZES": [[20, 40]]},
     "bit masks": {"INPUT__MASK_FORMAT": "bitmask"},
-    "no ground truth among proposals": {"MODEL__ROI_HEADS__PROPOSAL_APPEND_GT": False},
 }
 
 

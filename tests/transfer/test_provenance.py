@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-
 from pretrain.common.backbone_file import read_backbone
-from pretrain.config import load_config
-from tests.resnets import moco, resnet_state
+from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
 from tools import report
 from tools.reporting.document import markdown
@@ -18,34 +15,29 @@ from transfer.convert import convert
 from transfer.weights.load import read_weights
 
 
-def checkpoint(folder: Path) -> Path:
-    """A JCL checkpoint as pretraining leaves it, with its config."""
-    cfg = load_config(None, ["METHOD.NAME", "jcl", "MODEL.ARCH", "resnet18", "SOLVER.EPOCHS", "7", "SEED", "3",
-                             "DATA.TRAIN", "digits", "OUTPUT_DIR", str(folder)])  # fmt: skip
-    state = resnet_state(head=False)
-    folder.mkdir()
-    path = folder / "checkpoint_final.pth"
-    torch.save({**moco(state, state), "epoch": 7, "step": 70, "method": "jcl", "config": cfg.dump()}, path)
-    return path
-
-
-def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
-    convert(checkpoint(tmp_path / "run"), tmp_path / "w.pth", encoder="key")
+def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: Path) -> None:
+    """Of a JCL with a dense head."""
+    run(
+        images,
+        tmp_path / "run",
+        "METHOD.DENSE_WEIGHT",
+        "0.5",
+        "MODEL.STEM",
+        "imagenet",
+        "SOLVER.EPOCHS",
+        "1",
+        "SEED",
+        "3",
+    )
+    convert(tmp_path / "run", tmp_path / "w.pth", encoder="key")
     name = tiny_coco.write(tmp_path / "data")
     tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
-    (tmp_path / "empty.yaml").write_text("VERSION: 2\n")
-    keys = tiny_coco.MODEL_KEYS | {
-        "MODEL.WEIGHTS": str(tmp_path / "w.pth"), "DATASETS.TRAIN": (f"{name}:skip_bad",),
-        "DATASETS.TEST": (f"{name}:skip_bad",), "OUTPUT_DIR": str(tmp_path / "out"), "SOLVER.MAX_ITER": 1,
-        "SOLVER.STEPS": [],
-    }  # fmt: skip
-    words = ["--config-file", str(tmp_path / "empty.yaml"), "--engine", "torchvision"]
-    results = train_net.work(train_net.parse([*words, *tiny_coco.words(keys)]))
+    keys = {"MODEL__WEIGHTS": str(tmp_path / "w.pth"), "SOLVER__MAX_ITER": 1}
+    words = tiny_coco.command(tmp_path, f"{name}:skip_bad", "torchvision", **keys)
+    results = train_net.work(train_net.parse(words))
     # Data are named as the user named them, wherever the run folder keeps the copy without the bad records.
     assert results["protocol"]["train"] == results["protocol"]["test"] == [f"{name}:skip_bad"]
-    assert list(results["datasets"]) == [f"{name}:skip_bad"] and str(tmp_path / "out" / "datasets") not in json.dumps(
-        results["config"]
-    )
+    assert list(results["datasets"]) == [f"{name}:skip_bad"] and f"{tmp_path}/out/datasets" not in results["config"]
     first = results["weights"]["provenance"]
 
     evaluated = read_weights(tmp_path / "out" / "model_final.pth").provenance  # of --eval-only
@@ -55,7 +47,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     done = convert(tmp_path / "out", tmp_path / "plain.pth", back=True)
     found = read_backbone(tmp_path / "plain.pth").provenance  # a plain state dict: it is recorded beside the file
     for provenance, source in ((done.provenance, "model_final.pth"), (found, "plain.pth")):
-        assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 7, first["config"])
+        assert (provenance["method"], provenance["epoch"], provenance["config"]) == ("jcl", 1, first["config"])
         assert provenance["encoder"] == "key" and len(provenance["fine_tuned_on"]) == 1
         assert provenance["source"] == source
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
@@ -63,7 +55,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(tmp_path: Path) -> None:
     shown = markdown(report.gather([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
-    assert "- Every pretraining: pretrained on digits, epochs 7, seed 3.\n" in shown
+    assert f"- Every pretraining: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown
     assert f"- Weights: out: {tmp_path.name}/run/checkpoint_final.pth ({first['source_sha256'][:8]}).\n" in shown
     kept = results["predictions"][f"{name}:skip_bad"]  # their folder is named after the copy without the bad records
     assert isinstance(json.loads((tmp_path / "out" / kept).read_text()), list)

@@ -116,10 +116,7 @@ def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted:
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(converted, before)
     data = f"{tiny_coco.write(tmp_path / 'spoiled')}:skip_bad"
-    path = tmp_path / "spoiled" / "annotations.json"
-    content = json.loads(path.read_text())
-    content["annotations"][0]["bbox"] = [0, 0, 0]
-    path.write_text(json.dumps(content))
+    tiny_coco.edit(data, lambda content: content["annotations"][0].update(bbox=[0, 0, 0]))
 
     def train(folder: Path, iterations: int, *flags: str) -> dict[str, Any]:
         keys = {"MODEL__WEIGHTS": str(folder / "a.pth"), "OUTPUT_DIR": str(folder / "out")}
@@ -145,12 +142,6 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
     check_output_dir(cfg, resume=True)
     (tmp_path / "out/results.json").write_text("{}")
     refused(lambda: check_output_dir(cfg, resume=True), tmp_path / "out", "results.json")
-
-
-def test_weights_that_diverge_in_the_last_step_are_not_saved(tmp_path: Path) -> None:
-    keys = {"SOLVER__MAX_ITER": 1, "SOLVER__WARMUP_ITERS": 0, "SOLVER__BASE_LR": 1e38, "SOLVER__WEIGHT_DECAY": 1e9}
-    refused(lambda: work(tmp_path, "torchvision", **keys), "diverged", "SOLVER.BASE_LR")
-    assert not any((tmp_path / "out").glob("*.pth")) and not (tmp_path / "out" / "results.json").exists()
 
 
 def test_the_files_hold_the_seed_and_the_schedule_that_were_used(tmp_path: Path) -> None:

@@ -8,22 +8,26 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torchvision.ops import FrozenBatchNorm2d
 
 from pretrain.common import interrupt
+from pretrain.common.distributed import data_parallel
 from pretrain.common.interrupt import Stopped
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
+from tests.transfer import test_accumulate as accumulate
+from tests.transfer import test_batch_norm as frozen_bn
 from tests.transfer import tiny_coco
 from tests.transfer.test_checkpoints import write
 from tests.transfer.torchvision_engine.test_train import PRECISE, assert_equal_states, run, saved, stop_after
-from transfer import batch_norm, checkpoints, train_net
+from transfer import batch_norm, checkpoints, train, train_net
 from transfer.torchvision_engine import engine
 from transfer.torchvision_engine.layers import ProcessSyncBatchNorm
 
@@ -38,7 +42,8 @@ def _all_parts(folder: Path, name: str) -> None:
     _resume_from_other_weights(rank, folder, name)
     _batch_norm(rank)
     _pool_statistics(rank)
-    _stop_between_batches(rank)
+    _pool_frozen_statistics(rank)
+    _average_gradients_once(rank)
     _agree_on_a_checkpoint(rank, folder / f"rank{rank}")
     _refuse_data_of_one_rank(rank, folder)  # the last, as it changes the working directory
 
@@ -111,16 +116,23 @@ def _pool_statistics(rank: int) -> None:
     assert norm.running_var.tolist() == [3.0 + 1.0] * 3  # mean of variances, variance of means
 
 
-def _stop_between_batches(rank: int) -> None:
-    seen: list[int] = []
-    state: Any = SimpleNamespace(batches=lambda **_: iter(range(9)), log=SimpleNamespace(info=None))
-    with pytest.raises(Stopped, match="SIGUSR1"):
-        for number in batch_norm._batches(state, 0, 9, ""):
-            seen.append(number)  # type: ignore[arg-type]
-            if number == 2 and rank == 1:
-                interrupt.request_stop("SIGUSR1")
-    interrupt.clear()
-    assert seen == [0, 1, 2]
+def _pool_frozen_statistics(rank: int) -> None:
+    """Each rank has its own batch; they differ in size."""
+    ranks, alone = frozen_bn.network(FrozenBatchNorm2d), frozen_bn.network(FrozenBatchNorm2d)
+    frozen_bn.settle(ranks, [frozen_bn.BATCHES[rank]])
+    frozen_bn.settle(alone, frozen_bn.BATCHES)  # both ranks have both
+    torch.testing.assert_close(ranks[1].running_var, alone[1].running_var)
+
+
+def _average_gradients_once(rank: int) -> None:
+    toy, reduced = accumulate.Toy(), []
+    parallel: Any = data_parallel(toy, torch.device("cpu"))
+    parallel.register_comm_hook(None, lambda group, bucket: reduced.append(1) or allreduce_hook(group, bucket))
+    images = accumulate.IMAGES[3 * rank : 3 * rank + 3]
+    sum(train.accumulated_losses(parallel, images, 3, lambda loss: loss).values()).backward()
+    whole, *_ = accumulate.gradient(1, accumulate.IMAGES[:6])
+    torch.testing.assert_close(toy.weight.grad, whole)
+    assert len(reduced) == 1
 
 
 def _agree_on_a_checkpoint(rank: int, out: Path) -> None:
@@ -144,7 +156,6 @@ def _refuse_data_of_one_rank(rank: int, folder: Path) -> None:
     args = train_net.parse(tiny_coco.command(folder, "coco:annotations.json:.", "torchvision"))
     tiny_coco.write(folder / f"rank{rank}")
     os.chdir(folder / f"rank{rank}")  # each rank has its own disk
-    dist.barrier()  # both have written the config file
     annotations = Path("annotations.json")
     good = annotations.read_text()
     annotations.write_text("{" if rank == 0 else good)

@@ -34,25 +34,18 @@ def write(folder: Path, keypoints: bool = False, rle: bool = False) -> str:
             category = 1 if keypoints else 1 + (number + slot) % 3
             polygon = [x, y, x + w, y, x + w, y + h, x + w / 2.3, y + h / 1.7, x, y + h]
             ImageDraw.Draw(picture).polygon(polygon, fill=[(255, 40, 40), (40, 255, 40), (40, 40, 255)][category - 1])
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": number,
-                    "category_id": category * 7,  # ids with gaps
-                    "bbox": [x, y, w, h],
-                    "area": w * h * 0.8,
-                    "iscrowd": int(number == 2 and slot == 1),
-                    "segmentation": _rle(polygon, height, width) if rle or (number == 2 and slot == 1) else [polygon],
-                }
-            )
+            crowd = number == 2 and slot == 1
+            annotations.append({
+                "id": len(annotations) + 1, "image_id": number, "category_id": category * 7,  # ids with gaps
+                "bbox": [x, y, w, h], "area": w * h * 0.8, "iscrowd": int(crowd),
+                "segmentation": _rle(polygon, height, width) if rle or crowd else [polygon],
+            })  # fmt: skip
             if keypoints:
                 points = np.stack([rng.uniform(x, x + w, 17), rng.uniform(y, y + h, 17), rng.integers(0, 3, 17)], 1)
                 points[:, :2] = points[:, :2].round()
                 points[points[:, 2] == 0] = 0
-                annotations[-1] |= {
-                    "keypoints": points.flatten().tolist(),
-                    "num_keypoints": int((points[:, 2] > 0).sum()),
-                }
+                seen = int((points[:, 2] > 0).sum())
+                annotations[-1] |= {"keypoints": points.flatten().tolist(), "num_keypoints": seen}
         picture.save(folder / f"{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "height": height, "width": width})
     categories = [{"id": 7, "name": "person"}] if keypoints else [{"id": 7 * i, "name": f"c{i}"} for i in (1, 2, 3)]
@@ -79,38 +72,22 @@ def _rle(polygon: list[float], height: int, width: int) -> dict:
     return {"size": [height, width], "counts": rle["counts"].decode()}
 
 
-MODEL_KEYS = {  # Detectron2's Base-RCNN-FPN, small
-    "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
-    "MODEL.BACKBONE.FREEZE_AT": 0,
-    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+BASE = str(Path(__file__).parents[2] / "configs" / "Base-RCNN-FPN-1x.yaml")
+MODEL_KEYS = {  # what makes the detector of BASE small
     "MODEL.RESNETS.DEPTH": 18,
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
-    "MODEL.RESNETS.NORM": "SyncBN",
-    "MODEL.FPN.NORM": "SyncBN",
-    "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
     "MODEL.FPN.OUT_CHANNELS": 32,
-    "MODEL.ANCHOR_GENERATOR.SIZES": [[32], [64], [128], [256], [512]],
-    "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
     "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 200,
     "MODEL.RPN.PRE_NMS_TOPK_TEST": 100,
     "MODEL.RPN.POST_NMS_TOPK_TRAIN": 100,
     "MODEL.RPN.POST_NMS_TOPK_TEST": 50,
-    "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
-    "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
     "MODEL.ROI_HEADS.NUM_CLASSES": 3,
     "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 64,
-    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
-    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
     "MODEL.ROI_BOX_HEAD.FC_DIM": 64,
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
     "MODEL.ROI_MASK_HEAD.NUM_CONV": 2,
     "MODEL.ROI_MASK_HEAD.CONV_DIM": 32,
     "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": [32, 32],
-    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
-    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
     "MODEL.DEVICE": "cpu",
-    "INPUT.FORMAT": "RGB",
     "INPUT.MIN_SIZE_TRAIN": [64, 80],
     "INPUT.MAX_SIZE_TRAIN": 128,
     "INPUT.MIN_SIZE_TEST": 80,
@@ -122,6 +99,7 @@ MODEL_KEYS = {  # Detectron2's Base-RCNN-FPN, small
     "SOLVER.STEPS": [3],
     "SOLVER.WARMUP_ITERS": 2,
     "SOLVER.CHECKPOINT_PERIOD": 100,
+    "TEST.PRECISE_BN.ENABLED": False,
     "SEED": 5,
 }
 
@@ -133,16 +111,15 @@ def words(keys: dict) -> list[str]:
 
 def command(folder: Path, name: str, engine: str, *flags: str, **keys) -> list[str]:
     """A command line of train_net for two iterations of a tiny detector on ``name``; keys with `__` for dots."""
-    (folder / "empty.yaml").write_text("VERSION: 2\n")
     given = {key.replace("__", "."): value for key, value in keys.items()}
     own = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder / "out")}
     short = {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": []}
     keys = words(MODEL_KEYS | own | short | given)
-    return ["--config-file", str(folder / "empty.yaml"), "--engine", engine, *flags, *keys]
+    return ["--config-file", BASE, "--engine", engine, *flags, *keys]
 
 
 def config(folder: Path, name: str, **keys) -> CfgNode:
     """A tiny detector trained and tested on ``name``; keys with `__` for dots."""
     given = {key.replace("__", "."): value for key, value in keys.items()}
     data = {"DATASETS.TRAIN": (name,), "DATASETS.TEST": (name,), "OUTPUT_DIR": str(folder)}
-    return load_config(None, words(MODEL_KEYS | data | given))
+    return load_config(BASE, words(MODEL_KEYS | data | given))

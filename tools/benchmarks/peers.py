@@ -23,12 +23,12 @@ from tabulate import tabulate
 
 from pretrain.common.errors import UserError
 from tools.benchmarks.machine import about
+from tools.launcher.spec import ROOT
 from tools.reporting.groups import with_interval
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
 
 SIDES = ("ours", "lightly")
-_ROOT = Path(__file__).resolve().parents[2]
 # What is measured: heading, and its digits.
 _COLUMNS = {
     "images_per_cpu_second": ("images per CPU s", 1), "images_per_second": ("images/s", 1), "peak_mib": ("peak MiB", 0),
@@ -64,7 +64,7 @@ def _measured(side: str, photos: Path, seed: int) -> dict[str, float]:
     """What one run measured, in a new process."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-W", "ignore", "-m", "tools.benchmarks.peers_run", side, str(photos), str(seed)]
-    done = subprocess.run(command, cwd=_ROOT, env={**os.environ, **limits}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **limits}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{side} ended with exit status {done.returncode}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout.splitlines()[-1])

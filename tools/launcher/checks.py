@@ -7,18 +7,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fvcore.common.config import CfgNode
+
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import check_stage_of
+from pretrain.common.run_folder import check_stage_of, read_json
+from pretrain.config import from_yaml_text
+from pretrain.preflight import check_same_run, refuse_indivisible, refuse_missing_data
+from transfer.config import load_config, scale_to_world
+from transfer.config_keys import check_parts
+from transfer.preflight import refuse_inputs, refuse_unsupported
+from transfer.train_net import pick_engine
 
 from .jobs import check_not_running, job_states
 from .options import Options
-from .records import read_launch
 from .spec import StageSpec, read_record
 from .stages import config_file, pretrain_config
 
 if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
-
     from .graph import Graph, Node
 
 
@@ -33,7 +38,7 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
     if graph.report:
         folders["report"] = Path(graph.report.folder)
     files = {key: folder / "launch" / "launch.json" for key, folder in folders.items()}
-    last = {key: read_launch(file)["jobs"][-1] for key, file in files.items() if os.path.exists(file)}
+    last = {key: read_json(file)["jobs"][-1] for key, file in files.items() if os.path.exists(file)}
     states = dict(zip(last, job_states(list(last.values())), strict=True))
     jobs: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -77,28 +82,20 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     is_new = not Path(spec.folder).exists()  # a resumed run may no longer need its weights
     world = _world_size(spec, options)
     if spec.stage == "transfer":
-        from transfer import preflight
-        from transfer.config import scale_to_world
-        from transfer.config_keys import check_parts
-        from transfer.train_net import pick_engine
-
         cfg, eval_only = _detector_config(spec), _is_evaluation(spec)
         engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
-        preflight.refuse_unsupported(cfg, engine, eval_only=eval_only)
+        refuse_unsupported(cfg, engine, eval_only=eval_only)
         if sees_data:
             weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
-            preflight.refuse_inputs(cfg, eval_only=eval_only, weights=weights)
+            refuse_inputs(cfg, eval_only=eval_only, weights=weights)
         if not eval_only:
             check_parts(scale_to_world(cfg, world), world)
     else:
-        from pretrain import preflight
-        from pretrain.config import from_yaml_text
-
         cfg = from_yaml_text(spec.config)
         if sees_data:
-            preflight.refuse_missing_data(cfg, spec.stage, weights=is_new)
+            refuse_missing_data(cfg, spec.stage, weights=is_new)
         if spec.stage == "pretrain":
-            preflight.refuse_indivisible(cfg, world)
+            refuse_indivisible(cfg, world)
 
 
 def _world_size(spec: StageSpec, options: Options) -> int:
@@ -113,9 +110,6 @@ def check_may_continue(spec: StageSpec) -> None:
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return
     if spec.stage == "pretrain" and (earlier_config := pretrain_config(spec.folder)):
-        from pretrain.config import from_yaml_text
-        from pretrain.preflight import check_same_run
-
         check_same_run(from_yaml_text(spec.config), earlier_config, str(folder / "config.yaml"), folder)
     launched, complete = (read_record(folder / "launch" / f"{name}.json") for name in ("launch", "complete"))
     earlier = StageSpec.from_json(launched["spec"]).work if launched.get("spec") else complete.get("work")
@@ -125,8 +119,6 @@ def check_may_continue(spec: StageSpec) -> None:
 
 
 def _detector_config(spec: StageSpec) -> CfgNode:
-    from transfer.config import load_config
-
     with config_file(spec.config) as file:
         return load_config(file, ["OUTPUT_DIR", spec.folder])
 

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from pretrain.common.errors import first_line
 from pretrain.common.run_folder import usable_cores
+from pretrain.data import datasets
 
 from .spec import ROOT
 
@@ -108,8 +109,6 @@ def _slurm() -> Finding:
 
 
 def _data(root: Path) -> Finding:
-    from pretrain.data import datasets
-
     names = [name for name, folders in {**datasets.FOLDERS, "coco": ["coco"]}.items() if (root / folders[0]).is_dir()]
     if names:
         return "data", "ok", f"{', '.join(names)} in {root}; a run checks its own before it starts"

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import interrupt
+from pretrain.common import extensions, interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import read_json, write_json
 
 from . import checks
-from .options import Options
+from .options import Options, resolve
 from .records import new_log_folder
 from .run import Interrupted, LocalRun, short
 from .spec import StageSpec, content_of, read_record
@@ -89,8 +89,8 @@ class Graph:
         )  # fmt: skip
 
     @classmethod
-    def from_record(cls, path: Path) -> Graph:
-        """The graph of a launch.json, or that `remember` wrote to ``path``."""
+    def from_record(cls, path: Path) -> tuple[Graph, Options]:
+        """The graph of a launch.json, or that `remember` wrote to ``path``, and the options it was started with."""
         record = read_json(path)
         try:
             if path.name == "launch.json":
@@ -102,13 +102,14 @@ class Graph:
                 )
                 facts, report = {key: record[key] for key in record["facts"]}, StageSpec.from_json(record["report"])
                 graph = cls(path.stem, record["output"], nodes, report, facts)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} records no stages ({error}); run its own command again") from error
+            options = resolve(record["options"])
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
         for spec in (*(node.spec for node in graph.nodes), *filter(None, [graph.report])):
             spec.check_entry()
         if (folder := path.absolute().parents[1]).resolve() != Path(graph.output).resolve():
             raise UserError(f"{folder} was at {graph.output} when it was started; run its own command again")
-        return graph
+        return graph, options
 
 
 def single(spec: StageSpec) -> Graph:
@@ -140,7 +141,8 @@ def _run_here(graph: Graph, options: Options) -> int:
             graph.report.run()
         return status
     except (Interrupted, interrupt.Stopped) as stop:
-        print(f"{stop}\nto continue: python tools/launch.py resume {shlex.quote(graph.output)}", file=sys.stderr)
+        words = ["python", "tools/launch.py", "resume", graph.output, *extensions.options()]
+        print(f"{stop}\nto continue: {shlex.join(words)}", file=sys.stderr)
         return 130
 
 

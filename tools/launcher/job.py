@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import submitit
+from submitit.helpers import DelayedSubmission
+
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.run_folder import read_json, usable_cores
@@ -100,8 +103,6 @@ class SlurmJob:
     patience_s: float = 100.0
 
     def __call__(self) -> None:
-        import submitit
-
         env, attempt = submitit.JobEnvironment(), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
         local_size = env.num_tasks // env.num_nodes
@@ -113,10 +114,8 @@ class SlurmJob:
         handler = PreemptionHandler(env, record, self.patience_s)
         _run_recorded(self.spec, record, handler.requeue_or_exit, handler.cancel_timer)
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> DelayedSubmission:
         """What runs after a requeue: the same job; the stage finds its position in the run folder."""
-        from submitit.helpers import DelayedSubmission
-
         return DelayedSubmission(self)
 
 

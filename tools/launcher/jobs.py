@@ -16,9 +16,10 @@ from typing import Any
 
 from pretrain.common.errors import UserError, printable
 from pretrain.common.lock import holder
+from pretrain.common.run_folder import read_json
 
 from . import local, slurm
-from .records import attempts, launch_files, read_launch
+from .records import attempts, launch_files
 
 
 def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,11 +82,8 @@ def cancel(folder: Path, now: bool = False) -> None:
     has_ended = _end_launcher(folder, problems)
     jobs: list[tuple[Path, dict[str, Any], bool]] = []  # with the run folder, and whether it is the folder's last
     for file in launch_files(folder, required=not has_ended):
-        try:
-            listed = read_launch(file)["jobs"]
-            jobs += [(file.parents[1], job, job is listed[-1]) for job in listed]
-        except UserError as error:
-            problems.append(str(error))
+        listed = read_json(file)["jobs"]
+        jobs += [(file.parents[1], job, job is listed[-1]) for job in listed]
     for (stage, job, is_last), state in zip(jobs, job_states([job for _, job, _ in jobs]), strict=True):
         if state == "UNKNOWN" and is_last and not is_finished(stage, job):
             problems.append(f"job {job['id']} of {stage} may still run ({why_unknown(job)})")
@@ -125,7 +123,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     if others or file.parents[1] != folder:
         stages = ", ".join(str(path.parents[1]) for path in (file, *others))
         raise UserError(f"{folder} is not the run folder of a stage; name one of {stages}")
-    job = read_launch(file)["jobs"][-1]
+    job = read_json(file)["jobs"][-1]
     moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
     logs = moved if moved.is_dir() else Path(job["logs"])
     paths = local.log_paths(logs, rank)

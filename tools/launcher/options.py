@@ -177,7 +177,7 @@ def _read_site(path: Path) -> dict[str, Any]:
         setup = site.get("setup", "")
         lines = (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()
         site |= {"setup": lines, "sbatch": dict(site.get("sbatch", {}))}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
     known = [option.name for option in fields(Options)]
     if unknown := next((key for key in site if key not in known), ""):

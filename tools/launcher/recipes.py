@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pretrain.common.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+from .spec import ROOT
 
 
 class Recipe(NamedTuple):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import ProcessLost, UserError
-from pretrain.common.run_folder import git_state, read_json, write_json
+from pretrain.common.run_folder import git_state, write_json
 
 from .options import Options
 from .spec import StageSpec, read_record
@@ -49,14 +49,6 @@ def files_below(folder: Path, *names: str) -> list[Path]:
     return files
 
 
-def read_launch(file: Path) -> dict[str, Any]:
-    """Reads a launch.json."""
-    data = read_json(file)
-    if not data.get("jobs"):
-        raise UserError(f"{file} names no job; it is damaged or the wrong file")
-    return data
-
-
 def new_log_folder(folder: str | Path) -> Path:
     """A new name per submission: where job ids repeat, submitit would find the result of an earlier job."""
     return Path(folder) / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
@@ -69,7 +61,7 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
         "id": job_id, "cluster": options.cluster, "name": name, "logs": str(logs), "host": socket.gethostname(),
         "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node, "code": git_state(), **more,
     }  # fmt: skip
-    jobs = [*(read_launch(path)["jobs"] if path.exists() else []), job]
+    jobs = [*read_record(path).get("jobs", []), job]
     record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}
     try:
         write_json(path, record)

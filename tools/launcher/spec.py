@@ -14,9 +14,12 @@ from typing import Any
 
 import yaml
 
+from pretrain import config as pretraining
 from pretrain.common import run_folder
+from pretrain.common.config_io import flatten
 from pretrain.common.errors import UserError
 from pretrain.common.files import check_name, empty_or_text, sha256
+from transfer import config as fine_tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 # What each stage calls. A record is only started again if it names one of these.
@@ -84,9 +87,7 @@ class StageSpec:
             return function(*self.args)
         if self.stage == "transfer":
             return function(self.config, *self.args)
-        from pretrain.config import from_yaml_text
-
-        return function(from_yaml_text(self.config), *self.args)
+        return function(pretraining.from_yaml_text(self.config), *self.args)
 
     @functools.cached_property
     def work(self) -> dict[str, Any]:
@@ -171,11 +172,8 @@ class StageSpec:
         """The keys that are not at their default and may change the result."""
         if not self.config:
             return []
-        from pretrain import config
-        from pretrain.common.config_io import flatten
-        from transfer.config import FREE_ANYWHERE
-
-        free = {"transfer": FREE_ANYWHERE, "pretrain": config.FREE_ON_RESUME}.get(self.stage, config.FREE_ANYWHERE)
+        of_stage = {"transfer": fine_tuning.FREE_ANYWHERE, "pretrain": pretraining.FREE_ON_RESUME}
+        free = of_stage.get(self.stage, pretraining.FREE_ANYWHERE)
         others = tuple(prefix for prefix, stage in _READ_BY.items() if stage != self.stage)
         defaults, keys = _defaults(self.stage), flatten(_parsed(self.config))
         return [
@@ -223,13 +221,8 @@ def _sha256(path: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def _defaults(stage: str) -> dict[str, Any]:
-    from pretrain.common.config_io import flatten
-
-    if stage == "transfer":
-        from transfer.config import default_config
-    else:
-        from pretrain.config import default_config
-    return dict(flatten(_parsed(default_config().dump())))
+    config = fine_tuning if stage == "transfer" else pretraining
+    return dict(flatten(_parsed(config.default_config().dump())))
 
 
 @functools.lru_cache(maxsize=32)

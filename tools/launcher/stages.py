@@ -11,7 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain import config as pretraining
+from pretrain.common.config_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, nearest
+from transfer import config as fine_tuning
+from transfer import train_net
 
 from .spec import ENTRIES, ROOT, StageSpec
 
@@ -85,12 +89,7 @@ def convert(source: str, output: str, folder: str = "") -> StageSpec:
 
 
 def transfer(
-    config_file: str,
-    overrides: Sequence[str] = (),
-    *,
-    engine: str = "",
-    eval_only: bool = False,
-    visualize: int = 0,
+    config_file: str, overrides: Sequence[str] = (), *, engine: str = "", eval_only: bool = False, visualize: int = 0
 ) -> StageSpec:
     """Fine-tuning by a Detectron2 YAML, in OUTPUT_DIR or runs/<config file>.
 
@@ -100,12 +99,10 @@ def transfer(
     Args:
         engine: empty or auto: Detectron2 where it is installed.
     """
-    from transfer.config import default_config, load_config
-
     if engine not in ("", *_ENGINES):
         raise UserError(f"engine {engine!r} is not one of {', '.join(_ENGINES)}{nearest(engine, _ENGINES)}")
-    cfg = load_config(config_file, overrides)
-    is_named = cfg.OUTPUT_DIR != default_config().OUTPUT_DIR or any(word == "OUTPUT_DIR" for word in overrides)
+    cfg = fine_tuning.load_config(config_file, overrides)
+    is_named = "OUTPUT_DIR" in overrides or cfg.OUTPUT_DIR != fine_tuning.default_config().OUTPUT_DIR
     output = _absolute(cfg.OUTPUT_DIR if is_named else f"runs/{Path(config_file).stem}")
     output = str(Path(output) / "eval_only") if eval_only else output
     engine = _installed_engine() if engine in ("", "auto") else engine
@@ -119,8 +116,6 @@ def transfer(
 
 def fine_tune(config: str, words: Sequence[str]) -> None:
     """Runs transfer/train_net.py with a config as YAML text, in each process of a job."""
-    from transfer import train_net
-
     with config_file(config) as file:
         train_net.main(["--config-file", file, *words])
 
@@ -154,25 +149,17 @@ def report(folder: Path) -> StageSpec:
 def pretrain_config(run: str) -> str:
     """The config of a run as YAML text: resolved when it started; empty where ``run`` is no run folder."""
     path = Path(run) / "config.yaml"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {path}: {error}; it is damaged or the wrong file") from error
-    return ""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> Any:
-    from pretrain.common.config_io import merge_file, merge_overrides
-    from pretrain.config import default_config, from_yaml_text, validate
-
-    cfg = from_yaml_text(base).clone() if base else default_config()
+    cfg = pretraining.from_yaml_text(base).clone() if base else pretraining.default_config()
     cfg.defrost()
     cfg.OUTPUT_DIR = ""  # that of ``base`` is another stage's
     if config_file:
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
-    validate(cfg)
+    pretraining.validate(cfg)
     return cfg
 
 

@@ -18,50 +18,41 @@ from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from . import local
 from .jobs import is_finished, job_states, silent_end, why_unknown
-from .records import attempts, files_below, read_launch
+from .records import attempts, files_below
 
 _PLANS = ("pipeline.json", "sweep.json")
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
 
 
 def print_status(folder: Path) -> None:
-    """A line per stage; below them, why stages wait, stopped or failed.
-
-    Raises:
-        UserError: nothing was started in ``folder``, or a record is damaged; the other stages are still shown.
-    """
+    """A line per stage; below them, why stages wait, stopped or failed."""
     stages = collect(folder)
-    damaged = [entry["reason"] for entry in stages if entry["state"] == "damaged"]
     notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
     table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
     print(printable("\n".join([table, *notes])))
-    if damaged:
-        raise UserError("; ".join(damaged))
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
     """Every stage below a folder, in the order of its pipeline or sweep; not started ones, too.
 
-    Each has its job, state, attempts, folder, progress, and the first failing rank's error. A damaged record is the
-    ``reason`` of its stage, whose state is then damaged.
+    Each has its job, state, attempts, folder, progress, and the first failing rank's error.
+
+    Raises:
+        UserError: nothing was started in ``folder``, or a launch.json is damaged.
     """
     files = files_below(folder, "stage.txt", "launch/launch.json", *(f"launch/{name}" for name in _PLANS))
     if not files:
         raise UserError(f"nothing was started in {folder}, or below it")
     planned: dict[Path, dict[str, Any]] = {}
-    records: dict[Path, dict[str, Any] | UserError | None] = {}
+    records: dict[Path, dict[str, Any] | None] = {}
     for file in files:
         if file.name in _PLANS:
-            with contextlib.suppress(UserError, KeyError, TypeError):  # the stages have their own records
-                planned |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
+            planned |= {file.parents[1] / stage["key"]: stage for stage in read_json(file)["stages"]}
         elif file.name == "launch.json":
-            try:
-                records[file.parents[1]] = read_launch(file)
-            except UserError as error:
-                records[file.parents[1]] = error
+            records[file.parents[1]] = read_json(file)
         else:
             records.setdefault(file.parent, None)
-    jobs = {place: record["jobs"][-1] for place, record in records.items() if isinstance(record, dict)}
+    jobs = {place: record["jobs"][-1] for place, record in records.items() if record}
     states = dict(zip(jobs, job_states(list(jobs.values())), strict=True))
     entries = []
     for place in dict.fromkeys([*planned, *records]):
@@ -72,9 +63,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             "failure": {}, "reason": "", "waits_for": plan.get("parents", []),
         }  # fmt: skip
         record = records.get(place)
-        if isinstance(record, UserError):
-            entry |= {"state": "damaged", "reason": str(record)}
-        elif record is not None:
+        if record:
             entry |= _of_job(place, record, states[place])
         elif place in records:
             entry |= _without_launcher(place)
@@ -165,4 +154,4 @@ def _notes(entry: dict[str, Any]) -> list[str]:
         return [f"waits for {', '.join(entry['waits_for'])}"]
     if failure := entry["failure"]:
         return [f"rank {failure['rank']} on {failure['host']}: {failure['error']}"]
-    return [entry["reason"]] if entry["reason"] and entry["state"] != "damaged" else []
+    return [entry["reason"]] if entry["reason"] else []

@@ -14,10 +14,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.helpers import clean_env
+from submitit.slurm.slurm import _make_sbatch_string
+
 from pretrain.common import extensions, loggers
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder
 
+from .job import SlurmJob
 from .options import Options, visible_gpus
 from .records import new_log_folder, record_job
 from .spec import ROOT, StageSpec
@@ -35,11 +41,6 @@ def submit(
         dependency: in sbatch's form, ``afterok:12:13``.
         code: the copy of the code that the jobs import (`snapshot`); None: their own copy, next to their logs.
     """
-    import submitit
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    from .job import SlurmJob
-
     options = options.fitting(specs[0])
     if shutil.which("sbatch") is None:
         raise UserError("--cluster slurm, but sbatch is not installed on this machine; run this on a login node")
@@ -72,8 +73,6 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str = "", 
     """The sbatch script of a job, or of an array where there are several specs; or the local command."""
     options, log_folder = options.fitting(specs[0]), Path(specs[0].folder) / "launch" / "DRY-RUN"
     if options.cluster == "slurm":
-        from submitit.slurm.slurm import _make_sbatch_string
-
         command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(log_folder)])
         parameters = slurm_parameters(specs, options, code or log_folder / "code", dependency)
         count: dict[str, Any] = {"map_count": len(specs)} if len(specs) > 1 else {}
@@ -132,8 +131,6 @@ def _sbatch_environment(options: Options) -> Iterator[None]:
 
     sbatch prefers such a variable to its script. Ctrl-C is ignored: it would lose the id of a job.
     """
-    from submitit.helpers import clean_env
-
     given = [option.name for option in fields(Options) if getattr(options, option.name) != option.default]
     hidden = {f"SBATCH_{name.upper().replace('-', '_')}" for name in (*given, *options.sbatch)}
     hidden |= {"SBATCH_TIMELIMIT"} if options.time else set()

@@ -17,8 +17,6 @@ from pretrain.common.run_folder import read_json
 
 _PER_RUN = ("started", "command")  # lines of environment.txt that are different in any two runs
 _OF_THE_MACHINE = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share", "max_memory_mib")
-_DATA = ("DATA.", "DATASETS.", "MODEL.WEIGHTS")  # config keys that name what a run reads
-_ABSENT = "-"
 
 
 def compare(one: Path, two: Path) -> str:
@@ -41,7 +39,7 @@ def environment(run: Path) -> dict[str, str]:
 
 
 def _sections(run: Path) -> dict[str, dict[str, Any]]:
-    """Title -> what a run recorded; keys that name data stand next to the data, and DEVICE as resolved."""
+    """Title -> what a run recorded; DEVICE as resolved, and the weights it began with by their content."""
     config = _config(run)
     results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
     machine = {key: value for key, value in environment(run).items() if key not in _PER_RUN}
@@ -49,13 +47,12 @@ def _sections(run: Path) -> dict[str, dict[str, Any]]:
         machine["devices"] = "cpu"
     if engine := results.get("engine"):
         machine = {"engine": f"{engine['name']} {engine['version']}", **machine}
-    data = {key: config.pop(key) for key in list(config) if key.startswith(_DATA)}
-    for section in ("knn_protocol", "protocol"):
-        data |= {key: value for key, value in results.get(section, {}).items() if "images" in key}
     weights = results.get("weights") or results.get("source") or {}
-    data["initial weights"] = weights.get("sha256") or weights.get("source_sha256") or weights.get("source") or _ABSENT
+    for section in ("knn_protocol", "protocol"):
+        config |= {key: value for key, value in results.get(section, {}).items() if "images" in key}
+    config["initial weights"] = weights.get("sha256") or weights.get("source_sha256") or weights.get("source") or "-"
     scores = {name: value for name, value in flatten(results.get("metrics", {})) if ".AP-" not in name}  # of classes
-    return {"config": config, "engine, versions and machine": machine, "data and weights": data, "results": scores}
+    return {"config, data and weights": config, "engine, versions and machine": machine, "results": scores}
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -68,7 +65,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _section(title: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    pairs = {name: (one.get(name, _ABSENT), two.get(name, _ABSENT)) for name in dict.fromkeys((*one, *two))}
+    pairs = {name: (one.get(name, "-"), two.get(name, "-")) for name in dict.fromkeys((*one, *two))}
     rows = [[name, _text(first), _text(second)] for name, (first, second) in pairs.items() if first != second]
     return f"{title}:\n{_table(rows, ['', 'one', 'two'])}" if rows else f"{title}: equal"
 

@@ -1,6 +1,6 @@
 """Finds every run below the given folders, in the order of its pipeline or sweep, and what those did not finish.
 
-A file that cannot be read is named in one line and never hides other files.
+A results.json or config.yaml that cannot be read is named in one line and never hides other runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import read_json
 from tools.launcher.records import files_below
+from tools.launcher.spec import read_record
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def find(folders: Sequence[Path]) -> Found:
     """Every run in and below ``folders``, each once.
 
     Raises:
-        UserError: a folder that does not exist.
+        UserError: a folder that does not exist, or a damaged record of the launcher.
     """
     found = Found()
     files: dict[Path, None] = {}
@@ -59,10 +60,7 @@ def find(folders: Sequence[Path]) -> Found:
         files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), *names))
     for path in files:
         if path.name != "results.json":
-            try:
-                _add_plan(path, found)
-            except UserError as error:
-                found.unread.append(str(error))
+            _add_plan(path, found)
     order = [folder for plan in found.plans for folder in plan.stages]
     position = {folder: place for place, folder in enumerate(order)}
     results = [path for path in files if path.name == "results.json"]
@@ -99,11 +97,8 @@ def _add_plan(path: Path, found: Found) -> None:
         beside = path.parents[1] / stage["key"]
         folder = beside if beside.is_dir() else Path(stage["folder"])
         stages[folder] = stage["key"]
-        try:
-            is_done = read_json(folder / "launch" / "complete.json")["fingerprint"] == stage["fingerprint"]
-        except (KeyError, UserError):
-            is_done = False
-        not_done += [] if is_done else [stage["key"]]
+        if read_record(folder / "launch" / "complete.json").get("fingerprint") != stage["fingerprint"]:
+            not_done.append(stage["key"])
     folder = path.parents[1]
     found.plans.append(Plan(folder, stages))
     if not_done:

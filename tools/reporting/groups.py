@@ -1,7 +1,4 @@
-"""Branches of pipelines and sweeps over seeds: the mean of each and its 95% interval (Student's t).
-
-`samples` has the groups that no file names.
-"""
+"""Branches of pipelines and sweeps over seeds: the mean of each and its 95% interval (Student's t)."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from tools.launcher.spec import read_record
 
 from .document import Table
 from .tables import TASK_NAMES
@@ -23,7 +19,6 @@ _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
 _OWN_KNN = "kNN top-1 after pretraining"
 _SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 _COLUMNS = 4  # panels side by side
-Samples = dict[str, list[float]]  # seed, fold or checkpoint -> the scores of its runs, which count by their mean
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -40,12 +35,6 @@ def with_interval(values: Sequence[float], digits: int = 1, sign: str = "") -> s
     """``44.1 ± 2.0``, or ``44.1`` of a single value; ``sign`` is + to show one, or empty."""
     mean, half = mean_and_interval(values)
     return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
-
-
-def counted(samples: Samples, digits: int = 1) -> str:
-    """``44.1 ± 2.0 [n 3]``; ``-`` for none."""
-    values = [fmean(of_sample) for of_sample in samples.values()]
-    return f"{with_interval(values, digits)}{f' [n {len(values)}]' if len(values) > 1 else ''}" if values else "-"
 
 
 @dataclass(frozen=True)
@@ -67,28 +56,20 @@ class Study:
 
 
 def read_study(folder: Path) -> Study | None:
-    """The scores of the pipeline or sweep in ``folder`` that are there; None if it has no SEEDS.
-
-    Raises:
-        UserError: the launcher's record or a results.json is damaged.
-    """
+    """The scores of the pipeline or sweep in ``folder`` that are there; None if it has no SEEDS."""
     files = [file for name in ("pipeline", "sweep") if (file := folder / "launch" / f"{name}.json").is_file()]
-    data = read_json(files[0]) if files else {}
+    data = read_record(files[0]) if files else {}
     if "branches" not in data:
         return None
     owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
     study = Study(folder.name, data["baseline"], list(dict.fromkeys(seed for _, seed in owners.values())), {})
     for key in (stage["key"] for stage in data["stages"]):
         name, _, stage = key.partition("/")
-        results = folder / key / "results.json"
-        if name not in owners or not results.is_file():
+        if name not in owners:
             continue
         branch, seed = owners[name]
-        try:
-            scores = dict(_scores(stage, read_json(results)))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{results} is not what a {stage} stage writes ({error!r}); run it again") from error
-        study.folders.extend([results.parent] if scores else [])
+        scores = dict(_scores(stage, read_record(folder / key / "results.json")))
+        study.folders.extend([folder / key] if scores else [])
         for column, value in scores.items():
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
     if "kNN top-1" in study.scores:
@@ -104,7 +85,7 @@ def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, floa
     stage, metrics = results.get("stage"), results.get("metrics", {})
     if stage == "pretrain" and "knn_top1" in metrics:
         yield _OWN_KNN, float(metrics["knn_top1"])
-    elif stage in _PROBES:
+    elif stage in _PROBES and "top1" in metrics:
         yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
     elif stage == "distributions":
         (similarity,) = results["runs"].values()

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from fvcore.common.config import CfgNode
 
+from pretrain import config as pretraining
 from pretrain.common.config_io import flatten, merge_file
 from pretrain.probe.protocol import protocol
+from tools.launcher.spec import ROOT
+from transfer.config import OWN, keys, load_config
 
 from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, probe_protocol
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "papers"
 TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # what Table 2 reports of each detector
 _DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
@@ -94,9 +96,8 @@ def _starts_from(origin: Origin, pretrain: str) -> bool:
 
 
 def _pretraining_differences(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
-    from pretrain.config import FREE_ON_RESUME
-
-    return _differences(config, {k: v for k, v in recipe.items() if not k.startswith((*FREE_ON_RESUME, "SEED"))})
+    free = (*pretraining.FREE_ON_RESUME, "SEED")
+    return _differences(config, {key: value for key, value in recipe.items() if not key.startswith(free)})
 
 
 def _differences(found: Mapping[str, Any], recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -125,9 +126,7 @@ def _linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
 
 @functools.cache
 def _pretrain_config(path: str, overrides: str = "") -> CfgNode:
-    from pretrain.config import load_config  # imports torch
-
-    return load_config(ROOT / path, overrides.split())
+    return pretraining.load_config(ROOT / path, overrides.split())
 
 
 @functools.cache
@@ -147,8 +146,6 @@ def _probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict
 
 @functools.cache
 def _transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
-    from transfer.config import OWN, keys, load_config
-
     recipe = keys(OWN) | _plain(load_config(ROOT / path))
     return {k: v for k, v in recipe.items() if not k.startswith(FREE_IN_TRANSFER)}, recipe["DATASETS.TEST"][0]
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from pretrain.common.errors import one_line
 
 SECTIONS = ("images", "annotations", "categories")
+SMALL = 4  # pixels; a detector with FPN sees features of 4 x 4 pixels at best
 _BOXES = 10_000  # enough of them to tell their format
 
 
@@ -41,14 +43,17 @@ def check(
     rules: dict[str, tuple[str, Callable[[Any], str]]] = {
         "images": ("image", lambda record: _image_problem(record, sizes, images)),
         "categories": ("category", lambda record: _category_problem(record, categories)),
-        "annotations": (
-            "annotation",
-            lambda record: _annotation_problem(record, sizes, categories, seen, masks, keypoints),
-        ),
+        "annotations": ("annotation", lambda r: _annotation_problem(r, sizes, categories, seen, masks, keypoints)),
     }
     for section, (kind, rule) in rules.items():
         for index, record in enumerate(content[section]):
-            if text := _problem(rule, record):
+            try:
+                text = rule(record)
+            except KeyError as error:
+                text = f"no {error.args[0]}"
+            except (ArithmeticError, AttributeError, TypeError, ValueError) as error:  # other types than COCO's
+                text = f"malformed ({one_line(error)})"
+            if text:
                 yield Problem(section, index, f"{kind} {_name(record)}: {text}")
 
 
@@ -78,33 +83,27 @@ def box_format_problem(content: Mapping[str, Any]) -> str:
     return ""
 
 
-def _problem(rule: Callable[[Any], str], record: Any) -> str:
-    """What ``rule``, which is written for records of the right types, has to say about any JSON value."""
-    try:
-        return rule(record)
-    except KeyError as error:
-        return f"no {error.args[0]}"
-    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-        return f"malformed ({one_line(error)})"
+def share_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: int) -> float:
+    """The share, from 0 to 1, of boxes with a side below `SMALL` pixels in images as the detector sees them.
 
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    Args:
+        content: without bad records.
+        min_size: pixels that an image's shorter side is resized to; 0: none is.
+        max_size: pixels that its longer side is resized to at most.
+    """
+    scale = {}
+    for image in content["images"]:
+        sides = image["width"], image["height"]
+        scale[image["id"]] = min(min_size / min(sides), max_size / max(sides)) if min_size else 1.0
+    sides = [min(record["bbox"][2:]) * scale[record["image_id"]] for record in content["annotations"]]
+    return sum(side < SMALL for side in sides) / max(len(sides), 1)
 
 
 def _name(record: Any) -> str:
     if not isinstance(record, dict):
-        return _short(record)
-    image = f" of image {_short(record['image_id'])}" if "image_id" in record else ""
-    return _short(record.get("id", record.get("file_name"))) + image
-
-
-def _are_numbers(values: Any) -> bool:
-    try:
-        return isinstance(values, list) and isfinite(sum(values))
-    except (OverflowError, TypeError):
-        return False
+        return short(record)
+    image = f" of image {short(record['image_id'])}" if "image_id" in record else ""
+    return short(record.get("id", record.get("file_name"))) + image
 
 
 def _image_problem(image: dict[str, Any], sizes: dict[Any, tuple[int, int]], folder: str | Path | None) -> str:
@@ -112,7 +111,7 @@ def _image_problem(image: dict[str, Any], sizes: dict[Any, tuple[int, int]], fol
         return "duplicate id"
     width, height = image["width"], image["height"]
     if not all(isinstance(side, int) and side > 0 for side in (width, height)):
-        return f"width {_short(width)} and height {_short(height)} are not whole numbers above 0"
+        return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
     path = os.path.join(folder or "", image["file_name"])
     if folder is not None and not os.path.isfile(path):
         return f"missing image {path}"
@@ -123,7 +122,7 @@ def _image_problem(image: dict[str, Any], sizes: dict[Any, tuple[int, int]], fol
 def _category_problem(category: dict[str, Any], seen: set[Any]) -> str:
     if category["id"] in seen:
         return "duplicate id"
-    if not isinstance(category["name"], str) or not category["name"]:
+    if not category["name"]:
         return "no name"
     seen.add(category["id"])
     return ""
@@ -139,14 +138,14 @@ def _annotation_problem(
         return "duplicate id"
     seen.add(record["id"])
     if record["category_id"] not in categories:
-        return f"unknown category {_short(record['category_id'])}"
+        return f"unknown category {short(record['category_id'])}"
     box = record["bbox"]
-    if not _are_numbers(box) or len(box) != 4:
-        return f"box {_short(box)} is not [x, y, width, height]"
+    if len(box) != 4 or not isfinite(sum(box)):
+        return f"box {short(box)} is not [x, y, width, height]"
     if record.get("iscrowd", 0) not in (0, 1):
         return f"iscrowd {record['iscrowd']!r} is not 0 or 1"
-    if not isinstance(record.get("area", 0), (int, float)):
-        return f"area {_short(record['area'])} is not a number"
+    if not isfinite(record.get("area", 0)):
+        return f"area {record['area']} is not finite"
     width, height = sizes[record["image_id"]]
     return _mask_problem(record.get("segmentation"), width, height, masks) or _keypoint_problem(record, keypoints)
 
@@ -154,14 +153,12 @@ def _annotation_problem(
 def _mask_problem(mask: Any, width: int, height: int, needed: bool) -> str:
     if isinstance(mask, dict):
         is_valid = mask.get("size") == [height, width] and "counts" in mask
-        return "" if is_valid else f"RLE mask of size {_short(mask.get('size'))}, not {[height, width]}"
+        return "" if is_valid else f"RLE mask of size {short(mask.get('size'))}, not {[height, width]}"
     if not mask:
-        return "no mask" if needed else ""
-    if not isinstance(mask, list):
-        return f"segmentation {_short(mask)} is neither polygons nor RLE"
+        return "no mask (if none has one, set MODEL.MASK_ON False)" if needed else ""
     for polygon in mask:
-        if not _are_numbers(polygon):
-            return f"polygon {_short(polygon)} is not a list of numbers"
+        if not isfinite(sum(polygon)):
+            return f"polygon {short(polygon)} is not finite"
         if needed and (len(polygon) < 6 or len(polygon) % 2):
             return f"polygon of {len(polygon)} numbers; it needs an even number, at least 6"
     return ""
@@ -170,9 +167,9 @@ def _mask_problem(mask: Any, width: int, height: int, needed: bool) -> str:
 def _keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points = record.get("keypoints")
     if points is None:
-        return "no keypoints" if count else ""
-    if not _are_numbers(points):
-        return f"keypoints {_short(points)} is not a list of numbers"
+        return "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)" if count else ""
+    if not isfinite(sum(points)):
+        return f"keypoints {short(points)} are not finite"
     if len(points) % 3 or (count and len(points) != 3 * count):
         return f"wrong keypoint count: {len(points) / 3:g}, not {count or 'whole'}"
     labeled = sum(visible > 0 for visible in points[2::3])

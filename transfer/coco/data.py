@@ -25,7 +25,7 @@ from pretrain.common.files import existing_file
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
-from .check import SECTIONS, Problem, box_format_problem, check, drop_bad
+from .check import SECTIONS, SMALL, Problem, box_format_problem, check, drop_bad, share_of_small_boxes
 from .keypoints import flip_pairs
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -127,14 +127,19 @@ def prepare(cfg: CfgNode, names: Sequence[str], log: Callable[[str], None] = pri
         UserError: no such data set, bad records (unless they may be skipped), another number of categories, other
             categories than another data set's.
     """
-    categories = {name: _prepare_one(name, cfg, log) for name in dict.fromkeys(names)}
+    prepared = {name: _prepare_one(name, cfg, log) for name in dict.fromkeys(names)}
+    categories = {name: labels for name, (labels, _) in prepared.items()}
     standard = next((name for name in names if not categories[name]), "")
     categories = {name: labels for name, labels in categories.items() if labels}
     if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
         categories[standard] = category_names(read(resolve(standard, cfg.OUTPUT_DIR)[0]))
     check_same_categories(categories)
-    if shared := sorted({*cfg.DATASETS.TRAIN} & {*cfg.DATASETS.TEST}):
-        log(f"DATASETS.TRAIN and DATASETS.TEST both have {shared[0]}: its metrics are of images that were trained on")
+    train, test = (
+        {image for name in split if name in prepared for image in prepared[name][1]}
+        for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
+    )
+    if shared := sorted(train & test):
+        log(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shortlist(shared)}")
 
 
 def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
@@ -169,18 +174,21 @@ def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> list[str]:
-    """The categories' names, but none for COCO's own files, which are large."""
+def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[list[str], set[str]]:
+    """The names of the categories, and the paths of the images.
+
+    COCO's own files, which are large, have no categories, and a data set whose files are not read is its own image.
+    """
     data_set, classes = find(name), cfg.MODEL.ROI_HEADS.NUM_CLASSES
     copy = checked_copy(name, cfg.OUTPUT_DIR)
     if data_set is None:
         by_coco = catalog.metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
         labels = catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None)
         _check_count(len(labels), classes, name)
-        return labels
+        return labels, {name}
     if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
         _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
-        return []
+        return [], {name}
     content, problems = _checked(name, data_set, cfg)
     if data_set.skip_bad:
         atomic_write(copy, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
@@ -190,7 +198,13 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> list[st
         log(f"{data_set.annotations}: skipped bad records: {numbers}; {copy} lists them under left_out")
         for problem in problems[:20]:
             log(f"  {problem.text}")
-    return category_names(content)
+    pixels, most, folder = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, os.path.realpath(data_set.images)
+    if (share := share_of_small_boxes(content, pixels, most)) >= 0.01:
+        log(
+            f"{data_set.annotations}: {share:.0%} of its boxes are narrower than {SMALL} pixels at INPUT.MIN_SIZE_TEST "
+            f"{pixels} and MAX_SIZE_TEST {most}, and will hardly be found; raise INPUT.MIN_SIZE_* and MAX_SIZE_*"
+        )
+    return category_names(content), {os.path.join(folder, image["file_name"]) for image in content["images"]}
 
 
 def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
@@ -201,8 +215,6 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
     """
     model, where = cfg.MODEL, str(data_set.annotations)
     content = read(where)
-    if name.startswith("coco:"):
-        _check_kinds(content, cfg, where)
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
     masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
@@ -227,14 +239,6 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
             '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
     return content, problems
-
-
-def _check_kinds(content: Mapping[str, Any], cfg: CfgNode, where: str) -> None:
-    """Refuses data without a single mask (or keypoints), which were made for another detector."""
-    for key, field in (("MASK_ON", "segmentation"), ("KEYPOINT_ON", "keypoints")):
-        records = content["annotations"]
-        if cfg.MODEL[key] and records and not any(isinstance(r, dict) and r.get(field) for r in records):
-            raise UserError(f"{where}: none of its {len(records)} objects has {field}; set MODEL.{key} False")
 
 
 def read(annotations: str | Path) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
 from .data import folder_name, read, resolve
@@ -85,8 +84,8 @@ def evaluate(
         iou_type: Any = task  # pycocotools' stubs name the three
         with contextlib.redirect_stdout(io.StringIO()):
             coco_eval: Any = COCOeval(truth, truth.loadRes(records) if records else _index(content, []), iou_type)
-        if task == "keypoints":
-            coco_eval.params.kpt_oks_sigmas = _sigmas(content, oks_sigmas, coco_eval.params.kpt_oks_sigmas)
+        if len(oks_sigmas):
+            coco_eval.params.kpt_oks_sigmas = np.array(oks_sigmas)
         with contextlib.redirect_stdout(io.StringIO()):
             coco_eval.evaluate()
             coco_eval.accumulate()
@@ -202,16 +201,6 @@ def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         coco.createIndex()
     return coco
-
-
-def _sigmas(content: Mapping[str, Any], given: Sequence[float], default: np.ndarray) -> np.ndarray:
-    counts = {len(record["keypoints"]) // 3 for record in content["annotations"] if record.get("keypoints")}
-    sigmas = np.array(given) if len(given) else default
-    if counts - {len(sigmas)}:
-        raise UserError(
-            f"objects have {max(counts)} keypoints, but there are {len(sigmas)} sigmas: set TEST.KEYPOINT_OKS_SIGMAS"
-        )
-    return sigmas
 
 
 def _percent(value: float) -> float | None:

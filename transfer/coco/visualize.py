@@ -29,13 +29,9 @@ SCORE_THRESHOLD = 0.5
 
 
 def draw(
-    content: Mapping[str, Any],
-    image_dir: str | Path,
-    predictions: Sequence[Mapping[str, Any]],
-    output_dir: str | Path,
-    *,
-    count: int,
-) -> None:
+    content: Mapping[str, Any], image_dir: str | Path, predictions: Sequence[Mapping[str, Any]],
+    output_dir: str | Path, *, count: int,
+) -> None:  # fmt: skip
     """Draws ``count`` images spread evenly over a COCO data set: predictions on the left, ground truth on the right.
 
     Args:
@@ -53,7 +49,7 @@ def draw(
     for image in (images[i * len(images) // count] for i in range(count)):
         photo = _photo(os.path.join(image_dir, image["file_name"]))
         panels = {"predictions": _strong(predictions_on[image["id"]]), "ground truth": truth_of[image["id"]]}
-        drawn = [_panel(photo, _enlarged(photo), *panel, categories) for panel in panels.items()]
+        drawn = [_panel(photo, *panel, categories) for panel in panels.items()]
         _write(picture_file(output_dir, image["file_name"]), torch.cat(drawn, dim=2))
 
 
@@ -68,7 +64,7 @@ def draw_predictions(
     """
     photo = _photo(image)
     shown = [prediction for prediction in predictions if prediction["score"] >= threshold]
-    _write(output, _drawn(photo, _enlarged(photo), shown, {c["id"]: c for c in categories}))
+    _write(output, _drawn(photo, shown, {c["id"]: c for c in categories}))
 
 
 def picture_file(folder: str | Path, name: str) -> Path:
@@ -84,12 +80,9 @@ def first_annotated(content: Mapping[str, Any], count: int) -> list[dict[str, An
 
 
 def compare(
-    content: Mapping[str, Any],
-    images: Sequence[Mapping[str, Any]],
-    image_dir: str | Path,
-    predictions: Mapping[str, Sequence[Mapping[str, Any]]],
-    output: str | Path,
-) -> None:
+    content: Mapping[str, Any], images: Sequence[Mapping[str, Any]], image_dir: str | Path,
+    predictions: Mapping[str, Sequence[Mapping[str, Any]]], output: str | Path,
+) -> None:  # fmt: skip
     """Draws a PNG with one row per image: the ground truth, then each detector's predictions, in panels of one size.
 
     Args:
@@ -107,7 +100,7 @@ def compare(
         photo = _photo(os.path.join(image_dir, image["file_name"]))
         panels = {"ground truth": truth_of[image["id"]]}
         panels |= {title: _strong(of[image["id"]]) for title, of in predictions_of.items()}
-        drawn = [_panel(photo, _CELL / max(photo.size), *panel, categories, _CELL) for panel in panels.items()]
+        drawn = [_panel(photo, *panel, categories, _CELL) for panel in panels.items()]
         rows.append(torch.cat(drawn, dim=2))
     _write(Path(output), torch.cat(rows, dim=1))
 
@@ -135,19 +128,12 @@ def _by_image(records: Iterable[Mapping[str, Any]]) -> defaultdict[Any, list[Map
     return groups
 
 
-def _enlarged(photo: Image.Image) -> float:
-    return max(1.0, _MIN_HEIGHT / photo.height)
-
-
 def _panel(
-    photo: Image.Image, scale: float, title: str, items: Sequence[Mapping[str, Any]],
-    categories: Mapping[Any, Mapping[str, Any]], cell: int = 0,
+    photo: Image.Image, title: str, items: Sequence[Mapping[str, Any]], categories: Mapping[Any, Mapping[str, Any]],
+    cell: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """The image with ``items`` drawn on it, under a title: uint8 (3, H, W).
-
-    ``cell`` is the least height and width below the title; a smaller image gets white margins.
-    """
-    panel = _drawn(photo, scale, items, categories)
+    """`_drawn` under a title: uint8 (3, H, W); with ``cell``, in a square of this side with white margins."""
+    panel = _drawn(photo, items, categories, cell / max(photo.size))
     panel = F.pad(panel, [0, 0, max(0, cell - panel.shape[2]), max(0, cell - panel.shape[1])], fill=255)
     strip = Image.new("RGB", (panel.shape[2], _TITLE), "white")
     ImageDraw.Draw(strip).text((6, 4), f"{title} ({len(items)})", "black", ImageFont.load_default(16))
@@ -155,12 +141,11 @@ def _panel(
 
 
 def _drawn(
-    photo: Image.Image,
-    scale: float,
-    items: Sequence[Mapping[str, Any]],
-    categories: Mapping[Any, Mapping[str, Any]],
-) -> torch.Tensor:
-    """The image, resized, with the boxes, masks, keypoints and labels of ``items``: uint8 (3, H, W)."""
+    photo: Image.Image, items: Sequence[Mapping[str, Any]], categories: Mapping[Any, Mapping[str, Any]],
+    scale: float = 0,
+) -> torch.Tensor:  # fmt: skip
+    """The image with the boxes, masks, keypoints and labels of ``items``, enlarged if it is small: uint8 (3, H, W)."""
+    scale = scale or max(1.0, _MIN_HEIGHT / photo.height)
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle

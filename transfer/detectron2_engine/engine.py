@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from detectron2 import modeling
 from detectron2.config import get_cfg
-from detectron2.evaluation import verify_results
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
@@ -18,12 +17,11 @@ from detectron2.utils.events import EventStorage
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from ..coco.results import Metrics
-from . import evaluation, heads
+from . import heads
 from .data import register, test_images, training_data
-from .evaluation import results
+from .evaluation import evaluate, results
 
-__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "results", "test_images", "training_data"]
+__all__ = ["FROZEN_NORM", "NAME", "build_optimizer", "evaluate", "results", "test_images", "training_data"]
 NAME: str = "detectron2"
 FROZEN_NORM: type[nn.Module] = FrozenBatchNorm2d
 _NORMS = ("RESNETS", "FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD")
@@ -99,10 +97,3 @@ def build_schedule(cfg: Any, optimizer: torch.optim.Optimizer) -> Callable[[int]
         return max(optimizer.param_groups, key=lambda group: len(group["params"]))["lr"]  # as Detectron2 logs it
 
     return schedule
-
-
-def evaluate(cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:
-    results = evaluation.evaluate(cfg, model, pictures, augmented=final and cfg.TEST.AUG.ENABLED)
-    if final and cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():  # where there is one data set, unnamed
-        verify_results(cfg, results if len(results) != 1 else next(iter(results.values())))
-    return results

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.data import MetadataCatalog
-from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator
+from detectron2.evaluation import DatasetEvaluator, LVISEvaluator, PascalVOCDetectionEvaluator, verify_results
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
@@ -46,20 +46,23 @@ def build_evaluator(name: str) -> DatasetEvaluator | None:
     return PascalVOCDetectionEvaluator(name) if kind == "pascal_voc" else None
 
 
-def evaluate(
-    cfg: CfgNode, model: torch.nn.Module, pictures: int = 0, *, augmented: bool = False
-) -> dict[str, Metrics]:  # fmt: skip
+def evaluate(cfg: CfgNode, model: Any, pictures: int, *, final: bool) -> dict[str, Metrics]:
     """Data set -> its metrics, on rank 0; {} on other ranks.
 
     Args:
-        augmented: add those with test-time augmentation (TEST.AUG), as tasks that end in _TTA.
+        final: add those with test-time augmentation (TEST.AUG), as tasks that end in _TTA; compare with
+            TEST.EXPECTED_RESULTS.
     """
     results = {name: _evaluate(cfg, model, name, pictures) for name in cfg.DATASETS.TEST}
-    for name in cfg.DATASETS.TEST if augmented else ():
+    for name in cfg.DATASETS.TEST if final and cfg.TEST.AUG.ENABLED else ():
         log.info(f"{name}: with test-time augmentation")
         metrics = _evaluate(cfg, GeneralizedRCNNWithTTA(cfg, model), name, 0, keep=False)
         results[name] |= {f"{task}_TTA": row for task, row in metrics.items()}
-    return results if comm.is_main_process() else {}
+    if not comm.is_main_process():
+        return {}
+    if final and cfg.TEST.EXPECTED_RESULTS:  # where there is one data set, unnamed
+        verify_results(cfg, results if len(results) != 1 else next(iter(results.values())))
+    return results
 
 
 def _evaluate(cfg: CfgNode, model: torch.nn.Module, name: str, pictures: int, *, keep: bool = True) -> Metrics:

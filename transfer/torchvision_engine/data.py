@@ -151,7 +151,7 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
     def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
         size = cfg.SOLVER.IMS_PER_BATCH // world_size()
         stream = index_batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
-        return load(Mapped(records, partial(_augment, mapper, seed)), stream, workers, pin=_pin(cfg))
+        return load(Mapped(records, partial(_map, mapper, seed)), stream, workers, pin=_pin(cfg))
 
     return batches, len(records)
 
@@ -164,15 +164,11 @@ def evaluation_batches(cfg: CfgNode, records: Records, share: range) -> Iterator
 
 def test_images(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> Mapped:
     """Records as the model takes them in an evaluation."""
-    return Mapped(records, partial(_map, build_mapper(cfg, False, ())))
+    return Mapped(records, partial(_map, build_mapper(cfg, False, ()), None))
 
 
-def _augment(mapper: Mapper, seed: int, record: dict[str, Any], position: int) -> dict[str, Any]:
-    return mapper(record, np.random.default_rng([seed, position]))
-
-
-def _map(mapper: Mapper, record: dict[str, Any], _: int) -> dict[str, Any]:
-    return mapper(record, None)
+def _map(mapper: Mapper, seed: int | None, record: dict[str, Any], position: int) -> dict[str, Any]:
+    return mapper(record, None if seed is None else np.random.default_rng([seed, position]))
 
 
 def _pin(cfg: CfgNode) -> bool:

@@ -74,26 +74,20 @@ def to_coco(detections: dict[str, Tensor], record: dict[str, Any], category_ids:
 
 
 def encode(masks_RMM: Tensor, boxes_R4: Tensor, size: tuple[int, int], at_once: int) -> list[dict[str, Any]]:
-    """COCO's compressed run lengths of masks in an image of ``size``, pasted and encoded on the masks' device.
+    """COCO's compressed run lengths of masks in an image of ``size``, pasted on the masks' device.
 
     Args:
-        masks_RMM: probabilities in the boxes; at least one mask.
+        masks_RMM: probabilities in the boxes.
         boxes_R4: x0, y0, x1, y1 in the image, on the CPU.
         size: height and width.
         at_once: masks to paste together.
     """
-    height, width = size
-    uncompressed: Any = []  # which pycocotools' stubs lack
+    encoded: list[Any] = []
     for some_RMM, some_R4 in zip(masks_RMM.split(at_once), boxes_R4.split(at_once), strict=True):
         pasted_RHC, left = paste(some_RMM, some_R4, size)
-        # COCO's order is column by column. The run of pixels outside comes first and may be empty.
-        flat = F.pad(pasted_RHC.transpose(1, 2).flatten(1).to(torch.int8), (1, 1))
-        mask, start = torch.nonzero(flat.diff(dim=1)).cpu().unbind(1)
-        starts = (start + left * height).split(torch.bincount(mask, minlength=len(some_RMM)).tolist())
-        for ends in starts:
-            runs = torch.diff(ends, prepend=ends.new_zeros(1), append=ends.new_tensor([height * width])).tolist()
-            uncompressed.append({"counts": runs if runs[-1] else runs[:-1], "size": [height, width]})
-    encoded: Any = coco_mask.frPyObjects(uncompressed, height, width)
+        right = size[1] - left - pasted_RHC.shape[2]
+        whole_RWH = F.pad(pasted_RHC.transpose(1, 2).to(torch.uint8), (0, 0, left, right)).cpu()
+        encoded += coco_mask.encode(whole_RWH.contiguous().numpy().T)  # (H, W, R) in Fortran's order
     return [{"size": list(rle["size"]), "counts": rle["counts"].decode()} for rle in encoded]
 
 

@@ -58,8 +58,8 @@ class BoxPredictor(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, num_classes: int, *, box_weights: DeltaWeights, beta: float, box_loss_weight: float,
-        score_threshold: float, nms_threshold: float, detections_per_image: int,
+        self, in_features: int, num_classes: int, *, box_weights: DeltaWeights, beta: float, score_threshold: float,
+        nms_threshold: float, detections_per_image: int,
     ) -> None:  # fmt: skip
         super().__init__()
         self.cls_score = nn.Linear(in_features, num_classes + 1)
@@ -68,7 +68,6 @@ class BoxPredictor(nn.Module):
             nn.init.normal_(layer.weight, std=std)
             nn.init.zeros_(layer.bias)
         self.num_classes, self.box_weights, self.beta = num_classes, box_weights, beta
-        self.box_loss_weight = box_loss_weight
         self.score_threshold, self.nms_threshold = score_threshold, nms_threshold
         self.detections_per_image = detections_per_image
 
@@ -89,7 +88,7 @@ class BoxPredictor(nn.Module):
         regression = F.smooth_l1_loss(found.float(), wanted, beta=self.beta, reduction="sum")
         return {
             "loss_cls": F.cross_entropy(logits, label_R) if len(label_R) else logits.sum() * 0.0,
-            "loss_box_reg": regression / max(len(label_R), 1) * self.box_loss_weight,
+            "loss_box_reg": regression / max(len(label_R), 1),
         }
 
     def detect(self, x: Tensor, proposals: list[Tensor], image_sizes: list[tuple[int, int]]) -> list[dict[str, Tensor]]:
@@ -189,11 +188,9 @@ def rasterize(polygons: list[np.ndarray], box: np.ndarray, side: int) -> np.ndar
 class KeypointHead(nn.Module):
     """Convolutions, then one heat map of four times the pooler's resolution per keypoint."""
 
-    def __init__(
-        self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int], loss_weight: float
-    ) -> None:
+    def __init__(self, pooler: RoIPooler, channels: int, num_keypoints: int, *, conv_dims: Sequence[int]) -> None:
         super().__init__()
-        self.pooler, self.loss_weight = pooler, loss_weight
+        self.pooler = pooler
         self.convs = head_convs(self, "conv_fcn", channels, conv_dims, None)
         self.score_lowres = nn.ConvTranspose2d([channels, *conv_dims][-1], num_keypoints, 4, stride=2, padding=1)
         weight_init.c2_msra_fill(self.score_lowres)
@@ -219,7 +216,7 @@ class KeypointHead(nn.Module):
         if len(valid) == 0:
             return {"loss_keypoint": logits.sum() * 0.0}
         loss = F.cross_entropy(logits.flatten(2).flatten(0, 1)[valid], cells.flatten()[valid], reduction="sum")
-        return {"loss_keypoint": loss / len(valid) * self.loss_weight}
+        return {"loss_keypoint": loss / len(valid)}
 
     def detect(self, features: list[Tensor], boxes: list[Tensor], labels: Tensor) -> tuple[str, Tensor]:
         """``keypoints`` (R, P, 3): x, y in pixels and the probability of the best cell among S x S."""

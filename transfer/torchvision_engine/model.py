@@ -25,19 +25,18 @@ class RoIHeads(nn.Module):
     Args:
         iou_threshold: from this IoU with a ground-truth box on, a proposal is foreground.
         positive_fraction: the largest share of foreground among the ``batch_size_per_image`` sampled proposals.
-        append_gt: the ground-truth boxes are proposals, too.
     """
 
     def __init__(
         self, box_head: BoxHead, box_predictor: BoxPredictor, mask_head: MaskHead | None,
         keypoint_head: KeypointHead | None, *, iou_threshold: float, batch_size_per_image: int,
-        positive_fraction: float, append_gt: bool,
+        positive_fraction: float,
     ) -> None:  # fmt: skip
         super().__init__()
         self.box_head, self.box_predictor = box_head, box_predictor
         self.mask_head, self.keypoint_head = mask_head, keypoint_head
-        self.iou_threshold, self.append_gt = iou_threshold, append_gt
-        self.batch_size_per_image, self.positive_fraction = batch_size_per_image, positive_fraction
+        self.iou_threshold, self.positive_fraction = iou_threshold, positive_fraction
+        self.batch_size_per_image = batch_size_per_image
 
     def losses(self, features: list[Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
         """Losses under Detectron2's names."""
@@ -49,9 +48,8 @@ class RoIHeads(nn.Module):
 
     @torch.no_grad()
     def sample(self, proposals: Tensor, target: Target) -> Sample:
-        """Proposals of one image to train on, drawn at random."""
-        if self.append_gt:
-            proposals = torch.cat([proposals, target["boxes"]])
+        """Proposals of one image to train on, drawn at random; the ground-truth boxes are proposals, too."""
+        proposals = torch.cat([proposals, target["boxes"]])
         index, label = match(target["boxes"], proposals, self.iou_threshold, self.iou_threshold, keep_best=False)
         foreground, background = subsample(label, self.batch_size_per_image, self.positive_fraction)
         matched = index[foreground]
@@ -135,13 +133,13 @@ def _backbone(model: CfgNode, device: torch.device) -> FPN:
 
 def _rpn(model: CfgNode) -> RPN:
     rpn, anchor = model.RPN, model.ANCHOR_GENERATOR
-    anchors = Anchors(anchor.SIZES, anchor.ASPECT_RATIOS, _STRIDES, anchor.OFFSET)
+    anchors = Anchors(anchor.SIZES, anchor.ASPECT_RATIOS, _STRIDES)
     return RPN(
         anchors, RPNHead(model.FPN.OUT_CHANNELS, anchors.per_cell), box_weights=rpn.BBOX_REG_WEIGHTS,
         iou_thresholds=rpn.IOU_THRESHOLDS, batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
-        positive_fraction=rpn.POSITIVE_FRACTION, beta=rpn.SMOOTH_L1_BETA, loss_weight=rpn.LOSS_WEIGHT,
-        box_loss_weight=rpn.BBOX_REG_LOSS_WEIGHT, min_size=model.PROPOSAL_GENERATOR.MIN_SIZE,
-        nms_threshold=rpn.NMS_THRESH, pre_nms_top_n=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
+        positive_fraction=rpn.POSITIVE_FRACTION, beta=rpn.SMOOTH_L1_BETA,
+        min_size=model.PROPOSAL_GENERATOR.MIN_SIZE, nms_threshold=rpn.NMS_THRESH,
+        pre_nms_top_n=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
         post_nms_top_n=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
     )  # fmt: skip
 
@@ -156,22 +154,18 @@ def _roi_heads(cfg: CfgNode, device: torch.device) -> RoIHeads:
     )  # fmt: skip
     box_predictor = BoxPredictor(
         box_head.out_features, classes, box_weights=box.BBOX_REG_WEIGHTS, beta=box.SMOOTH_L1_BETA,
-        box_loss_weight=box.BBOX_REG_LOSS_WEIGHT, score_threshold=heads.SCORE_THRESH_TEST,
-        nms_threshold=heads.NMS_THRESH_TEST, detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
+        score_threshold=heads.SCORE_THRESH_TEST, nms_threshold=heads.NMS_THRESH_TEST,
+        detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
     )  # fmt: skip
     mask_head = keypoint_head = None
     if cfg.MODEL.MASK_ON:
         norm = norm_layer(mask.NORM, device)
         mask_head = MaskHead(_pooler(mask), channels, classes, num_convs=mask.NUM_CONV, width=mask.CONV_DIM, norm=norm)
     if cfg.MODEL.KEYPOINT_ON:
-        keypoint_head = KeypointHead(
-            _pooler(keypoint), channels, keypoint.NUM_KEYPOINTS, conv_dims=keypoint.CONV_DIMS,
-            loss_weight=keypoint.LOSS_WEIGHT,
-        )  # fmt: skip
+        keypoint_head = KeypointHead(_pooler(keypoint), channels, keypoint.NUM_KEYPOINTS, conv_dims=keypoint.CONV_DIMS)
     return RoIHeads(
         box_head, box_predictor, mask_head, keypoint_head, iou_threshold=heads.IOU_THRESHOLDS[0],
         batch_size_per_image=heads.BATCH_SIZE_PER_IMAGE, positive_fraction=heads.POSITIVE_FRACTION,
-        append_gt=heads.PROPOSAL_APPEND_GT,
     )  # fmt: skip
 
 

@@ -23,18 +23,13 @@ class Anchors(nn.Module):
         sizes: square roots of areas in pixels, one list for all levels, or one list per level.
         aspect_ratios: heights divided by widths, likewise.
         strides: of every level, in pixels.
-        offset: of the first center, in strides.
     """
 
     def __init__(
-        self,
-        sizes: Sequence[Sequence[float]],
-        aspect_ratios: Sequence[Sequence[float]],
-        strides: Sequence[int],
-        offset: float,
+        self, sizes: Sequence[Sequence[float]], aspect_ratios: Sequence[Sequence[float]], strides: Sequence[int]
     ) -> None:
         super().__init__()
-        self.strides, self.offset = strides, offset
+        self.strides = strides
         sizes, aspect_ratios = (list(x) * len(strides) if len(x) == 1 else x for x in (sizes, aspect_ratios))
         for level, (level_sizes, ratios) in enumerate(zip(sizes, aspect_ratios, strict=True)):
             widths = [((size**2.0 / ratio) ** 0.5, ratio) for size in level_sizes for ratio in ratios]
@@ -47,7 +42,7 @@ class Anchors(nn.Module):
         anchors = []
         for feature, stride, cell in zip(features, self.strides, self.buffers(), strict=True):
             y, x = (
-                torch.arange(self.offset * stride, n * stride, stride, dtype=torch.float32, device=feature.device)
+                torch.arange(0, n * stride, stride, dtype=torch.float32, device=feature.device)
                 for n in feature.shape[-2:]
             )
             shift_y, shift_x = (grid.reshape(-1) for grid in torch.meshgrid(y, x, indexing="ij"))
@@ -91,15 +86,14 @@ class RPN(nn.Module):
 
     def __init__(
         self, anchors: Anchors, head: RPNHead, *, box_weights: DeltaWeights, iou_thresholds: tuple[float, float],
-        batch_size_per_image: int, positive_fraction: float, beta: float, loss_weight: float, box_loss_weight: float,
-        min_size: float, nms_threshold: float, pre_nms_top_n: tuple[int, int], post_nms_top_n: tuple[int, int],
+        batch_size_per_image: int, positive_fraction: float, beta: float, min_size: float,
+        nms_threshold: float, pre_nms_top_n: tuple[int, int], post_nms_top_n: tuple[int, int],
     ) -> None:  # fmt: skip
         super().__init__()
         self.anchor_generator, self.rpn_head = anchors, head
         self.box_weights, self.iou_thresholds = box_weights, iou_thresholds
         self.batch_size_per_image, self.positive_fraction = batch_size_per_image, positive_fraction
-        self.beta, self.loss_weight, self.box_loss_weight = beta, loss_weight, box_loss_weight
-        self.min_size, self.nms_threshold = min_size, nms_threshold
+        self.beta, self.min_size, self.nms_threshold = beta, min_size, nms_threshold
         self.pre_nms_top_n, self.post_nms_top_n = pre_nms_top_n, post_nms_top_n
 
     def forward(
@@ -140,10 +134,7 @@ class RPN(nn.Module):
         found = deltas_NA4.flatten(0, 1)[positive].float()
         loc = F.smooth_l1_loss(found, deltas, beta=self.beta, reduction="sum")
         normalizer = self.batch_size_per_image * len(targets)
-        return {
-            "loss_rpn_cls": cls / normalizer * self.loss_weight,
-            "loss_rpn_loc": loc / normalizer * (self.loss_weight * self.box_loss_weight),
-        }
+        return {"loss_rpn_cls": cls / normalizer, "loss_rpn_loc": loc / normalizer}
 
     def select(
         self,

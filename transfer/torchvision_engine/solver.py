@@ -10,12 +10,10 @@ import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.param_scheduler import (
     CompositeParamScheduler,
-    ConstantParamScheduler,
     CosineParamScheduler,
     LinearParamScheduler,
     MultiStepParamScheduler,
     ParamScheduler,
-    StepWithFixedGammaParamScheduler,
 )
 from torch import nn
 
@@ -25,26 +23,16 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.SGD:
-    """SGD over the trainable parameters, one group for each pair of weight decay and learning-rate factor.
-
-    A norm's parameters decay by WEIGHT_DECAY_NORM, biases by WEIGHT_DECAY_BIAS (None: as the rest) and learn at
-    BIAS_LR_FACTOR; for a norm's bias the bias's keys count. Each group keeps its ``factor``.
-    """
+    """SGD over the trainable parameters, in one group per weight decay: that of norms is WEIGHT_DECAY_NORM."""
     solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[float, list[nn.Parameter]] = {}
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
-                continue
-            decay = solver.WEIGHT_DECAY_NORM if isinstance(module, _NORMS) else solver.WEIGHT_DECAY
-            factor = 1.0
-            if name == "bias":
-                factor = solver.BIAS_LR_FACTOR
-                decay = decay if solver.WEIGHT_DECAY_BIAS is None else solver.WEIGHT_DECAY_BIAS
-            groups.setdefault((decay, factor), []).append(parameter)
+        decay = solver.WEIGHT_DECAY_NORM if isinstance(module, _NORMS) else solver.WEIGHT_DECAY
+        for parameter in module.parameters(recurse=False):
+            if parameter.requires_grad:
+                groups.setdefault(decay, []).append(parameter)
     described: list[dict[str, Any]] = [
-        {"params": parameters, "weight_decay": decay, "factor": factor}
-        for (decay, factor), parameters in groups.items()
+        {"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()
     ]
     optimizer = fused_sgd(described, solver.BASE_LR, solver.MOMENTUM, nesterov=solver.NESTEROV)
     if clip.ENABLED:
@@ -58,26 +46,19 @@ def build_schedule(cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Callable[[
     schedule: ParamScheduler
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
         schedule = CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
-    elif solver.LR_SCHEDULER_NAME == "WarmupStepWithFixedGammaLR":
-        schedule = StepWithFixedGammaParamScheduler(1.0, solver.NUM_DECAYS, solver.GAMMA, end)
     else:
         steps = [step for step in solver.STEPS if step < end]
         if len(steps) < len(solver.STEPS):
             logging.getLogger("transfer").warning(f"SOLVER.STEPS at or after MAX_ITER {end} are ignored")
         schedule = MultiStepParamScheduler([solver.GAMMA**k for k in range(len(steps) + 1)], end, milestones=steps)
     length = min(solver.WARMUP_ITERS / end, 1.0)
-    start = solver.WARMUP_FACTOR * schedule(0.0)
-    reached = schedule(0.0) if solver.RESCALE_INTERVAL else schedule(length)
-    warmup = (
-        ConstantParamScheduler(start) if solver.WARMUP_METHOD == "constant" else LinearParamScheduler(start, reached)
-    )
-    scaling = ["rescaled", "rescaled" if solver.RESCALE_INTERVAL else "fixed"]
-    whole = CompositeParamScheduler([warmup, schedule], [length, 1 - length], scaling)
+    warmup = LinearParamScheduler(solver.WARMUP_FACTOR * schedule(0.0), schedule(length))
+    whole = CompositeParamScheduler([warmup, schedule], [length, 1 - length], ["rescaled", "fixed"])
 
     def set_rate(iteration: int) -> float:
         rate = solver.BASE_LR * whole(iteration / end)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+            group["lr"] = rate
         return rate
 
     return set_rate

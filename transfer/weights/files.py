@@ -60,9 +60,5 @@ def local_file(address: str) -> str:
 def conversion(source: str) -> str:
     """The remedy for a ``source`` that is not in Detectron2's names, as the command to type."""
     path = Path(source)
-    name = path.parent.name if path.name.startswith("checkpoint_") else path.name
-    for suffix in (".tar", ".pth", ".pkl", ".safetensors"):
-        name = name.removesuffix(suffix)
-    output = Path("weights", f"{name or 'backbone'}.pth")
-    output = output.with_stem(f"{output.stem}_d2") if output.absolute() == path.absolute() else output
-    return f"convert it first: python tools/convert_to_d2.py {source} {output}"
+    name = path.parent.name if path.name.startswith("checkpoint_") else path.stem
+    return f"convert it first: python tools/convert_to_d2.py {source} weights/{name or 'backbone'}_d2.pth"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from pretrain.common.backbone_file import read_backbone
@@ -51,13 +49,6 @@ def test_torchvision_detector_and_old_file_without_counters(tmp_path: Path, r18:
     assert found["bn1.num_batches_tracked"] == 0
 
 
-def test_pickle_of_arrays_and_safetensors(tmp_path: Path, r18: dict[str, Tensor]) -> None:
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps({k: v.numpy() for k, v in r18.items()}))
-    save_file(r18, tmp_path / "a.safetensors")
-    for file in ("a.pkl", "a.safetensors"):
-        assert torch.equal(read_backbone(tmp_path / file).state_dict["conv1.weight"], r18["conv1.weight"])
-
-
 def test_cifar_stem(tmp_path: Path, r18: dict[str, Tensor]) -> None:
     torch.save({**r18, "conv1.weight": torch.randn(64, 3, 3, 3)}, tmp_path / "c.pth")
     assert read_backbone(tmp_path / "c.pth").stem == "cifar"
@@ -91,8 +82,7 @@ def test_another_arch_and_an_encoder_that_is_not_there(tmp_path: Path, r18: dict
         refused(lambda file=file: read_backbone(tmp_path / file, "key"), file, "key")
 
 
-@pytest.mark.parametrize("text", ["METHOD: []", "{"])
-def test_a_config_of_another_version_is_kept_as_it_is(tmp_path: Path, r18: dict[str, Tensor], text: str) -> None:
-    torch.save({"state_dict": r18, "config": text, "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
+def test_a_config_of_another_project_is_kept_as_it_is(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+    torch.save({"state_dict": r18, "config": "METHOD: []", "epoch": "1", "arch": [1]}, tmp_path / "w.pth")
     provenance = read_backbone(tmp_path / "w.pth").provenance
-    assert provenance["config"] == text and not {"method", "epoch"} & set(provenance)
+    assert provenance["config"] == "METHOD: []" and not {"method", "epoch"} & set(provenance)

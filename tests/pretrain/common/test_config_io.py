@@ -30,10 +30,8 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["SOLVER.BASE_LR", "fast"], "a number, not 'fast'"),
-        (["DATA.DOWNLOAD", "None"], "not 'None'"),
+        (["DATA.DOWNLOAD", "None"], "'None'"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "UTF-8"),
-        (["OUTPUT_DIR", "a\nb"], "line break"),
         (["SEED"], "KEY VALUE"),
     ],
 )

@@ -3,7 +3,6 @@
 import datetime
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,9 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.common import distributed, interrupt
+from pretrain.common import distributed
 from pretrain.common.batch_split import slice_bounds
-from pretrain.common.copies import AsyncHostCopy
 from pretrain.common.errors import UserError
 from pretrain.model.siamese import ExchangePlan
 from tests.errors import refused
@@ -41,15 +39,6 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
     assert distributed.join(False) == torch.device("cpu")
 
 
-def test_slices_cover_everything_once():
-    for total in range(12):
-        for ranks in (1, 2, 3, 5):
-            bounds = [slice_bounds(total, r, ranks) for r in range(ranks)]
-            assert [i for start, stop in bounds for i in range(start, stop)] == list(range(total))
-            sizes = [stop - start for start, stop in bounds]
-            assert max(sizes) - min(sizes) <= 1
-
-
 def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
     run_ranks(_on_three_ranks, 3, tmp_path / "turns")
     assert (tmp_path / "turns").read_text() == "021"
@@ -61,7 +50,6 @@ def _on_three_ranks(turns: Path) -> None:
     for total in (4, 5):
         _gather(total)
     assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == 1
-    _average_gradients()
     _each_rank_its_own_way()
     _rank_0_decides()
     _take_turns(turns)
@@ -90,15 +78,6 @@ def _gather(total: int) -> None:
     (torch.full_like(everything, distributed.rank() + 1) * gathered).sum().backward()
     assert torch.equal(gradients[0], torch.full_like(gathered, distributed.rank() + 1))  # autograd's own is left alone
     assert torch.equal(share.grad, torch.full_like(share, 1 + 2 + 3))
-
-
-def _average_gradients() -> None:
-    module = torch.nn.Linear(1, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        wrapped = distributed.data_parallel(module, torch.device("cpu"))
-    wrapped(torch.full((1, 1), float(distributed.rank()))).sum().backward()
-    assert module.weight.grad is not None and module.weight.grad.item() == 1  # of 0, 1 and 2
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -144,15 +123,3 @@ def _take_turns(path: Path) -> None:
         assert rank == 0
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=60))
     dist.barrier()
-
-
-def test_a_request_to_stop_is_read_without_waiting_for_the_last_poll(monkeypatch):
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    monkeypatch.setattr(dist, "all_reduce", lambda asked: asked)
-    stop = distributed.AgreedStop(torch.device("cpu"))
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: "preempted")
-    with monkeypatch.context() as patch:
-        patch.setattr(AsyncHostCopy, "read", lambda self: pytest.fail("waited for the device"))
-        assert stop.poll() == ""
-    monkeypatch.setattr(interrupt, "stop_requested", lambda: "")
-    assert stop.poll() == "a signal to another process of this run"

@@ -15,19 +15,11 @@ import torch
 from pretrain.common import extensions
 from pretrain.config import load_config
 from pretrain.methods import METHODS
-from tools.launcher.options import Options
-from tools.launcher.spec import StageSpec
-from tools.launcher.submit import slurm_parameters
+from tests.errors import refused
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
 SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
-
-
-def launch(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "tools/launch.py", "pretrain", *words]
-    environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.docs
@@ -38,7 +30,9 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
     assert command
     data = [] if "DATA.TRAIN" in command[1] else ["DATA.TRAIN", f"folder:{images}"]
     where = ["--cluster", "local", "--gpus", "0", *SMALL.split(), *data, "OUTPUT_DIR", str(tmp_path / "run")]
-    done = launch(*command[1].split(), *where)
+    words = [sys.executable, "tools/launch.py", "pretrain", *command[1].split(), *where]
+    environment = {name: value for name, value in os.environ.items() if name != extensions.VARIABLE}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert results["steps"] == 2
@@ -46,19 +40,14 @@ def test_the_command_of_each_template_runs(path: Path, images: Path, tmp_path: P
     assert f"P2T_IMPORT={path}" in (tmp_path / "run/environment.txt").read_text()
 
 
-def test_without_it_the_name_is_unknown_and_a_broken_one_is_one_line(tmp_path: Path):
-    recipe = ["--config-file", "configs/examples/demo_mocov2_R18_digits.yaml"]
-    done = launch(*recipe, "METHOD.NAME", "margin", "--dry-run")
-    assert done.returncode == 2 and "METHOD.NAME is 'margin'; choose one of" in done.stderr
-    assert "or --import the" in done.stderr
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    refused(lambda: load_config(None, ["METHOD.NAME", "nothing"]), "METHOD.NAME is 'nothing'", "--import")
+    refused(lambda: extensions.add([f"{tmp_path}/absent.py"]), f"{tmp_path}/absent.py", "no such file")
     (tmp_path / "broken.py").write_text("import nothing_of_this_name")
-    done = launch(*recipe, "--import", str(tmp_path / "broken.py"), "--dry-run")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        "error: cannot import the extension broken: ModuleNotFoundError: No module named 'nothing_of_this_name'"
-    )
-    done = launch(*recipe, "--import", str(tmp_path / "absent.py"), "--dry-run")
-    assert done.returncode == 2 and f"--import {tmp_path}/absent.py: there is no such file" in done.stderr
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(extensions.VARIABLE, f"{tmp_path}/broken.py")
+    assert extensions.options() == ["--import", f"{tmp_path}/broken.py"]
+    refused(extensions.load.__wrapped__, "extension broken", "No module named 'nothing_of_this_name'")
 
 
 def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
@@ -72,15 +61,6 @@ def test_an_entry_point_is_loaded_in_every_process(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "small_crops\n", done.stderr
-
-
-def test_jobs_of_slurm_import_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(extensions.VARIABLE, "")
-    monkeypatch.setenv("P2T_LOGGERS", "wandb")
-    extensions.add([str(TEMPLATES[0]), "a_module", "a_module"])
-    spec = StageSpec("pretrain", str(tmp_path), "pretrain.train:main")
-    setup = slurm_parameters([spec], Options(cluster="slurm"), tmp_path, "")["setup"]
-    assert {f"export P2T_IMPORT={TEMPLATES[0]}:a_module", "export P2T_LOGGERS=wandb"} <= set(setup)
 
 
 def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytest.MonkeyPatch):

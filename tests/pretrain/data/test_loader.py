@@ -147,16 +147,15 @@ def test_skip_fails_above_1_in_1000(damaged: ImageData):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_eval_batches(data: ImageData, num_workers: int):
-    batches = list(eval_batches(data, 16, 20, 4, num_workers, [5, 1, 9, 9, 2]))
+    batches = list(eval_batches(data, np.array([5, 1, 9, 9, 2]), 16, 20, 4, num_workers))
     assert [index.tolist() for _, index in batches] == [[5, 1, 9, 9], [2]]
     assert batches[1][0].shape == (1, 3, 16, 16)
     np.testing.assert_array_equal(batches[1][0][0].permute(1, 2, 0).numpy(), views.center_view(data.read(2), 16, 20))
-    assert sum(len(index) for _, index in eval_batches(data, 16, 0, 10, 0)) == IMAGES
 
 
 def test_eval_batches_of_a_corrupt_image(damaged: ImageData):
-    refused(lambda: list(eval_batches(damaged, 16, 0, 4, 0)), damaged.image_name(3))
-    left = torch.cat([index for _, index in eval_batches(damaged, 16, 0, 4, 0, on_corrupt="skip")])
+    refused(lambda: list(eval_batches(damaged, np.arange(10), 16, 0, 4, 0)), damaged.image_name(3))
+    left = torch.cat([index for _, index in eval_batches(damaged, np.arange(10), 16, 0, 4, 0, on_corrupt="skip")])
     assert left.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
@@ -225,6 +224,6 @@ def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.Mo
     monkeypatch.setattr(image_io, "read_file", fail)
     for batches in (
         epoch(make(data, num_workers, on_corrupt="skip"), 0),
-        eval_batches(data, 16, 0, 4, num_workers, on_corrupt="skip"),
+        eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip"),
     ):
         refused(lambda batches=batches: next(batches), "Input/output error")

@@ -15,7 +15,6 @@ from pretrain.methods import METHODS, Objective
 from pretrain.model.dense import Locations, add_dense_head, with_dense
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
-from tests.errors import refused
 from tests.pretrain.runs import assert_same_end, run, training
 from tests.pretrain.test_steps import DENSE, batch_of, config
 
@@ -61,15 +60,16 @@ def test_a_step_minimizes_the_weighted_sum_and_enqueues_the_mean_dense_keys():
     assert dense.objective.encoder.dense[0].weight.grad.abs().sum() > 0
 
 
-def test_weight_0_is_the_method_to_the_last_bit():
+def test_weight_0_is_the_method_to_the_last_bit_even_where_the_dense_loss_is_not_finite():
     dense, plain = training(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), training(config("jcl"))
+    with torch.no_grad():
+        dense.objective.model.dense_negatives.queue.fill_(torch.nan)
     for step in range(2):
         assert training_step(dense, batch_of(4, step), step)[0] == training_step(plain, batch_of(4, step), step)[0]
     state = dense.objective.model.state_dict()
     for name, value in plain.objective.model.state_dict().items():
         assert torch.equal(state[name], value), name
-    loss, metrics = training_step(dense, batch_of(4, 2), 2)
-    assert loss != training_step(plain, batch_of(4, 2), 2)[0] and metrics["dense_loss"] > 0
+    assert all(parameter.isfinite().all() for parameter in dense.objective.encoder.parameters())
 
 
 def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_path):
@@ -80,20 +80,6 @@ def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_pat
     state = checkpoint.read(tmp_path / "whole" / checkpoint.FINAL)["state_dict"]
     for name, value in read_backbone(tmp_path / "whole").state_dict.items():
         assert torch.equal(value, state[f"module.encoder_q.{name}"])
-
-
-def test_dense_keys_that_nothing_reads_are_refused():
-    refused(lambda: config("mocov2", "METHOD.DENSE_WARMUP_STEPS", "5"), "METHOD.DENSE_WARMUP_STEPS is 5")
-    refused(lambda: config("simclr", *DENSE), "METHOD.DENSE_WEIGHT is 0.5", "simclr")
-
-
-def test_a_dense_loss_that_is_not_finite_leaves_the_warm_up_alone():
-    dense, plain = training(config("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "2")), training(config("jcl"))
-    with torch.no_grad():
-        dense.objective.model.dense_negatives.queue.fill_(torch.nan)
-    assert training_step(dense, batch_of(4), 0)[0] == training_step(plain, batch_of(4), 0)[0]
-    assert all(parameter.isfinite().all() for parameter in dense.objective.encoder.parameters())
-    assert torch.equal(dense.objective.encoder.conv1.weight, plain.objective.encoder.conv1.weight)
 
 
 def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):

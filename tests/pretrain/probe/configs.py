@@ -1,12 +1,16 @@
-"""The config of every probe's tests: 16 px, two classes, the linear probe in 4 epochs of 3 steps."""
+"""The config of every probe's tests: 16 px, two classes, the linear probe in 4 epochs of 3 steps; and a stop."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from fvcore.common.config import CfgNode
 
+from pretrain.common import interrupt
 from pretrain.config import load_config
+from pretrain.probe import features
 
 
 def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
@@ -16,3 +20,24 @@ def probe_config(data: Path | str, output: Path, *more: str) -> CfgNode:
         "LINEAR.STEPS", "[2, 3]", "LINEAR.AUGMENT", "none", "DATALOADER.NUM_WORKERS", "0", "DEVICE", "cpu",
         "OUTPUT_DIR", str(output), *more,
     ])  # fmt: skip
+
+
+def stop_in_batch(
+    monkeypatch: pytest.MonkeyPatch, number: int, owner: Any = features, name: str = "pooled_features"
+) -> list[int]:
+    """Requests a stop in that batch of features of 4 images, as a signal would; returns a list with an entry per batch.
+
+    Args:
+        owner: whose function ``name`` is called once per batch.
+    """
+    seen, real = [], getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
+        seen.append(1)
+        if len(seen) == number:
+            interrupt.request_stop("asked")
+        return real(*args)
+
+    monkeypatch.setattr(features, "_BATCH", 4)
+    monkeypatch.setattr(owner, name, counted)
+    return seen

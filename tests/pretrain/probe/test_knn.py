@@ -5,11 +5,11 @@ import torch
 
 from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
-from pretrain.probe import features, knn
+from pretrain.probe import knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
 from tests.errors import refused
-from tests.pretrain.probe.configs import probe_config
+from tests.pretrain.probe.configs import probe_config, stop_in_batch
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import lines
 
@@ -22,28 +22,6 @@ def _config(images, output, *more):
         images, output, "METHOD.NAME", "simclr", "MODEL.HEAD_HIDDEN_DIMS", "[16]", "MODEL.EMBEDDING_DIM", "8",
         "SOLVER.IMS_PER_BATCH", "16", "SOLVER.EPOCHS", "2", "SOLVER.LOG_PERIOD", "1", "PROBE.KNN_PERIOD", "1", *more,
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _no_stop_is_left():
-    interrupt.clear()
-    yield
-    interrupt.clear()
-
-
-def _stop_in_batch(monkeypatch, number):
-    """Requests a stop in that batch of features of 4 images, as a signal would; returns the batches' sizes."""
-    seen, real = [], features.pooled_features
-
-    def counted(backbone, pixels):
-        seen.append(len(pixels))
-        if len(seen) == number:
-            interrupt.request_stop("asked")
-        return real(backbone, pixels)
-
-    monkeypatch.setattr(features, "_BATCH", 4)
-    monkeypatch.setattr(features, "pooled_features", counted)
-    return seen
 
 
 def test_vote_equals_the_sum_over_neighbors():
@@ -79,12 +57,6 @@ def test_every_usual_k_is_scored_in_one_pass():
         assert got[f"top1_k{k}"] == classify(bank, queries, k=k, temperature=0.07)["top1"]
 
 
-def test_knn_of_the_random_encoder(images, tmp_path):
-    results = knn.main(_config(images, tmp_path), "random")
-    assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
-    assert {"k": 5, "image_size": 16, "train_images": 48, "val_images": 16}.items() <= results["protocol"].items()
-
-
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory):
     """The run folder of an uninterrupted pretraining."""
@@ -96,7 +68,7 @@ def whole(images, tmp_path_factory):
 @pytest.mark.parametrize("batch", [2, 18])  # of the kNN after the first epoch, and of the one at the end
 def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, monkeypatch, batch):
     with monkeypatch.context() as patch:
-        seen = _stop_in_batch(patch, batch)
+        seen = stop_in_batch(patch, batch)
         with pytest.raises(interrupt.Stopped, match="asked"):
             train.main(_config(images, tmp_path / "run"))
     assert len(seen) == batch
@@ -112,14 +84,16 @@ def test_a_stop_during_pretrainings_knn_loses_nothing(images, whole, tmp_path, m
 
 def _one_rank_is_asked(images, output) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        seen = _stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
+        seen = stop_in_batch(patch, 2 if distributed.rank() == 1 else -1)
         with pytest.raises(
             interrupt.Stopped, match="asked" if distributed.rank() == 1 else "a signal to another process of this run"
         ):
             knn.main(_config(images, output, "DATA.PROBE_TRAIN", f"folder:{images}"), "random")
         assert len(seen) == 3  # of six per rank; all know one batch later
     interrupt.clear()
-    assert knn.main(_config(images, output), "random")["metrics"]["top1"] > 90
+    results = knn.main(_config(images, output), "random")
+    assert results["metrics"]["top1"] > 90 and results["source"]["source"] == "random"
+    assert {"k": 5, "image_size": 16, "train_images": 48, "val_images": 16}.items() <= results["protocol"].items()
 
 
 def test_every_rank_stops_in_the_same_batch(images, tmp_path):

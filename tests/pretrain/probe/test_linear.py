@@ -22,13 +22,6 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 STEPS_PER_EPOCH = 3
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
-def test_two_colors_are_told_apart(images, tmp_path, augment):
-    results = linear.main(probe_config(images, tmp_path / "run", "LINEAR.AUGMENT", augment), "random")
-    assert results["metrics"]["top1"] > 90
-    assert json.loads((tmp_path / "run/results.json").read_text())["stage"] == "linear"
-
-
 def test_the_learning_rate_is_chosen_on_images_that_no_head_learns_from(images, tmp_path, monkeypatch):
     learned, real = set(), linear.Heads.step
     train = probe_data(probe_config(images, tmp_path / "run")).train
@@ -66,11 +59,8 @@ def _assert_same_end(one, two):
     assert (one / "metrics.json").read_text() == (two / "metrics.json").read_text()
     a, b = _heads(one), _heads(two)
     assert a["step"] == b["step"] == 4 * STEPS_PER_EPOCH
-    for name, value in a["state_dict"].items():
-        assert torch.equal(value.nan_to_num(), b["state_dict"][name].nan_to_num()), name  # NaN: a head that diverged
-    for i, state in a["optimizer"]["state"].items():
-        momentum = b["optimizer"]["state"][i]["momentum_buffer"]
-        assert torch.equal(state["momentum_buffer"].nan_to_num(), momentum.nan_to_num())
+    for name in ("state_dict", "optimizer"):
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)  # NaN: a head that diverged
 
 
 def _after_steps(monkeypatch, steps, event):
@@ -92,12 +82,6 @@ def _stop():
 
 def _die():
     raise KeyboardInterrupt
-
-
-@pytest.fixture(autouse=True)
-def _no_stop_is_left():
-    yield
-    interrupt.clear()
 
 
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])

@@ -145,13 +145,21 @@ def test_a_complete_graph_is_reported_here_and_now(tmp_path: Path, cluster: Path
     assert not list(cluster.glob("*.script")) and (tmp_path / "report/results.json").exists()
 
 
-def test_a_stage_by_itself_has_the_mark_that_its_pipeline_accepts(tmp_path: Path):
+def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accepts(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+):
     graph = chain(tmp_path)
     assert run(graph, HERE) == 0
     (tmp_path / "b/launch/complete.json").unlink()
     alone = StageSpec.from_json(json.loads(json.dumps(graph.nodes[1].spec.to_json())))  # as launch.json has it
     assert run(single(alone), HERE) == 0
     assert all(node.spec.is_complete() for node in chain(tmp_path).nodes)
+    (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
+    capsys.readouterr()
+    assert run(chain(tmp_path), HERE) == 0
+    shown = capsys.readouterr().out
+    assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
+    assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
 
 
 def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
@@ -160,15 +168,3 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
             with pytest.raises(UserError, match="is in use: pipeline"):
                 run(chain(tmp_path), options)
     assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
-
-
-def test_a_graph_redoes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
-    graph = graph_of(tmp_path, Node("a", fake(tmp_path / "a")), Node("b", fake(tmp_path / "b"), ("a",)))
-    assert run(graph, HERE) == 0
-    assert (tmp_path / "a/steps.0").read_text().split() == ["0"]
-    (tmp_path / "b/results.json").unlink()  # b's product is gone: b alone is done again
-    capsys.readouterr()
-    assert run(graph, HERE) == 0
-    shown = capsys.readouterr().out
-    assert "[1/2] a: already complete" in shown and "[2/2] b: already complete" not in shown
-    assert (tmp_path / "b/results.json").exists()

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from tests.tools.launcher.helpers import programs
-from tools import launch
+from tests.tools.launcher.helpers import job_of, programs
 from tools.launcher import jobs, status
-from tools.launcher.records import RankRecord, launch_files, read_launch
+from tools.launcher.records import RankRecord, launch_files
 
 LOCAL = {"id": "999999999", "cluster": "local", "name": "n", "logs": "/l/s", "host": socket.gethostname(), "tasks": 1}
 ELSEWHERE = {**LOCAL, "host": "another-machine"}
@@ -58,7 +57,7 @@ def test_states_of_a_slurm_job(
 
 
 def refuse_if_running(folder: Path) -> None:
-    job = read_launch(folder / "launch" / "launch.json")["jobs"][-1]
+    job = job_of(folder)
     jobs.check_not_running(folder, job, jobs.job_states([job])[0])
 
 
@@ -122,15 +121,3 @@ def test_cancel_says_where_a_pipeline_of_another_machine_runs(tmp_path: Path):
     (tmp_path / ".owner.1.json").write_text(json.dumps(owner))
     with pytest.raises(UserError, match="process 3 on another-machine runs the pipeline"):
         jobs.cancel(tmp_path)
-
-
-@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-@pytest.mark.parametrize("text", ["", "{}"])
-def test_a_damaged_launch_json_is_one_line(tmp_path: Path, command: str, text: str):
-    file = started(tmp_path / "run", LOCAL) / "launch" / "launch.json"
-    file.write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match=rf"{file} ") as raised:
-        launch.main([command, str(tmp_path / "run")])
-    assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=r"launch\.json"):
-        refuse_if_running(tmp_path / "run")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, ROOT, TINY
 from tests.tools.launcher.test_jobs import LOCAL
 from tools import launch
@@ -21,10 +22,10 @@ from tools.launcher.spec import StageSpec
 Started = list[tuple[Graph, Options]]
 
 
-def write_record(folder: str, record: Any, name: str = "launch.json") -> None:
+def write_record(folder: str, record: dict[str, Any], name: str = "launch.json") -> None:
     path = Path(folder) / "launch" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(record if isinstance(record, bytes) else json.dumps(record).encode())
+    path.write_text(json.dumps(record))
 
 
 @pytest.fixture
@@ -41,18 +42,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     return calls
 
 
-@pytest.mark.parametrize(("kind", "file"), [("pipeline", "p.yaml"), ("sweep", "s.yaml")])
-def test_a_resumed_graph_keeps_its_resources(kind: str, file: str, started: Started):
-    Path("p.yaml").write_text("BRANCHES: {random: {WEIGHTS: random}}\nKNN: ['']\n")
+def test_a_resumed_graph_keeps_its_resources(started: Started):
     Path("s.yaml").write_text(f"PRETRAIN: {stages.recipe_of('mocov2')}\nGRID: {{SOLVER.EPOCHS: [1, 2]}}\n")
     words = ["--cluster", "slurm", "--partition", "long", "--time", "5:00:00", "--gpus", "8"]
     words += ["--setup", "module load x"]
-    assert launch.main(["pipeline", file, "--output", "out", *words]) == 0
-    Path(file).unlink()  # it resumes what was begun, not the edited file
+    assert launch.main(["pipeline", "s.yaml", "--output", "out", *words]) == 0
+    Path("s.yaml").unlink()  # it resumes what was begun, not the edited file
     assert launch.main(["resume", "out"]) == 0
     (first, options), (second, same) = started
     assert options == same and (options.partition, options.minutes, options.setup) == ("long", 300, ("module load x",))
-    assert second == first and second.kind == kind
+    assert second == first and second.kind == "sweep"
     Path("out").rename("moved")
     with pytest.raises(UserError, match=r"moved was at .*out when it was started; run its own command again"):
         launch.main(["resume", "moved"])
@@ -83,13 +82,10 @@ def test_only_a_stages_own_entry_is_called(entry: str, started: Started):
     assert started == []
 
 
-@pytest.mark.parametrize("name", ["launch.json", "pipeline.json"])
-@pytest.mark.parametrize("record", [b"", {}, {"spec": [], "options": {}}])
-def test_a_damaged_record_is_one_line(name: str, record: Any):
-    write_record("x", record, name)
-    with pytest.raises(UserError) as raised:
-        launch.main(["resume", "x"])
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
+@pytest.mark.parametrize("record", [{}, {"spec": {"args": [], "removed": 1}}])
+def test_a_record_of_another_version_is_one_line(record: dict[str, Any]):
+    write_record("x", record)
+    refused(lambda: launch.main(["resume", "x"]), "of another version")
 
 
 @pytest.fixture
@@ -107,18 +103,11 @@ def test_the_engine_of_a_pipeline_can_be_chosen_and_is_resumed(pipeline_file: st
         assert [graph.nodes[0].spec.args[0][:3] for graph, _ in started[-2:]] == [["--resume", "--engine", engine]] * 2
 
 
-@pytest.mark.parametrize(
-    ("engine", "message"),
-    [
-        ("detectron", "engine 'detectron' is not one of .*did you mean 'detectron2'"),
-        ("detectron2", "Detectron2 is not installed; run `make detectron2`, or use --engine torchvision"),
-    ],
-)
 def test_an_engine_that_cannot_run_is_refused_before_the_first_stage(
-    pipeline_file: str, monkeypatch: pytest.MonkeyPatch, engine: str, message: str
+    pipeline_file: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("transfer.train_net.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("tools.launcher.graph.LocalRun.run", lambda run: pytest.fail("it was started"))
-    for words in (["pipeline", pipeline_file], ["transfer", "--config-file", "mask.yaml"]):
-        with pytest.raises(UserError, match=message):
-            launch.main([*words, "--cluster", "local", "--gpus", "0", "--engine", engine])
+    words = ["pipeline", pipeline_file, "--cluster", "local", "--gpus", "0", "--engine"]
+    refused(lambda: launch.main([*words, "detectron"]), "'detectron'", "did you mean 'detectron2'")
+    refused(lambda: launch.main([*words, "detectron2"]), "Detectron2 is not installed", "--engine torchvision")

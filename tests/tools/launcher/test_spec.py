@@ -14,7 +14,7 @@ from tests.tools.launcher.helpers import TINY
 from tools.launcher import pipeline, stages
 from tools.launcher.checks import check_may_continue
 from tools.launcher.graph import single
-from tools.launcher.spec import ENTRIES, StageSpec, content_of
+from tools.launcher.spec import StageSpec, content_of
 
 
 def pretraining(*more: str) -> StageSpec:
@@ -153,14 +153,6 @@ def test_a_moved_pipeline_stays_complete():
     Path("one").rename("elsewhere")
     moved = [node.spec for node in pipeline.load("p.yaml", "elsewhere").nodes]
     assert len(moved) == len(specs) == 4 and all(spec.is_complete() for spec in moved)
-
-
-def test_every_entry_can_be_called():
-    import importlib
-
-    for entry in ENTRIES.values():
-        module, name = entry.split(":")
-        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_fingerprint_does_not_know_keys_at_their_default(monkeypatch: pytest.MonkeyPatch):

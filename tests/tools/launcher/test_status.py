@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,15 @@ from tools.launcher.graph import Graph, Node
 from tools.launcher.records import RankRecord
 
 
-def chain(folder: Path) -> Graph:
-    a, b, c = (fake(folder / name) for name in "abc")
-    return Graph(
-        "pipeline", str(folder), (Node("a", a), Node("b", b, ("a",)), Node("c", c, ("a", "b"))), fake(folder / "report")
-    )
-
-
 def by_key(folder: Path) -> dict[str, dict[str, Any]]:
     return {one["key"]: one for one in status.collect(folder)}
 
 
 def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture):
-    chain(tmp_path / "runs/p").remember(HERE)
+    folder = tmp_path / "runs/p"
+    parents = {"a": (), "b": ("a",), "c": ("a", "b")}
+    nodes = tuple(Node(name, fake(folder / name), before) for name, before in parents.items())
+    Graph("pipeline", str(folder), nodes, fake(folder / "report")).remember(HERE)
     started(tmp_path / "runs/p/a", {**SLURM, "cluster": "local"})
     RankRecord(tmp_path / "runs/p/a", "s", 0, 0).end("done")
     (tmp_path / "runs/p/a/launch/complete.json").write_text("{}")
@@ -65,15 +60,6 @@ def test_slurm_is_asked_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.Mo
     }  # fmt: skip
     asked = (tmp_path / "asked").read_text().splitlines()
     assert len(asked) == 2 and "70,71,72" in asked[0] and asked[1].endswith("-j 72")
-
-
-def test_a_damaged_record_costs_its_own_row(tmp_path: Path, capsys: pytest.CaptureFixture):
-    started(tmp_path / "good", {**SLURM, "cluster": "local"})
-    (started(tmp_path / "bad", SLURM) / "launch/launch.json").write_text("{")
-    with pytest.raises(UserError, match=r"bad/launch/launch\.json"):
-        launch.main(["status", str(tmp_path)])
-    shown = capsys.readouterr().out
-    assert re.search(r"\bdamaged .*/bad$", shown, re.M) and re.search(r"^knn +ended .*/good$", shown, re.M)
 
 
 def write_run(folder: Path, stage: str, **files: str) -> Path:

@@ -64,13 +64,6 @@ def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):
         assert shown.stdout == f"{tmp_path}/a run's/launch/DRY-RUN/code{behind}"
 
 
-def test_slurm_that_is_not_here_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="sbatch is not installed on this machine; run this on a login node"):
-        submit.submit([fake(tmp_path / "run")], OPTIONS)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_job_that_cannot_be_recorded_is_a_warning(
     sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -81,10 +81,7 @@ def detector(
 ) -> dict[str, Any]:  # fmt: skip
     """The results.json of a fine-tuning by a recipe; ``weights`` is their provenance, none is a random start."""
     cfg = transfer_config.load_config(CONFIGS / f"{leaf}.yaml", overrides)
-    metrics = {
-        "bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None},
-        "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0},
-    }
+    metrics = {"bbox": {"AP": 38.0, "AP50": 58.0, "AP75": None}, "segm": {"AP": 36.0, "AP50": 56.0, "AP75": 38.0}}
     return {
         "stage": "transfer",
         "engine": {"name": engine, "version": "0.6"},

@@ -41,11 +41,8 @@ def test_each_training_has_a_row_with_its_machine(tmp_path: Path):
     log(tmp_path / "tcl/pretrain", pretraining(3.0), GPU)
     results = detector("SOLVER.IMS_PER_BATCH", "4")
     write(tmp_path / "jcl/mask", results, results["config"])
-    log(
-        tmp_path / "jcl/mask",
-        [{"iteration": 899, "time": 2.0, "max_memory_mib": 4321.4}, {"iteration": 899, "AP": 3}],
-        GPU,
-    )
+    lines = [{"iteration": 899, "time": 2.0, "max_memory_mib": 4321.4}, {"iteration": 899, "AP": 3}]
+    log(tmp_path / "jcl/mask", lines, GPU)
     assert costs(tmp_path, "jcl/pretrain") == ["0.0", "20.000", "-", "2 x NVIDIA H200, 1 x NVIDIA H100"]
     assert costs(tmp_path, "jcl/mask") == ["2.0", "0.500", "4321", "2 x NVIDIA H200"]
     assert costs(tmp_path, "tcl/pretrain")[2:] == ["-", "64 CPUs"]
@@ -59,11 +56,3 @@ def test_seeds_on_equal_machines_share_a_row(tmp_path: Path):
     log(tmp_path / "jcl_seed=3/pretrain", pretraining(10.0), GPU.replace("H200", "H100"))
     text = render([tmp_path]).split("## Cost")[1]
     assert cells(text, "jcl/pretrain [n 2]")[1] == "100.0 ± 127.1" and "| 10.0 |" in " ".join(text.split())
-
-
-def test_runs_without_curves_or_config_have_no_cost(tmp_path: Path):
-    pretrain(tmp_path / "jcl", *DIGITS)
-    assert "## Cost" not in render([tmp_path])
-    log(tmp_path / "jcl", pretraining(3.0), GPU)
-    (tmp_path / "jcl/config.yaml").unlink()
-    assert "## Cost" not in render([tmp_path])

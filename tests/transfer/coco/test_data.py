@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     skipping, out = f"{name}:skip_bad", tmp_path / "with:colon"
     data.prepare(tiny_coco.config(out, skipping, **keys), [skipping], logged.append)
     assert "skipped bad records: 1 annotations" in logged[0] and "annotation 1 of image 1" in logged[1]
-    assert "DATASETS.TRAIN and DATASETS.TEST both have" in logged[-1]
+    assert "DATASETS.TRAIN and DATASETS.TEST share" in logged[-1]
     out = out.rename(tmp_path / "moved")
     checked, images = data.resolve(skipping, out)
     assert len(data.read(checked)["annotations"]) == len(content["annotations"]) - 1 and images == tmp_path / "data"
@@ -50,6 +51,24 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.read(tmp_path / "a.json"), tmp_path / "a.json", "images")
 
 
+def test_images_that_train_and_test_share_and_small_boxes_are_told(tmp_path: Path) -> None:
+    train = tiny_coco.write(tmp_path / "data")
+    test = train.replace(".json", "_test.json")
+    shutil.copy(train.split(":")[1], test.split(":")[1])
+    tiny_coco.edit(test, lambda content: content.update(images=content["images"][:2], annotations=[]))
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    tiny_coco.edit(train, lambda content: content["annotations"][0].update(bbox=[10, 10, 30, 3]))
+    logged: list[str] = []
+    cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
+    data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST], logged.append)
+    assert "10% of its boxes" in logged[0] and "MIN_SIZE_TEST" in logged[0]
+    assert str(tmp_path / "data/1.png") in logged[1] and str(tmp_path / "data/3.png") not in logged[1]
+    logged.clear()
+    cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", 500, "INPUT.MAX_SIZE_TEST", 1000])
+    data.prepare(cfg, cfg.DATASETS.TRAIN, logged.append)
+    assert logged == []
+
+
 def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
     """Although the annotation files of two have the same base name."""
     twins = [f"{tiny_coco.write(tmp_path / split)}:skip_bad" for split in ("train", "valid")]
@@ -61,15 +80,6 @@ def test_every_data_set_has_its_own_files(tmp_path: Path) -> None:
     assert [content["info"] for content in contents] == twins
     assert all("box [0, 0, 0] is not" in content["left_out"][0] for content in contents)
     assert len({data.folder_name(name) for name in twins}) == 2
-
-
-@pytest.mark.parametrize("key", ["MASK_ON", "KEYPOINT_ON"])
-def test_a_detector_for_other_data_is_named(tmp_path: Path, key: str) -> None:
-    name = tiny_coco.write(tmp_path / "data")
-    tiny_coco.edit(name, lambda content: [record.pop("segmentation") for record in content["annotations"]])
-    for chosen in (name, f"{name}:skip_bad"):
-        cfg = tiny_coco.config(tmp_path / "out", chosen, **{f"MODEL__{key}": True})
-        refused(lambda cfg=cfg, chosen=chosen: data.prepare(cfg, [chosen]), f"MODEL.{key} False")
 
 
 def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path) -> None:

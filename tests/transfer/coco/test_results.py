@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pretrain.common.run_folder import atomic_write
-from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data, results
 
@@ -57,10 +56,6 @@ def test_no_predictions_are_zeros_not_missing_rows(people: dict[str, Any]) -> No
     assert metrics["bbox"]["APl"] is None
 
 
-def test_every_pycocotools_loads_predictions(things: dict[str, Any]) -> None:
-    assert "info" in results._ground_truth(things).dataset  # loadRes of 2.0.9 and 2.0.10 raises KeyError without it
-
-
 def test_a_shifted_box_counts_where_its_iou_suffices(things: dict[str, Any]) -> None:
     found = perfect(things)
     for record in found:
@@ -78,12 +73,11 @@ def test_annotation_id_zero_is_an_object_like_any_other(things: dict[str, Any]) 
     assert results.evaluate(things, perfect(things), ["bbox"])["bbox"]["AP"] == pytest.approx(100)
 
 
-def test_other_keypoint_counts_need_sigmas(people: dict[str, Any]) -> None:
+def test_other_keypoints_have_their_own_sigmas(people: dict[str, Any]) -> None:
     for record in people["annotations"]:
         record["keypoints"] = record["keypoints"][:9]
         record["num_keypoints"] = 3
         record["keypoints"][2::3] = [2, 2, 2]
-    refused(lambda: results.evaluate(people, perfect(people), ["keypoints"]), 3, 17, "TEST.KEYPOINT_OKS_SIGMAS")
     metrics = results.evaluate(people, perfect(people), ["keypoints"], [0.1, 0.1, 0.1])
     assert metrics["keypoints"]["AP"] == pytest.approx(100)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import cv2
 import numpy as np
 import pytest
@@ -12,36 +10,31 @@ from tests.transfer import tiny_coco
 from transfer.coco import data, visualize
 
 
-def predictions_of(folder) -> list[dict]:
-    annotations = json.loads((folder / "annotations.json").read_text())["annotations"]
-    return [{k: v for k, v in a.items() if k not in ("id", "iscrowd")} | {"score": 0.9} for a in annotations]
+def predictions_of(content) -> list[dict]:
+    return [{k: v for k, v in a.items() if k not in ("id", "iscrowd")} | {"score": 0.9} for a in content["annotations"]]
 
 
 @pytest.mark.parametrize("kind", ["polygons", "rle", "keypoints"])
 def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
-    tiny_coco.write(tmp_path, keypoints=kind == "keypoints", rle=kind == "rle")
-    visualize.draw(
-        data.read(tmp_path / "annotations.json"), tmp_path, predictions_of(tmp_path), tmp_path / "out", count=6
-    )
+    content = data.read(tiny_coco.write(tmp_path, kind == "keypoints", kind == "rle").split(":")[1])
+    visualize.draw(content, tmp_path, predictions_of(content), tmp_path / "out", count=6)
     written = sorted((tmp_path / "out").iterdir())
     assert [p.name for p in written] == [f"{i}.png" for i in range(1, 7)]
-    canvas = cv2.imread(str(written[0])).astype(int)  # image 1: two objects, no crowd
-    half = canvas.shape[1] // 2
-    left, right = canvas[40:, : half - 4], canvas[40:, half : 2 * half - 4]
-    strip = 110  # the labels differ: a prediction has its score
-    assert np.abs(left - right).mean() < 8
-    empty = cv2.imread(str(written[5])).astype(int)[40:]
-    assert np.abs(empty[:, : half - 4] - empty[:, half : 2 * half - 4]).mean() < 4
-    plain = cv2.resize(cv2.imread(str(tmp_path / "1.png")), (half - 4, 480), interpolation=cv2.INTER_CUBIC).astype(int)
-    assert np.abs(canvas[28 + strip :, : half - 4] - plain[strip:]).mean() > 3, "something is drawn"
+    for picture, limit in ((written[0], 8), (written[5], 4)):  # two objects, whose labels differ by the score; none
+        canvas = cv2.imread(str(picture)).astype(int)
+        half = canvas.shape[1] // 2
+        assert np.abs(canvas[40:, : half - 4] - canvas[40:, half : 2 * half - 4]).mean() < limit
+        plain = cv2.imread(str(tmp_path / picture.name))
+        plain = cv2.resize(plain, (half - 4, 480), interpolation=cv2.INTER_CUBIC).astype(int)
+        difference = np.abs(canvas[28 + 110 :, : half - 4] - plain[110:]).mean()  # below the labels
+        assert (difference > 3) == (picture is written[0])
 
 
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
-    tiny_coco.write(tmp_path)
-    content = data.read(tmp_path / "annotations.json")
+    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
     (first,) = [image for image in content["images"] if image["id"] == 1]
     second = dict(first, id=99)  # the same photo without an object
-    truth = predictions_of(tmp_path)
+    truth = predictions_of(content)
     columns = {"all": truth, "none": [], "weak": [p | {"score": 0.1} for p in truth]}
     out = tmp_path / "out.png"
     visualize.compare(content, [first, second], tmp_path, columns, out)
@@ -67,8 +60,7 @@ def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
 
 
 def test_the_compared_images_are_the_first_with_an_object(tmp_path):
-    tiny_coco.write(tmp_path)
-    content = data.read(tmp_path / "annotations.json")
+    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
     content["images"].reverse()
     content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 2]
     assert [image["id"] for image in visualize.first_annotated(content, 3)] == [1, 3, 4]

@@ -16,11 +16,8 @@ def config(**keys):
 
 SCHEDULES = [
     {"MAX_ITER": 90, "STEPS": "(60,80)", "WARMUP_ITERS": 10, "BASE_LR": 0.02},
-    {"MAX_ITER": 20, "STEPS": "(5,12)", "WARMUP_ITERS": 8, "WARMUP_METHOD": "constant"},
     {"MAX_ITER": 5, "STEPS": "(3,50)", "WARMUP_ITERS": 100},
     {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 4, "BASE_LR_END": 0.0001},
-    {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 4, "RESCALE_INTERVAL": True},
-    {"MAX_ITER": 40, "LR_SCHEDULER_NAME": "WarmupStepWithFixedGammaLR", "WARMUP_ITERS": 4, "GAMMA": 0.5},
 ]
 
 
@@ -52,7 +49,7 @@ def test_a_step_equals_detectron2s():
     from detectron2.config import get_cfg
     from detectron2.solver import build_optimizer as build_theirs
 
-    keys = {"WEIGHT_DECAY": 0.1, "BIAS_LR_FACTOR": 2.0, "BASE_LR": 0.3, "NESTEROV": True, "WEIGHT_DECAY_BIAS": 0.2}
+    keys = {"WEIGHT_DECAY": 0.1, "BASE_LR": 0.3, "NESTEROV": True}
     torch.manual_seed(0)  # the batch norm of some networks has hardly any variance to divide by
     cfg, theirs, a, b = config(**keys), get_cfg(), network(), network()
     images = torch.randn(2, 3, 8, 8)
@@ -63,8 +60,6 @@ def test_a_step_equals_detectron2s():
         for net, optimizer in ((a, mine), (b, other)):
             optimizer.zero_grad()
             net[1](net[0](images)).square().sum().backward()
-            for group in mine.param_groups:
-                group["lr"] = 0.3 * group["factor"]
             optimizer.step()
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-6)

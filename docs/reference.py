@@ -1,0 +1,92 @@
+"""The reference of commands and keys, from the code: three pages of docs/reference, written by `make docs`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from pretrain import config as pretraining
+from pretrain.common.config_overrides import Key
+from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
+from transfer import config_keys as fine_tuning
+from transfer import train_net
+
+_FOLDER = Path(__file__).parent / "reference"
+_MARKER = "<!-- written by make docs -->\n"  # the rest of the page
+
+
+def pages() -> dict[Path, str]:
+    """The whole text of each page."""
+    written = {
+        "commands": _commands(),
+        "pretraining_keys": _keys(pretraining.described_keys()),
+        "detector_keys": _keys(fine_tuning.described_keys()),
+    }
+    paths = {_FOLDER / f"{name}.md": text for name, text in written.items()}
+    return {path: "".join(path.read_text(encoding="utf-8").partition(_MARKER)[:2]) + f"\n{text}\n"
+            for path, text in paths.items()}  # fmt: skip
+
+
+def _keys(described: Sequence[Key]) -> str:
+    """A table per section of the config, with the keys that --help-keys explains."""
+    sections: dict[str, list[str]] = {}
+    for key in described:
+        if key.meaning and not key.meaning.startswith("the torchvision engine takes only"):
+            limits = f"; {key.limits}" if key.limits else ""
+            cells = (f"`{key.name}`", f"{key.meaning} (default `{key.default!r}`{limits})")
+            row = " | ".join(cell.replace("|", "\\|") for cell in cells)
+            section = key.name.split(".")[0] if "." in key.name else "Without a section"
+            sections.setdefault(section, ["| key | meaning |", "| --- | --- |"]).append(f"| {row} |")
+    return "\n\n".join("\n".join([f"## {name}", "", *rows]) for name, rows in sections.items())
+
+
+def _commands() -> str:
+    """The help of every program; what all of the launcher's jobs share comes once."""
+    parts, shared = ["## tools/launch.py"], {}
+    for name in _choices(launch):
+        text, *sections = re.split(r"\n\n(?=config keys:|resources:)", _help(launch, name))
+        shared |= {section.partition(":")[0]: section for section in sections}
+        parts.append(f"### launch.py {name}\n\n{_block(text)}")
+    shared_text = _block("\n\n".join(shared.values()))
+    parts.append(f"### Config keys and resources, of every command that starts jobs\n\n{shared_text}")
+    for module in (convert_to_d2, train_net, predict, export, report, show_views):
+        parts.append(f"## {_path(module)}\n\n{_block(_help(module))}")
+    for module in (make_data, benchmark):
+        parts.append(f"## {_path(module)}")
+        parts += [
+            f"### {Path(_path(module)).name} {name}\n\n{_block(_help(module, name))}" for name in _choices(module)
+        ]
+    return "\n\n".join(parts)
+
+
+def _choices(module: Any) -> list[str]:
+    """The commands of a program."""
+    return [name for action in module._parser()._actions for name in (action.choices or ())]
+
+
+def _path(module: Any) -> str:
+    return f"{module.__name__.replace('.', '/')}.py"
+
+
+def _help(module: Any, *words: str) -> str:
+    """What a program prints with --help, without its usage, which repeats the options, and without --help itself."""
+    out, columns = io.StringIO(), mock.patch.dict(os.environ, COLUMNS="100")
+    with columns, contextlib.suppress(SystemExit), contextlib.redirect_stdout(out):
+        module.main([*words, "--help"])
+    text = re.sub(r"\n  -h, --help .+", "", out.getvalue().partition("\n\n")[2].strip())
+    return text.replace("\n\noptions:\n\n", "\n\n").removesuffix("\n\noptions:")
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

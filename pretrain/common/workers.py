@@ -18,7 +18,8 @@ from . import interrupt
 from .errors import UserError
 from .run_folder import usable_cores
 
-TIMEOUT_S = 300  # of one wait for a batch; the second in a row ends the run
+TIMEOUT_S = 30  # of one wait for a batch; then torch looks for dead workers, whose signal it can miss
+TIMEOUTS = 20  # in a row end the run; a job that was suspended, however long, has one
 # Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
@@ -39,7 +40,7 @@ class ShieldedDataLoader(DataLoader):
     """torch's DataLoader, with workers that obey SIGTERM from their parent and no other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
-    needs its workers. If they deliver no batch for 2 TIMEOUT_S, its iterator raises UserError.
+    needs its workers. If they deliver no batch for TIMEOUTS * TIMEOUT_S, its iterator raises UserError.
 
     Args:
         batch_sampler: batches of items, perhaps without end.
@@ -70,7 +71,7 @@ class ShieldedDataLoader(DataLoader):
 
 def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
     timeouts = 0
-    while timeouts < 2:  # the first may be the time for which the whole job was suspended
+    while timeouts < TIMEOUTS:
         try:
             batch = next(batches)
         except StopIteration:
@@ -86,7 +87,7 @@ def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
     for worker in workers:
         worker.kill()
     raise UserError(
-        f"the data loader's workers delivered no batch for {2 * TIMEOUT_S:g} s; check the disk or the file server"
+        f"the data loader's workers delivered no batch for {TIMEOUTS * TIMEOUT_S:g} s; check the disk or the file server"
     )
 
 

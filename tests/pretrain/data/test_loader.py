@@ -204,6 +204,7 @@ def test_a_hanging_read_ends_the_run(data: ImageData, monkeypatch: pytest.Monkey
     slow = data.image_name(int(plain[1].index_N[2]))
     monkeypatch.setattr(image_io, "read_file", lambda path: time.sleep(seconds * (path == slow)) or real(path))
     monkeypatch.setattr(workers, "TIMEOUT_S", 2)
+    monkeypatch.setattr(workers, "TIMEOUTS", 2)
     before, began = set(multiprocessing.active_children()), time.monotonic()
     batches = epoch(make(data, num_workers=1), 0)
     assert same(next(batches), plain[0])

@@ -29,6 +29,8 @@ FREE_ANYWHERE = ("OUTPUT_DIR", "DEVICE", "DATA.ROOT", "DATA.DOWNLOAD", "DATALOAD
 # change the number of BN groups where that is 0: a resumed run then warns of it.
 FREE_ON_RESUME = (*FREE_ANYWHERE, "SOLVER.ACCUMULATE", "DATA.VAL", "DATA.PROBE_", "PROBE.", "LINEAR.")
 
+_BUILT_IN = {*METHODS, *RECIPES}  # before any module of the user's registers its own
+
 _COUNT, _AT_LEAST_1, _PIXELS = Range(high=1 << 30), Range(1, 1 << 30), Range(high=4096)
 _LR_SCHEDULE = Choice(("cosine", "step"))
 
@@ -117,7 +119,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.PER_STEP_LR": (True, None, "False: the learning rate changes between epochs only (MoCo's scripts)"),
         "SOLVER.AMP": ("none", Choice(("none", "bf16", "fp16")), "half precision; fp16: with a gradient scaler"),
         "SOLVER.CHANGE_RECIPE": (
-            False, None, "resume with another AMP, BASE_LR or WARMUP_EPOCHS, which results.json records",
+            False, None, "resume with another AMP, BASE_LR, WARMUP_EPOCHS or own module, which results.json records",
         ),
         "SOLVER.CHANNELS_LAST": (False, None, "memory format of images and weights; faster on recent GPUs"),
         "SOLVER.COMPILE": (False, None, "torch.compile the encoders"),
@@ -154,6 +156,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
             "images, which none of them learns from; [] is [BASE_LR]",
         ),
         "OUTPUT_DIR": ("", None, "the run folder"),
+        "IMPORTED": ("", None, "digest of your own modules, if METHOD.NAME or VIEWS are from there; set by each run"),
         "SEED": (0, Range(high=(1 << 32) - 1), "of weights, order and augmentation"),  # times a million it must fit in
         # the 64 bits of a generator's seed
         "DEVICE": ("auto", Choice(("auto", "cpu", "cuda")), "auto: cuda where there is a GPU"),
@@ -197,6 +200,8 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
     validate(cfg)
+    own = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
+    cfg.IMPORTED = extensions.digest() if own else ""
     cfg.freeze()
     return cfg
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
+from .common import extensions
 from .common.batch_split import local_bn_groups
 from .common.config_io import flatten
 from .common.errors import UserError
@@ -21,7 +22,7 @@ MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MA
                "SOLVER.CHANGE_RECIPE")  # fmt: skip
 
 # Keys that errors advise to change; a resumed run does so only under SOLVER.CHANGE_RECIPE, and records it.
-_RECIPE = {"SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
+_RECIPE = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
 def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
@@ -34,6 +35,15 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
         existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
+
+
+def refuse_edited_modules(cfg: CfgNode) -> None:
+    """Raises UserError if the user's own modules are not those with which a job was submitted."""
+    if cfg.IMPORTED and cfg.IMPORTED != (now := extensions.digest()):
+        raise UserError(
+            f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {now}); restore them, or submit "
+            "it again"
+        )
 
 
 def refuse_indivisible(cfg: CfgNode, processes: int) -> None:
@@ -52,7 +62,7 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
         what: names that text in messages.
 
     Returns:
-        The changes of learning rate and precision that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
+        The changes of learning rate, precision and own modules that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
 
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.

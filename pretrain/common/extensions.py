@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -69,6 +70,13 @@ def sources() -> list[Path]:
             if spec and not spec.submodule_search_locations and str(spec.origin).endswith(".py"):
                 files.append(Path(str(spec.origin)))
     return files
+
+
+def digest() -> str:
+    """Files and content of every extension: ``my_objective.py@`` and 8 hexadecimal digits."""
+    files = sources()
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
+    return f"{' '.join(path.name for path in files)}@{content}"
 
 
 def _names() -> list[str]:

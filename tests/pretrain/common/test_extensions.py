@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretrain import train
 from pretrain.common import extensions
 from pretrain.config import load_config
 from pretrain.methods import METHODS
+from pretrain.preflight import check_same_run
 from tests.errors import refused
 
 ROOT = Path(__file__).parents[3]
@@ -73,6 +75,25 @@ def test_the_margin_of_the_template_lowers_the_positive_logit(monkeypatch: pytes
     found = margin_info_nce(q, k[None], queue.T, temperature=0.2, margin=0.1).loss
     logits = torch.cat([(q * k).sum(1, keepdim=True) - 0.1, q @ queue.T], dim=1) / 0.2
     assert torch.allclose(found, torch.nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
+
+
+def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = tmp_path / "mine.py"
+    module.write_text("old = 1")
+    monkeypatch.setenv(extensions.VARIABLE, str(module))
+    monkeypatch.setitem(METHODS, "mine", METHODS["mocov2"])
+    monkeypatch.setattr(extensions, "load", lambda: None)
+    words = ["METHOD.NAME", "mine", "OUTPUT_DIR", str(tmp_path / "run")]
+    begun, built_in = load_config(None, words), load_config(None, ["METHOD.NAME", "jcl"])
+    module.write_text("new = 2")
+    assert load_config(None, ["METHOD.NAME", "jcl"]) == built_in
+    edited = load_config(None, words)
+    refused(lambda: check_same_run(edited, begun.dump(), "config.yaml", "run"), "IMPORTED 'mine.py@", "--change-recipe")
+    changed = load_config(None, [*words, "SOLVER.CHANGE_RECIPE", "True"])
+    assert check_same_run(changed, begun.dump(), "config.yaml", "run") == [
+        f"IMPORTED {begun.IMPORTED!r} -> {edited.IMPORTED!r}"
+    ]
+    refused(lambda: train.main(begun), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -39,7 +39,7 @@ def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
 
 def refuse_edited_modules(cfg: CfgNode) -> None:
     """Raises UserError if the user's own modules are not those with which a job was submitted."""
-    if cfg.IMPORTED and cfg.IMPORTED != (now := extensions.digest()):
+    if cfg.IMPORTED and (now := extensions.digest()) != cfg.IMPORTED:
         raise UserError(
             f"your modules have changed since the job was submitted ({cfg.IMPORTED} -> {now}); restore them, or submit "
             "it again"
@@ -62,7 +62,8 @@ def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) ->
         what: names that text in messages.
 
     Returns:
-        The changes of learning rate, precision and own modules that SOLVER.CHANGE_RECIPE allows, as ``SOLVER.AMP 'none' -> 'bf16'``.
+        The changes of learning rate, precision and own modules that SOLVER.CHANGE_RECIPE allows, as
+        ``SOLVER.AMP 'none' -> 'bf16'``.
 
     Raises:
         UserError: keys have other values, each of which is named, or the text is not a config of this version.

@@ -87,7 +87,8 @@ def _until_they_hang(batches: Any, workers: Iterable[Any]) -> Iterator[Any]:
     for worker in workers:
         worker.kill()
     raise UserError(
-        f"the data loader's workers delivered no batch for {TIMEOUTS * TIMEOUT_S:g} s; check the disk or the file server"
+        f"the data loader's workers delivered no batch for {TIMEOUTS * TIMEOUT_S:g} s; check the disk or the file "
+        "server"
     )
 
 

@@ -218,6 +218,7 @@ def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
         if began.is_file():
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(began), cfg.OUTPUT_DIR)
         cfg.MODEL.WEIGHTS = str(newest[0])
+        cfg.SOLVER = load_config(Path(cfg.OUTPUT_DIR) / "config.yaml").SOLVER.clone()  # the report shows its length
     if stage_of(cfg.OUTPUT_DIR) == "transfer":  # whose results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg

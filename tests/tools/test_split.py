@@ -78,4 +78,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, words: list[str], named
     content["annotations"][7]["image_id"] = 1
     (tmp_path / "all.json").write_text(json.dumps(content))
     refused(lambda: make_data.main(command), "annotation 7: unknown image 1")
+    content["annotations"] = [{**one, "image_id": 0, "bbox": [4, 4, 8, 8]} for one in content["annotations"]]
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    refused(lambda: make_data.main(command), "look like [x0, y0, x1, y1]")
     assert not (tmp_path / "out").exists()

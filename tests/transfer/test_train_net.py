@@ -88,7 +88,8 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
         evaluated = go("--eval-only", **final)
         refused(lambda: go("--resume", **more), out, "in use")
     assert evaluated["metrics"] == trained["metrics"] and (out / "eval_only" / "results.json").is_file()
-    again = go("--eval-only", "--resume", MODEL__WEIGHTS=first)
+    again = go("--eval-only", "--resume", MODEL__WEIGHTS=first, SOLVER__MAX_ITER=9)
+    assert again["schedule"] == trained["schedule"]  # the training's, whatever the command says
     assert again["metrics"] == trained["metrics"] and again["weights"]["path"] == str(out / "model_final.pth")
     with monkeypatch.context() as patch:
         stop_in(patch, PLACES["torchvision"][1], 1)

@@ -12,7 +12,7 @@ import numpy as np
 from tabulate import tabulate
 
 from pretrain.common.errors import UserError, shortlist
-from transfer.coco.check import check
+from transfer.coco.check import box_format_problem, check, drop_bad
 
 
 def write_split(folder: Path, content: dict[str, Any], val: float, seed: int, images: str) -> None:
@@ -24,11 +24,15 @@ def write_split(folder: Path, content: dict[str, Any], val: float, seed: int, im
         images: folder of the images; empty: their files are not looked for.
 
     Raises:
-        UserError: a bad image or category, an annotation of an unknown one, or no image left in train or val.
+        UserError: a bad image or category, an annotation of an unknown one, boxes in another format, or no image left
+            in train or val.
     """
     records = content["images"]
-    if problems := list(check({**content, "annotations": []}, images or None)):
-        raise UserError(f"{shortlist([problem.text for problem in problems])}; fix them, then split")
+    problems = list(check(content, images or None))
+    if bad := [problem.text for problem in problems if problem.section != "annotations"]:
+        raise UserError(f"{shortlist(bad)}; fix them, then split")
+    if reason := box_format_problem(drop_bad(content, problems)):
+        raise UserError(reason)
     classes_of: dict[Any, set[Any]] = {image["id"]: set() for image in records}
     categories = {category["id"] for category in content["categories"]}
     for box in content["annotations"]:

@@ -104,8 +104,11 @@ def _world_size(spec: StageSpec, options: Options) -> int:
 
 
 def check_may_continue(spec: StageSpec) -> None:
-    """Checks that the run folder holds no checkpoint and no results, or those of the same work."""
+    """Checks that the run folder can be written, and holds no checkpoint and no results, or those of the same work."""
     folder = Path(spec.folder)
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(nearest, os.W_OK):
+        raise UserError(f"cannot write to {nearest}; choose another OUTPUT_DIR")
     check_stage_of(folder, "evaluation" if _is_evaluation(spec) else spec.stage)
     if not spec.has_checkpoint() and not (folder / "results.json").exists():
         return

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from pretrain.common.errors import UserError, nearest, one_line
+from pretrain.common.files import existing_file
 
 from . import slurm
 from .spec import StageSpec
@@ -168,12 +169,15 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
 
 
 def _read_site(path: Path) -> dict[str, Any]:
+    existing_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
         site = {key.replace("-", "_"): value for key, value in loaded.items()}
-        site |= {option.name: int(site[option.name]) for option in fields(Options) if option.name in site
-                 and "least" in option.metadata}  # fmt: skip
+        for name in (option.name for option in fields(Options) if option.name in site and "least" in option.metadata):
+            if not site[name].isdecimal():
+                raise UserError(f"{name} in {path} is {site[name]!r}; it must be a whole number")
+            site[name] = int(site[name])
         setup = site.get("setup", "")
         lines = (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()
         site |= {"setup": lines, "sbatch": dict(site.get("sbatch", {}))}

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from fvcore.common.config import CfgNode
+
 from pretrain.common.errors import UserError
 
 from .spec import ROOT
@@ -36,11 +38,20 @@ def show(word: str) -> None:
     shown = [recipe for recipe in recipes() if word.casefold() in " ".join(map(str, recipe)).casefold()]
     if not shown:
         raise UserError(f"no recipe in {ROOT / 'configs'} mentions {word!r}; without a word, all are listed")
-    for recipe in shown:
+    for recipe in sorted(shown, key=lambda recipe: word.casefold() not in recipe.path.stem.casefold()):
         print(f"{recipe.path.relative_to(ROOT)}\n    {recipe.what}")
-        for name in ("hardware", "time", "published"):
-            if text := getattr(recipe, name):
+        for name, text in (_method_and_data(recipe.path) | recipe._asdict()).items():
+            if text and name not in ("path", "what"):
                 print(f"    {name}: {text}")
+
+
+def _method_and_data(path: Path) -> dict[str, str]:
+    """What a recipe of one stage names; of a pipeline, whose branches differ, nothing."""
+    tree = CfgNode.load_yaml_with_base(str(path))
+    if "BRANCHES" in tree:
+        return {}
+    data = tree.get("DATASETS") or tree.get("DATA") or {}
+    return {"method": tree.get("METHOD", {}).get("NAME", ""), "data": data.get("TRAIN", "").strip('(,)"')}
 
 
 def _recipe(path: Path, header: str) -> Recipe:

@@ -159,7 +159,9 @@ class StageSpec:
             return
         for path, content in self.inputs.items():
             if not content:
-                remedy = "convert a run first: tools/convert_to_d2.py" if self.stage == "transfer" else "name another"
+                remedy = "name another"
+                if self.stage == "transfer":
+                    remedy = "convert a run first (tools/convert_to_d2.py), or put the file there"
                 raise UserError(f"no weights at {path}: neither a file nor a folder with a checkpoint; {remedy}")
             if Path(path).is_file() and (what := empty_or_text(Path(path))):
                 raise UserError(f"{path} holds no weights: {what}; name a run folder or a checkpoint")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,10 +125,21 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
         launch.main(words)
 
 
+def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
+    assert (
+        launch.main(["pretrain", "--method", "mocov2", *HERE, "OUTPUT_DIR", str(tmp_path / "a/run"), "--dry-run"]) == 0
+    )
+    assert f"cannot write to {tmp_path}" in capsys.readouterr().out
+
+
 def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):
     assert launch.main(["recipes", "CIFAR100"]) == 0
     text = capsys.readouterr().out
     assert "configs/pretrain/sce_R18_cifar100_200ep.yaml\n    SCE on CIFAR-100" in text and "65.45 top-1" in text
+    assert "    method: sce\n    data: cifar100\n    hardware:" in text
     assert "mocov2_R50" not in text
     with pytest.raises(UserError, match="mentions 'cifar1000'"):
         launch.main(["recipes", "cifar1000"])

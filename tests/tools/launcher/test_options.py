@@ -42,8 +42,8 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     ("text", "message"),
     [
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
-        ("gpus: 1.5\n", "must hold 'option: value' lines: invalid literal for int.*'1.5'"),
-        ("max-timeouts: -1\n", "--max-timeouts is -1; .* at least 0"),
+        ("gpus: four\n", r"gpus in .* is 'four'; it must be a whole number"),
+        ("max-timeouts: -1\n", "max_timeouts in .* is '-1'; it must be a whole number"),
         ("- a\n", "must hold 'option: value' lines"),
     ],
 )

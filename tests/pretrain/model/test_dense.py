@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pretrain.common import checkpoint
 from pretrain.common.backbone_file import read_backbone
 from pretrain.methods import METHODS, Objective
-from pretrain.model.dense import Locations, add_dense_head, with_dense
+from pretrain.model.dense import Locations, add_dense_head, matched_keys, with_dense
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.pretrain.runs import assert_same_end, run, training
@@ -80,6 +80,19 @@ def test_a_run_resumes_to_the_same_bits_and_its_backbone_is_read(images, tmp_pat
     state = checkpoint.read(tmp_path / "whole" / checkpoint.FINAL)["state_dict"]
     for name, value in read_backbone(tmp_path / "whole").state_dict.items():
         assert torch.equal(value, state[f"module.encoder_q.{name}"])
+    # MoCo's linear probe loads these without strict, and stops unless fc alone is missing.
+    names = [name.removeprefix("module.encoder_q.") for name in state if name.startswith("module.encoder_q.")]
+    of_moco = {name: state[f"module.encoder_q.{name}"] for name in names if not name.startswith("fc.")}
+    encoder = build_backbone("resnet18", "cifar")
+    encoder.fc = torch.nn.Linear(feature_dim(encoder), 10)
+    found = encoder.load_state_dict(of_moco, strict=False)
+    assert set(found.missing_keys) == {"fc.weight", "fc.bias"}
+    assert found.unexpected_keys and all(name.startswith("dense.") for name in found.unexpected_keys)
+
+
+def test_locations_of_identical_views_match_themselves():
+    features, embeddings = unit(n, L, C, seed=1), unit(1, n, L, D, seed=2)
+    assert torch.equal(matched_keys(features, features[None], embeddings), embeddings)
 
 
 def test_the_dense_head_leaves_the_generators_of_gpus_alone(monkeypatch):

@@ -217,8 +217,8 @@ def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:
     if newest := checkpoints.newest(cfg.OUTPUT_DIR) if resume else None:
         if began.is_file():
             check_same_weights(cfg.MODEL.WEIGHTS, read_json(began), cfg.OUTPUT_DIR)
+            cfg.SOLVER = load_config(began.with_name("config.yaml")).SOLVER.clone()  # the report shows its length
         cfg.MODEL.WEIGHTS = str(newest[0])
-        cfg.SOLVER = load_config(Path(cfg.OUTPUT_DIR) / "config.yaml").SOLVER.clone()  # the report shows its length
     if stage_of(cfg.OUTPUT_DIR) == "transfer":  # whose results are not overwritten
         cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / "eval_only")
     return cfg

@@ -35,12 +35,8 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     train_name, val_name = data_names(cfg)
     if opened is None or cfg.DATA.PROBE_TRAIN:
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    train, val = opened, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    for name, data in ((train_name, train), (val_name, val)):
-        if data.labels is None or not (data.labels >= 0).any():
-            raise NotProbeable(
-                f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL"
-            )
+    train = _labeled(train_name, opened)  # before a missing val split, which unlabeled images do not need
+    val = _labeled(val_name, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD))
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
             raise UserError(
@@ -53,3 +49,9 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     if train.classes != val.classes:
         raise UserError(f"{train_name} and {val_name} name different classes; probes need the same ones")
     return ProbeData(train.labeled(), val.labeled())
+
+
+def _labeled(name: str, data: datasets.ImageData) -> datasets.ImageData:
+    if data.labels is None or not (data.labels >= 0).any():
+        raise NotProbeable(f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL")
+    return data

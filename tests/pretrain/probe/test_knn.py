@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import pytest
 import torch
@@ -111,7 +112,10 @@ def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(im
 
 
 def test_data_that_cannot_be_probed_can_be_pretrained_on(images, tmp_path):
-    data = ("DATA.TRAIN", f"folder:{images}/train/class0")
-    results = train.main(_config(images, tmp_path, *data, "SOLVER.EPOCHS", "1", "SOLVER.MAX_STEPS", "1"))
-    assert results["metrics"] == {} and not lines(tmp_path, "knn_top1")
-    assert (tmp_path / "log.txt").read_text().count("kNN") == 1
+    """Unlabeled photos in train/ alone: labels are what is missing, not a val split."""
+    shutil.copytree(images / "train/class0", tmp_path / "photos/train")
+    data, out = ("DATA.TRAIN", f"folder:{tmp_path}/photos"), tmp_path / "run"
+    results = train.main(_config(images, out, *data, "SOLVER.EPOCHS", "1", "SOLVER.MAX_STEPS", "1"))
+    assert results["metrics"] == {} and not lines(out, "knn_top1")
+    log = (out / "log.txt").read_text()
+    assert log.count("kNN") == 1 and f"folder:{tmp_path}/photos has no labels to probe with" in log

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
@@ -18,8 +20,8 @@ from . import interrupt
 from .errors import UserError
 from .run_folder import usable_cores
 
-TIMEOUT_S = 30  # of one wait for a batch; then torch looks for dead workers, whose signal it can miss
-TIMEOUTS = 20  # in a row end the run; a job that was suspended, however long, has one
+TIMEOUT_S = 5  # of one wait for a batch; then torch looks for dead workers
+TIMEOUTS = 120  # in a row end the run; a job that was suspended, however long, has one
 # Forked workers share the data set's memory and are born with signals blocked. On macOS, forking is not safe.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
@@ -64,8 +66,12 @@ class ShieldedDataLoader(DataLoader):
         if self.num_workers and START_METHOD != "fork":
             resource_tracker.ensure_running()  # starting it unblocks signals
         before = set(multiprocessing.active_children())
+        on_child = signal.getsignal(signal.SIGCHLD)
         with interrupt.held_back():  # until the new workers ignore them
             batches = super().__iter__()
+        if threading.current_thread() is threading.main_thread():
+            # torch's handler raises wherever a worker's death finds this thread, such as in the writing of a file.
+            signal.signal(signal.SIGCHLD, on_child or signal.SIG_DFL)
         return _until_they_hang(batches, set(multiprocessing.active_children()) - before)
 
 

@@ -87,6 +87,10 @@ def test_values_that_cannot_train_are_refused(key, value, named):
     refused(check, key, value, named)
 
 
+def test_a_name_that_is_no_list_is_shown_as_one():
+    refused(lambda: config.load_config(tiny_coco.BASE, ["DATASETS.TRAIN", "coco:a:b"]), "write \"('coco:a:b',)\"")
+
+
 def test_not_a_number_is_refused(tmp_path):
     refused(lambda: config_keys.check_ranges(changed(tiny_coco.config(tmp_path, ""), "SOLVER.GAMMA", math.nan)), "nan")
 

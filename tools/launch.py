@@ -123,7 +123,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file")
     sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
     _add_resources(sub)
-    sub = _command(commands, "transfer", "fine-tunes a detector on COCO")
+    sub = _command(commands, "transfer", "fine-tunes a detector")
     sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
     sub.add_argument("--engine", default="", help="detectron2 or torchvision; default: Detectron2 if it is installed")
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")

@@ -200,10 +200,15 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
     validate(cfg)
-    own = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
-    cfg.IMPORTED = extensions.digest() if own else ""
+    record_modules(cfg)
     cfg.freeze()
     return cfg
+
+
+def record_modules(cfg: CfgNode) -> None:
+    """Sets IMPORTED, by which a run is refused that began with other versions of the user's modules."""
+    own = {cfg.METHOD.NAME, cfg.VIEWS.QUERY, cfg.VIEWS.KEY} - _BUILT_IN
+    cfg.IMPORTED = extensions.digest() if own else ""
 
 
 def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:

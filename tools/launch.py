@@ -182,7 +182,10 @@ def resume(args: argparse.Namespace) -> int:
     records = [Path(args.folder) / "launch" / f"{kind}.json" for kind in ("pipeline", "sweep", "launch")]
     path = next((path for path in records if path.exists()), None)
     if path is None:
-        raise UserError(f"nothing was started in {args.folder}; name the folder of a stage or of a pipeline")
+        raise UserError(
+            f"the launcher has started nothing in {args.folder}; name the folder of a stage or of a pipeline (a run of "
+            "transfer/train_net.py continues by its own command with --resume)"
+        )
     owner = path.stat().st_uid
     if owner != os.getuid():  # its set-up lines and modules would run as this user
         raise UserError(

@@ -2,9 +2,9 @@
 
 python tools/make_data.py digits datasets/digits
 python tools/make_data.py trees datasets/trees
-python tools/make_data.py voc VOC2007/Annotations datasets/own --images VOC2007/JPEGImages
-python tools/make_data.py yolo data/labels datasets/own --images data/images --names data/data.yaml
-python tools/make_data.py split datasets/own/annotations.json datasets/own_split --val 0.2
+python tools/make_data.py voc VOC2007/Annotations datasets/boxes --images VOC2007/JPEGImages
+python tools/make_data.py yolo data/labels datasets/boxes --images data/images --names data/data.yaml
+python tools/make_data.py split datasets/boxes/annotations.json datasets/own --val 0.2
 python tools/make_data.py subset datasets/coco/annotations/instances_train2017.json datasets/coco_subsets
 """
 
@@ -111,7 +111,9 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         found = (output / _MANIFEST).read_text(errors="replace") if (output / _MANIFEST).is_file() else ""
         if found != manifest:
-            held = f"data made with {found.strip()}" if found else "something else"
+            earlier = json.loads(found or "{}")
+            differing = [key for key in arguments if key in earlier and arguments[key] != earlier[key]]
+            held = f"data that differ in {', '.join(differing)}" if differing else "something else"
             raise UserError(f"{output} holds {held}; name another folder, or remove it")
         print(f"{output} already exists")
         return
@@ -129,6 +131,10 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"made {output}")
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,7 +181,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a published list instead of the draws, such as Unbiased Teacher's COCO_supervision.txt",
     )  # fmt: skip
     split = kind("split", "train.json and val.json of a COCO annotation file, by image, with the classes in proportion")
-    split.add_argument("--val", type=float, default=0.2, metavar="N", help="share of the images, or their number (0.2)")
+    split.add_argument(
+        "--val", type=_number, default=0.2, metavar="N", help="share of the images, or their number (0.2)"
+    )
     split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they are there")
     for name, text in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files, of boxes or outlines")):
         boxes = kind(name, f"annotations.json in COCO's format from {text}; images stay where they are")

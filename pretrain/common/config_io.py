@@ -80,7 +80,8 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     if isinstance(default, dict):
         raise UserError(f"{key}{where} is a section, not a value; write {key}.<KEY>")
     if default is None and key not in (known := dict(flatten(cfg))):
-        raise UserError(f"unknown config key {key}{where}{nearest(key, known)}")
+        own = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
+        raise UserError(f"unknown config key {key}{where}{nearest(key, known)}{own}")
     if isinstance(default, float) and (type(value) is int or (type(value) is str and value.lstrip("+-").isdigit())):
         value = float(value)  # yacs would refuse it
     try:

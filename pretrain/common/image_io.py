@@ -24,6 +24,7 @@ from .errors import UserError, one_line
 
 _TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
 _PILLOW_ERRORS = (OSError, ValueError, SyntaxError, *_TOO_LARGE)  # SyntaxError: a broken PNG
+_REMEDY = "restore it, or remove it from the data set"
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
@@ -44,7 +45,7 @@ def read_file(path: str) -> bytes:
             return Path(path).read_bytes()
         except OSError as error:
             if error.errno in _ABOUT_THE_FILE:
-                raise CorruptImage(f"cannot read image {path}: {error.strerror}; restore or remove it") from error
+                raise CorruptImage(f"cannot read image {path}: {error.strerror}; {_REMEDY}") from error
             if is_last_try:
                 raise UserError(
                     f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
@@ -83,9 +84,9 @@ def _decoding(name: str) -> Iterator[None]:
     try:
         yield
     except UnidentifiedImageError as error:  # its text would be an address in memory
-        raise CorruptImage(f"cannot decode image {name}: it is not in a known image format") from error
+        raise CorruptImage(f"cannot decode image {name}: it is not in a known image format; {_REMEDY}") from error
     except _PILLOW_ERRORS as error:
-        raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; restore or remove it") from error
+        raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; {_REMEDY}") from error
 
 
 def _open(encoded: bytes) -> Image.Image:

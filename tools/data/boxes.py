@@ -34,6 +34,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     classes = dict(enumerate(_names(names))) if names else {}
     suffix = ".txt" if names else ".xml"
     paths = [path for path in labels.rglob(f"*{suffix}") if not (names and path.samefile(names))]
+    paths = [path for path in paths if path.name != "classes.txt"]  # LabelImg's, next to YOLO's boxes
     files = {str(path.relative_to(labels).with_suffix("")): path for path in sorted(paths)}
     photos: dict[str, str] = {}
     for name in images_below(images):
@@ -70,6 +71,8 @@ def _voc(path: Path, width: int, height: int) -> Iterable[_Object]:
                 raise ValueError(f"its {side} is not that of its image, {value}")
         for node in root.iter("object"):
             x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax"))
+            if not (0 <= x0 <= x1 <= width + 1 and 0 <= y0 <= y1 <= height + 1):
+                raise ValueError(f"box {x0:g} {y0:g} {x1:g} {y1:g} is not inside its image, {width} x {height}")
             crowd = {"iscrowd": int(node.findtext("difficult") or 0)}
             yield str(node.findtext("name")).strip(), [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1], crowd
     except (ElementTree.ParseError, ValueError, OSError) as error:

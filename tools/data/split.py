@@ -15,12 +15,12 @@ from pretrain.common.errors import UserError, shortlist
 from transfer.coco.check import box_format_problem, check, drop_bad
 
 
-def write_split(folder: Path, content: dict[str, Any], val: float, seed: int, images: str) -> None:
+def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: int, images: str) -> None:
     """Writes ``train.json`` and ``val.json``; whole records, with all their fields and the file's other sections.
 
     Args:
         content: of a file in COCO's format.
-        val: share of the images if below 1, else their number.
+        val: number of the images, or their share as a float.
         images: folder of the images; empty: their files are not looked for.
 
     Raises:
@@ -40,8 +40,8 @@ def write_split(folder: Path, content: dict[str, Any], val: float, seed: int, im
         if image not in classes_of or category not in categories:
             raise UserError(f"annotation {box.get('id')}: unknown image {image!r} or category {category!r}")
         classes_of[image].add(category)
-    count = round(val * len(records)) if val < 1 else int(val)
-    if not 0 < count < len(records) or val not in (count, min(val, 1)):
+    count = val if isinstance(val, int) else round(val * len(records))
+    if not 0 < count < len(records):
         raise UserError(f"--val {val:g} of {len(records)} images is not a share or a number that leaves both some")
     chosen = stratified(classes_of, count, seed)
     parts: dict[str, dict[str, Any]] = {}
@@ -91,5 +91,7 @@ def print_counts(contents: Mapping[str, Mapping[str, Any]]) -> None:
     categories: Sequence[Any] = next(iter(contents.values()))["categories"]
     rows = [[category["name"], *(counter[category["id"]] for counter in counts)] for category in categories]
     rows += [["all boxes", *(counter.total() for counter in counts)]]
+    crowds = [sum(bool(box.get("iscrowd")) for box in content["annotations"]) for content in contents.values()]
+    rows += [["of them crowds", *crowds]] if any(crowds) else []
     rows += [["images", *(len(content["images"]) for content in contents.values())]]
     print(tabulate(rows, ["boxes", *contents]))

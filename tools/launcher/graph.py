@@ -212,7 +212,7 @@ def show(graph: Graph, options: Options) -> None:
         script = preview([node.spec for node in batch], options, _dependency("afterok", parents), code)
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     unseen = f"; data only where the job runs, for at most {options.minutes} minutes" * (options.cluster == "slurm")
-    print(f"\n# {len(missing)} of {len(graph.nodes)} stages to run, {refused} refused")
+    print(f"\n# {len(missing)} of {len(graph.nodes)} stages to run, {refused} of them refused")
     print(f"# checked: config, run folder, weights{unseen}")
 
 

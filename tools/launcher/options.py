@@ -34,6 +34,7 @@ _SET_BY_LAUNCHER = (
     *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
+_SITE_FORMS = {"setup": ((str, list), "shell lines"), "sbatch": (dict, "'option: value' lines")}  # others: one value
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
@@ -173,20 +174,23 @@ def _read_site(path: Path) -> dict[str, Any]:
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
-        site = {key.replace("-", "_"): value for key, value in loaded.items()}
-        for name in (option.name for option in fields(Options) if option.name in site and "least" in option.metadata):
-            if not site[name].isdecimal():
-                raise UserError(f"{name} in {path} is {site[name]!r}; it must be a whole number")
-            site[name] = int(site[name])
-        setup = site.get("setup", "")
-        lines = (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()
-        site |= {"setup": lines, "sbatch": dict(site.get("sbatch", {}))}
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
-    known = [option.name for option in fields(Options)]
-    if unknown := next((key for key in site if key not in known), ""):
-        raise UserError(f"unknown option {unknown} in {path}{nearest(unknown, known)}")
-    return site
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} must hold 'option: value' lines, not a {type(loaded).__name__}")
+    site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
+    known = {option.name: option.metadata for option in fields(Options)}
+    for name, value in site.items():
+        if name not in known:
+            raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
+        if "least" in known[name] and not str(value).isdecimal():
+            raise UserError(f"{name} in {path} is {value!r}; it must be a whole number")
+        kinds, form = _SITE_FORMS.get(name, (str, "one value"))
+        if not isinstance(value, kinds):
+            raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
+        site[name] = int(value) if "least" in known[name] else value
+    setup = site.get("setup", "")
+    return site | {"setup": (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()}
 
 
 def _check(options: Options) -> None:

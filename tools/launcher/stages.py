@@ -160,6 +160,8 @@ def _load(config_file: str | Path, overrides: Sequence[str], base: str = "") -> 
         merge_file(cfg, config_file)
     merge_overrides(cfg, overrides)
     pretraining.validate(cfg)
+    if not base:
+        pretraining.record_modules(cfg)
     return cfg
 
 

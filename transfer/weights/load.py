@@ -35,7 +35,7 @@ _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torc
 # Not loaded: they follow from the config. Model-zoo files hold the anchors, which the torchvision engine does not save.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
 _TO_EVALUATE = (
-    "name a fine-tuned detector, or add --resume to evaluate the newest checkpoint in OUTPUT_DIR (model_*.pth)"
+    "name a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
 )
 
 

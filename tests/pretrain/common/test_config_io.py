@@ -31,6 +31,7 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
     ("words", "says"),
     [
         (["DATA.DOWNLOAD", "None"], "'None'"),
+        (["METHOD.MARGIN", "1"], "--import"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "UTF-8"),
         (["SEED"], "KEY VALUE"),
     ],

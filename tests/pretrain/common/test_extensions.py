@@ -18,6 +18,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.preflight import check_same_run
 from tests.errors import refused
+from tools.launcher import stages
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
@@ -94,6 +95,8 @@ def test_a_run_is_not_continued_with_an_edited_module(tmp_path: Path, monkeypatc
         f"IMPORTED {begun.IMPORTED!r} -> {edited.IMPORTED!r}"
     ]
     refused(lambda: train.main(begun), "your modules have changed", edited.IMPORTED)  # a job that waited meanwhile
+    assert stages.pretrain("", words).config == edited.dump()  # the launcher's stages record it, too
+    assert stages.probe("knn", "random", base=begun.dump(), overrides=words).config == begun.dump()
 
 
 def test_the_sources_of_modules_packages_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -142,9 +142,8 @@ class LocalRun:
             if failure["user_error"]:
                 self._fail(key, f"error: {failure['error']}", 2)
             else:
-                text = (failure["traceback"] or failure["error"]).rstrip()
                 place = f"{stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
-                self._fail(key, f"{text}\n{place}", 1)
+                self._fail(key, f"{place}: {failure['error']}", 1)
         else:
             state, reason = last["state"].replace("running", "failed"), last.get("reason") or silent_end(Path(folder))
             self._fail(key, f"{stage} in {folder} {state}: {reason}; run the same command again to resume", 1)

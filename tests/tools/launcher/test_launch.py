@@ -108,7 +108,7 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert launch.main([*words, f"folder:{images}"]) == 0
     shown, err = capsys.readouterr()
     assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process(es) on this machine" in shown
-    assert "stages to run, 0 refused" in shown
+    assert "stages to run, 0 of them refused" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
     assert launch.main([*words, "folder:gone"]) == 0
     assert "refused  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
@@ -120,7 +120,7 @@ def test_a_dry_run_downloads_nothing(capsys: pytest.CaptureFixture, monkeypatch:
     monkeypatch.setattr("transfer.coco.data.find", lambda name: None)
     words = [*TORCHVISION, "MODEL.WEIGHTS", "https://example.org/a.pth", *HERE]
     assert launch.main([*words, "--dry-run"]) == 0
-    assert "stages to run, 0 refused" in capsys.readouterr().out
+    assert "stages to run, 0 of them refused" in capsys.readouterr().out
     with pytest.raises(pytest.fail.Exception, match=r"https://example\.org/a\.pth"):
         launch.main(words)
 

@@ -32,6 +32,7 @@ from tools.data.people import write_people
 from tools.data.split import print_counts, write_split
 from tools.data.subset import write_subsets
 from tools.data.trees import write_trees
+from tools.launcher.spec import read_record
 from transfer.coco.data import read
 
 _MANIFEST = "made.json"
@@ -107,13 +108,10 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     Raises:
         UserError: ``output`` holds other data, cannot be written, or another process is making it.
     """
-    manifest = json.dumps(arguments, sort_keys=True) + "\n"
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        found = (output / _MANIFEST).read_text(errors="replace") if (output / _MANIFEST).is_file() else ""
-        if found != manifest:
-            earlier = json.loads(found or "{}")
-            differing = [key for key in arguments if key in earlier and arguments[key] != earlier[key]]
-            held = f"data that differ in {', '.join(differing)}" if differing else "something else"
+        earlier = read_record(output / _MANIFEST)
+        if differing := [key for key in {**earlier, **arguments} if arguments.get(key) != earlier.get(key)]:
+            held = f"data that differ in {', '.join(differing)}" if earlier else "something else"
             raise UserError(f"{output} holds {held}; name another folder, or remove it")
         print(f"{output} already exists")
         return
@@ -122,7 +120,7 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
         try:
             shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
             folder.mkdir()
-            (folder / _MANIFEST).write_text(manifest)
+            (folder / _MANIFEST).write_text(json.dumps(arguments, sort_keys=True) + "\n")
             write(folder)
             os.sync()  # before the name that says they are complete: a power cut would leave empty files
             folder.rename(output)
@@ -133,7 +131,9 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     print(f"made {output}")
 
 
-def _number(text: str) -> int | float:
+def share_or_number(text: str) -> int | float:
+    if not text.isdecimal() and not 0 < float(text) < 1:
+        raise ValueError
     return int(text) if text.isdecimal() else float(text)
 
 
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     split = kind("split", "train.json and val.json of a COCO annotation file, by image, with the classes in proportion")
     split.add_argument(
-        "--val", type=_number, default=0.2, metavar="N", help="share of the images, or their number (0.2)"
+        "--val", type=share_or_number, default=0.2, metavar="N", help="share of the images, or their number (0.2)"
     )
     split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they are there")
     for name, text in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files, of boxes or outlines")):

@@ -90,8 +90,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     except _WRONG:
         fits = False
     if not fits:
-        names = isinstance(default, list) and all(isinstance(name, str) for name in [*default, value])
-        hint = f'; write "({value!r},)"' if names else ""
+        hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
         raise UserError(f"{key}{where} must be {kind(default)}, not {_shorten(repr(value), 60)}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)

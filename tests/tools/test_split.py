@@ -66,9 +66,8 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
     ("words", "named"),
     [
         (["--val", "0"], "--val is 0"),
-        (["--val", "1.0"], "--val 1 of 100 images"),
         (["--val", "100"], "--val 100 of 100 images"),
-        (["--val", "2.5"], "--val 2.5 of 100 images"),
+        (["--val", "0.001"], "--val 0.001 of 100 images"),
         (["--images", "nowhere"], "missing image nowhere/0.png"),
     ],
 )

@@ -71,7 +71,8 @@ def _voc(path: Path, width: int, height: int) -> Iterable[_Object]:
                 raise ValueError(f"its {side} is not that of its image, {value}")
         for node in root.iter("object"):
             x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax"))
-            if not (0 <= x0 <= x1 <= width + 1 and 0 <= y0 <= y1 <= height + 1):
+            spans = (x0, x1, width), (y0, y1, height)  # a pixel beyond each edge is a habit of some tools
+            if not all(0 <= low <= min(high, side) and 1 <= high <= side + 1 for low, high, side in spans):
                 raise ValueError(f"box {x0:g} {y0:g} {x1:g} {y1:g} is not inside its image, {width} x {height}")
             crowd = {"iscrowd": int(node.findtext("difficult") or 0)}
             yield str(node.findtext("name")).strip(), [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1], crowd

@@ -34,7 +34,6 @@ _SET_BY_LAUNCHER = (
     *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
-_SITE_FORMS = {"setup": ((str, list), "shell lines"), "sbatch": (dict, "'option: value' lines")}  # others: one value
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
@@ -185,12 +184,17 @@ def _read_site(path: Path) -> dict[str, Any]:
             raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
         if "least" in known[name] and not str(value).isdecimal():
             raise UserError(f"{name} in {path} is {value!r}; it must be a whole number")
-        kinds, form = _SITE_FORMS.get(name, (str, "one value"))
-        if not isinstance(value, kinds):
+        kind, form = {"setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines")}.get(
+            name, (str, "text")
+        )
+        if kind is list and isinstance(value, str):
+            value = value.splitlines()
+        value = value or kind()  # a key with nothing below it
+        parts = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
         site[name] = int(value) if "least" in known[name] else value
-    setup = site.get("setup", "")
-    return site | {"setup": (setup if isinstance(setup, str) else "\n".join(setup)).splitlines()}
+    return site
 
 
 def _check(options: Options) -> None:

@@ -17,6 +17,7 @@ import shlex
 import socket
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -90,15 +91,16 @@ class RankRecord:
         """Records this rank's error."""
         is_mistake = isinstance(error, UserError)
         line = str(error) if is_mistake else f"{type(error).__name__}: {error}"
-        self._fail(line, user_error=is_mistake, followed=isinstance(error, ProcessLost))
+        trace = "".join(traceback.format_exception(error))
+        self._fail(line, trace, user_error=is_mistake, followed=isinstance(error, ProcessLost))
 
     def die(self, error: str) -> None:
         """Records, in another process, how a rank ended that did not record it."""
         if read_record(self._path).get("state") != "failed":
             self._fail(error)
 
-    def _fail(self, error: str, user_error: bool = False, followed: bool = False) -> None:
-        values = {"error": error, "user_error": user_error, "followed": followed}
+    def _fail(self, error: str, trace: str = "", user_error: bool = False, followed: bool = False) -> None:
+        values = {"error": error, "traceback": trace, "user_error": user_error, "followed": followed}
         self._write("failed", ended=time.time(), **values)
 
     def _write(self, state: str, **values: Any) -> None:

@@ -143,7 +143,8 @@ class LocalRun:
                 self._fail(key, f"error: {failure['error']}", 2)
             else:
                 place = f"{stage} in {folder} failed on rank {failure['rank']} ({failure['host']})"
-                self._fail(key, f"{place}: {failure['error']}", 1)
+                seen = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
+                self._fail(key, f"{seen}{place}: {failure['error']}", 1)
         else:
             state, reason = last["state"].replace("running", "failed"), last.get("reason") or silent_end(Path(folder))
             self._fail(key, f"{stage} in {folder} {state}: {reason}; run the same command again to resume", 1)

@@ -95,7 +95,8 @@ def share_of_small_boxes(content: Mapping[str, Any], min_size: int, max_size: in
     for image in content["images"]:
         sides = image["width"], image["height"]
         scale[image["id"]] = min(min_size / min(sides), max_size / max(sides)) if min_size else 1.0
-    sides = [min(record["bbox"][2:]) * scale[record["image_id"]] for record in content["annotations"]]
+    objects = [record for record in content["annotations"] if not record.get("iscrowd")]
+    sides = [min(record["bbox"][2:]) * scale[record["image_id"]] for record in objects]
     return sum(side < SMALL for side in sides) / max(len(sides), 1)
 
 

@@ -44,8 +44,10 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
         ("partitoin: gpu\n", r"unknown option partitoin.*did you mean 'partition'"),
         ("gpus: four\n", r"gpus in .* is 'four'; it must be a whole number"),
         ("max-timeouts: -1\n", "max_timeouts in .* is '-1'; it must be a whole number"),
-        ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be one value"),
+        ("partition: [gpu]\n", r"partition in .* is \['gpu'\]; it must be text"),
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
+        ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
+        ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
         ("- a\n", "must hold 'option: value' lines"),
     ],
 )

@@ -61,7 +61,7 @@ def test_images_that_train_and_test_share_and_small_boxes_are_told(tmp_path: Pat
     logged: list[str] = []
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
     data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST], logged.append)
-    assert "10% of its boxes" in logged[0] and "MIN_SIZE_TEST" in logged[0]
+    assert "11% of its boxes" in logged[0] and "MIN_SIZE_TEST" in logged[0]
     assert str(tmp_path / "data/1.png") in logged[1] and str(tmp_path / "data/3.png") not in logged[1]
     logged.clear()
     cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", 500, "INPUT.MAX_SIZE_TEST", 1000])

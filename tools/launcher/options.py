@@ -34,6 +34,7 @@ _SET_BY_LAUNCHER = (
     *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
+_SITE_FORMS = {"setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines")}
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
@@ -184,16 +185,14 @@ def _read_site(path: Path) -> dict[str, Any]:
             raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
         if "least" in known[name] and not str(value).isdecimal():
             raise UserError(f"{name} in {path} is {value!r}; it must be a whole number")
-        kind, form = {"setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines")}.get(
-            name, (str, "text")
-        )
+        kind, form = _SITE_FORMS.get(name, (str, "text"))
         if kind is list and isinstance(value, str):
             value = value.splitlines()
         value = value or kind()  # a key with nothing below it
         parts = value.values() if isinstance(value, dict) else value
         if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
-        site[name] = int(value) if "least" in known[name] else value
+        site[name] = int(str(value)) if "least" in known[name] else value
     return site
 
 

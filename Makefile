@@ -1,4 +1,4 @@
-# make setup | detectron2 | test | test-all | test-lowest | test-newest | lock | audit | lint | docs | site | demo | demo-quick | clean
+# make setup | detectron2 | test | test-detectron2 | test-all | test-lowest | test-newest | lock | audit | lint | docs | site | demo | demo-quick | clean
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -29,12 +29,13 @@ SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
 # on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile
 
-.PHONY: help setup detectron2 test test-all test-lowest test-newest lock audit lint docs site demo demo-quick clean
+.PHONY: help setup detectron2 test test-detectron2 test-all test-lowest test-newest lock audit lint docs site demo demo-quick clean
 
 help:
 	@echo "make setup       .venv with everything except Detectron2 (with it, if this machine has built it before)"
 	@echo "make detectron2  builds Detectron2 once per machine and installs it; DETECTRON2=/a/checkout without internet"
 	@echo "make test        the ordinary tests; test-all: the slow ones, too (real preemption on a SLURM cluster, ...)"
+	@echo "make test-detectron2  the ordinary tests that need Detectron2, and no others"
 	@echo "make test-lowest the ordinary tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-newest the same with the newest; PYTHON=python3.13: of that Python"
 	@echo "make lock        regenerates requirements.lock: the newest versions with their hashes; make setup LOCKED=1 installs them"
@@ -71,6 +72,9 @@ detectron2: setup
 
 test: setup
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(IN_PARALLEL)
+
+test-detectron2: setup
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'detectron2 and not slow and not docs' $(IN_PARALLEL)
 
 test-all: test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not slurm' --timeout 1800 $(IN_PARALLEL)

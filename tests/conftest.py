@@ -80,10 +80,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not os.environ.get("P2T_NO_SKIPS") or hasattr(session.config, "workerinput"):
         return
-    refused = [] if importlib.util.find_spec("detectron2") else ["Detectron2 is not installed: make detectron2"]
+    without_detectron2 = os.environ["P2T_NO_SKIPS"] == "but-detectron2"
+    refused = [] if without_detectron2 or importlib.util.find_spec("detectron2") else ["Detectron2 is not installed"]
+    allowed = (*_ALLOWED_SKIPS, "Detectron2 is not installed") if without_detectron2 else _ALLOWED_SKIPS
     for report in session.config.pluginmanager.getplugin("terminalreporter").stats.get("skipped", []):
         reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
-        refused += [] if any(text in reason for text in _ALLOWED_SKIPS) else [reason]
+        refused += [] if any(text in reason for text in allowed) else [reason]
     for reason in dict.fromkeys(refused):
         print(f"\nnot allowed to be skipped here: {reason}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -182,8 +182,8 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
     classes = _categories(cfg, args.run)
     cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (), ()
     check_ranges(cfg)
-    preflight.refuse_unsupported(cfg, engine, eval_only=True)
     preflight.refuse_inputs(cfg, eval_only=True, weights=True)
+    preflight.refuse_unsupported(cfg, engine, eval_only=True)
     return engine, cfg, classes
 
 

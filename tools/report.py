@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, check_writable
 from tools.reporting import cost, groups, published
 from tools.reporting.document import Report, markdown
@@ -58,10 +59,9 @@ def write(folders: Sequence[str], output: Sequence[str]) -> int:
         report = gather(folders, (texts or [Path(temporary, "report.md")])[0] if output else "")
         text = markdown(report)
         print(text, end="")
-        for file in texts:
-            atomic_write(file, text)
-        for file in pages:
-            atomic_write(file, page(report))
+        for file in output:
+            with claim(Path(file).parent, "a report", of=Path(file).name):  # removes what a killed report left
+                atomic_write(file, page(report) if file in pages else text)
     pictures = [f"picture: {picture.file}" for picture in report.pictures if texts]
     for line in [*pictures, *(f"report: {file}" for file in output)]:
         print(printable(line))

@@ -16,16 +16,16 @@ from tests.faults.stages import STAGES, content, is_running, left_in_shared_memo
 
 _TIMES = {  # signal -> stage -> how often in the ordinary suite, in the slow one
     signal.SIGKILL: {
-        "pretrain": (2, 14), "knn": (0, 4), "linear": (0, 8), "embedding": (0, 4),
-        "distributions": (0, 4),
-        "convert": (1, 6), "data": (0, 6), "torchvision": (2, 12), "detectron2": (0, 12),
-        "report": (0, 4),
+        "pretrain": (4, 14), "knn": (1, 4), "linear": (2, 8), "embedding": (1, 4),
+        "distributions": (1, 4),
+        "convert": (4, 6), "data": (3, 6), "torchvision": (2, 12), "detectron2": (2, 12),
+        "report": (2, 4),
     },
     signal.SIGTERM: {
-        "pretrain": (0, 6), "knn": (0, 2), "linear": (0, 3), "embedding": (0, 2),
-        "distributions": (0, 2),
-        "convert": (0, 2), "data": (0, 2), "torchvision": (0, 5), "detectron2": (0, 5),
-        "report": (0, 2),
+        "pretrain": (3, 6), "knn": (1, 2), "linear": (2, 3), "embedding": (1, 2),
+        "distributions": (1, 2),
+        "convert": (1, 2), "data": (1, 2), "torchvision": (1, 5), "detectron2": (1, 5),
+        "report": (1, 2),
     },
 }  # fmt: skip
 

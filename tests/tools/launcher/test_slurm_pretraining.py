@@ -23,7 +23,7 @@ from tools.launcher.options import Options
 from tools.launcher.spec import read_record
 from tools.launcher.submit import submit
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" / "jcl_R18_IN100_100ep.yaml"
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 _SLOW_STEPS = """
@@ -56,6 +56,7 @@ def extend(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     monkeypatch.setenv("P2T_IMPORT", str(folder / "extension.py"))
 
 
+@pytest.mark.slow
 def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -72,6 +73,7 @@ def test_a_time_limit_shorter_than_an_epoch_still_ends_with_the_same_bits(
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -106,6 +108,7 @@ def test_a_preempted_pretraining_ends_bit_equal(
     assert_same_end(tmp_path / "cut", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_pretraining_on_two_nodes_equals_one_process(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path
 ):
@@ -131,6 +134,7 @@ SMOKE = {  # digits, JCL, conversion and Mask R-CNN with a ResNet-18, each in a 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path, engine: str
@@ -157,6 +161,7 @@ def test_a_pipeline_preempted_twice_ends_in_the_same_table(
     assert one == two
 
 
+@pytest.mark.slow
 def test_a_sweep_on_slurm_ends_in_a_table(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):

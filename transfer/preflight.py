@@ -36,10 +36,7 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
     if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or model.LOAD_PROPOSALS or architecture != "GeneralizedRCNN"):
-        raise UserError(
-            "TEST.AUG.ENABLED is True, but Detectron2 augments only GeneralizedRCNN at test time, without "
-            "keypoints and without proposals from files; set it False"
-        )
+        raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN, and no keypoints or files of proposals; set it False")
     wrong = f"MODEL.META_ARCHITECTURE is {architecture}"
     if architecture in ("ProposalNetwork", "SemanticSegmentor") and (eval_only or cfg.DATASETS.TEST):
         raise UserError(f'{wrong}, for which there is no AP; set DATASETS.TEST "()", or choose GeneralizedRCNN')
@@ -65,7 +62,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     for split in ("TRAIN", "TEST")[eval_only:] if cfg.MODEL.LOAD_PROPOSALS else ():
         files = cfg.DATASETS[f"PROPOSAL_FILES_{split}"]
         if len(files) != len(cfg.DATASETS[split]):
-            raise UserError(f"DATASETS.PROPOSAL_FILES_{split} is {files}; give a file for each set of DATASETS.{split}")
+            raise UserError(f"DATASETS.PROPOSAL_FILES_{split} is {files}; give a file for each set in DATASETS.{split}")
         for file in (file for file in files if "://" not in file):
             existing_file(file, f"file of DATASETS.PROPOSAL_FILES_{split}")
     if weights:

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pretrain.common.errors import figure_text
 from tools.launcher.spec import read_record
 
 from .document import Table
@@ -191,7 +190,7 @@ def figure(study: Study) -> Any:
         panel.set_title(score, fontsize=9)
         panel.tick_params(labelsize=8)
         panel.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(names)), [figure_text(name) for name in names])
+    panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     for panel in panels[len(study.scores) :]:
         panel.set_visible(False)

@@ -173,11 +173,9 @@ def check_same_categories(names: Classes, remedy: str = "give both the same cate
             (small, few), (large, many) = sorted([(first, labels), (name, given)], key=lambda item: len(item[1]))
             extra = shortlist([repr(label) for label in many if label not in few])
             raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
-        for number, (a, b) in enumerate(zip(labels, given, strict=True), 1):
+        for n, (a, b) in enumerate(zip(labels, given, strict=True), 1):
             if a != b:
-                raise UserError(
-                    f"category {number} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}"
-                )
+                raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
 
 
 def check_classes(cfg: CfgNode, names: Classes) -> None:

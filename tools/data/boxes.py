@@ -91,8 +91,8 @@ def _voc(path: Path, width: int, height: int) -> Iterable[_Object]:
                 raise ValueError(f"box {x0:g} {y0:g} {x1:g} {y1:g} is not inside its image, {width} x {height}")
             if not (name := (node.findtext("name") or "").strip()):
                 raise ValueError("an object has no name")
-            crowd = {"iscrowd": int(node.findtext("difficult", "").strip() in ("1", "true"))}  # or 0, Unspecified
-            yield name, [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1], crowd
+            is_difficult = node.findtext("difficult", "").strip().lower() in ("1", "true")  # or 0, Unspecified
+            yield name, [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1], {"iscrowd": int(is_difficult)}
     except (ElementTree.ParseError, ValueError, LookupError, OSError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)})") from error
 

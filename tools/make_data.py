@@ -191,7 +191,12 @@ def _parser() -> argparse.ArgumentParser:
             "--images", default="", metavar="DIR",
             help="folder of the images, whose names and subfolders are those of the files with boxes (the same folder)",
         )  # fmt: skip
-    boxes.add_argument("--names", required=True, metavar="FILE", help="data.yaml with names, or one name per line")
+    boxes.add_argument(
+        "--names",
+        required=True,
+        metavar="FILE",
+        help="data.yaml with names, or one name per line; keypoints (kpt_shape) are left out",
+    )
     return parser
 
 

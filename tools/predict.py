@@ -29,13 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from fvcore.common.config import CfgNode
 
 from pretrain.common import config_overrides, extensions
+from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import check_name, existing_file
 from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, stage_of, write_json
 from pretrain.data.folders import images_below
 from transfer import preflight
 from transfer.coco import catalog, data
-from transfer.config import load_config
+from transfer.config import classes_key, load_config
 from transfer.config_keys import check_ranges, described_keys
 from transfer.train_net import pick_engine
 
@@ -179,7 +180,7 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
     cfg = load_config(run / "config.yaml" if args.run else args.config_file, opts)
     if not cfg.MODEL.WEIGHTS:
         raise UserError("MODEL.WEIGHTS is empty; name the file of a fine-tuned detector")
-    classes = _categories(cfg, args.run)
+    classes = _categories(cfg)
     cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (), ()
     check_ranges(cfg)
     preflight.refuse_inputs(cfg, eval_only=True, weights=True)
@@ -187,13 +188,17 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
     return engine, cfg, classes
 
 
-def _categories(cfg: CfgNode, run: str) -> list[dict[str, Any]]:
+def _categories(cfg: CfgNode) -> list[dict[str, Any]]:
     """COCO's category records in the order of the labels: of the data sets that the config names, where they are.
 
-    Elsewhere ids count from 1, and the names are those in the run's results; classes of a detector without any of these
+    Elsewhere ids count from 1, and the names are those that the run records; classes of a detector without any of these
     are called by their number.
+
+    Raises:
+        UserError: the data sets' classes are no longer the run's.
     """
-    count, names = cfg.MODEL.ROI_HEADS.NUM_CLASSES, (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
+    count, names = get(cfg, classes_key(cfg)), (*cfg.DATASETS.TEST, *cfg.DATASETS.TRAIN)
+    recorded = preflight.recorded_classes(cfg, eval_only=True)
     for name in names:
         known: list[dict[str, Any]] = []
         with contextlib.suppress(UserError):
@@ -201,13 +206,12 @@ def _categories(cfg: CfgNode, run: str) -> list[dict[str, Any]]:
                 known = data.read(files.annotations)["categories"]
         with contextlib.suppress(UserError):
             known = known or [{"id": i, "name": n} for i, n in enumerate(catalog.metadata(name).thing_classes, 1)]
+        if known and recorded:
+            names_now = {name: data.category_names({"categories": known})}
+            data.check_same_categories({**recorded, **names_now}, "restore it, or set DATASETS.TRAIN and TEST to '()'")
         if len(known) == count:
             return sorted(known, key=lambda category: category["id"])
-    results = Path(run) / "results.json"
-    scored = read_json(results)["metrics"].get("bbox", {}) if run and results.is_file() else {}
-    of_classes = [metric.removeprefix("AP-") for metric in scored if metric.startswith("AP-")]
-    if len(of_classes) != count:
-        of_classes = [f"class {number}" for number in range(1, count + 1)]
+    of_classes = next(iter(recorded.values()), [f"class {number}" for number in range(1, count + 1)])
     print(f"no annotations of {' or '.join(names) or 'this detector'} here: categories are {', '.join(of_classes)}")
     return [{"id": number, "name": name} for number, name in enumerate(of_classes, 1)]
 

@@ -200,6 +200,11 @@ def load_config(config_file: str | Path | None, opts: Sequence[str] = ()) -> Cfg
     return cfg
 
 
+def classes_key(cfg: CfgNode) -> str:
+    """The key of the detector's number of classes."""
+    return f"MODEL.{'RETINANET' if cfg.MODEL.META_ARCHITECTURE == 'RetinaNet' else 'ROI_HEADS'}.NUM_CLASSES"
+
+
 def check_supported(cfg: CfgNode) -> None:
     """Refuses a config that the torchvision engine cannot honor.
 

@@ -5,6 +5,7 @@ Only names from a user's module or from Detectron2's catalog are looked up in im
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -12,7 +13,8 @@ from fvcore.common.config import CfgNode
 from pretrain.common import extensions
 from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, nearest
-from pretrain.common.run_folder import check_stage_of
+from pretrain.common.files import existing_file
+from pretrain.common.run_folder import check_stage_of, read_json, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data
@@ -30,13 +32,19 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     if engine == "torchvision":
         check_supported(cfg)
         data.refuse_catalog(data_names(cfg, eval_only))
-    elif cfg.TEST.AUG.ENABLED:
-        model = cfg.MODEL
-        if model.KEYPOINT_ON or model.LOAD_PROPOSALS or model.META_ARCHITECTURE != "GeneralizedRCNN":
-            raise UserError(
-                "TEST.AUG.ENABLED is True, but Detectron2 augments only GeneralizedRCNN at test time, without "
-                "keypoints and without proposals from files; set it False"
-            )
+        return
+    model = cfg.MODEL
+    architecture = model.META_ARCHITECTURE
+    if cfg.TEST.AUG.ENABLED and (model.KEYPOINT_ON or model.LOAD_PROPOSALS or architecture != "GeneralizedRCNN"):
+        raise UserError("TEST.AUG.ENABLED needs GeneralizedRCNN, and no keypoints or files of proposals; set it False")
+    wrong = f"MODEL.META_ARCHITECTURE is {architecture}"
+    if architecture in ("ProposalNetwork", "SemanticSegmentor") and (eval_only or cfg.DATASETS.TEST):
+        raise UserError(f'{wrong}, for which there is no AP; set DATASETS.TEST "()", or choose GeneralizedRCNN')
+    trains_on_objects = not (eval_only or all(map(data.in_catalog, cfg.DATASETS.TRAIN)))
+    if architecture in ("PanopticFPN", "SemanticSegmentor") and trains_on_objects:
+        raise UserError(f"{wrong}, but a file of objects in COCO's format labels no pixels; choose GeneralizedRCNN")
+    if any(model.RESNETS.DEFORM_ON_PER_STAGE) and importlib.util.find_spec("detectron2._C") is None:
+        raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
 
 def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
@@ -51,9 +59,15 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     names = data_names(cfg, eval_only)
     for name in sorted(names, key=data.in_catalog):
         data.find(name)
+    for split in ("TRAIN", "TEST")[eval_only:] if cfg.MODEL.LOAD_PROPOSALS else ():
+        files = cfg.DATASETS[f"PROPOSAL_FILES_{split}"]
+        if len(files) != len(cfg.DATASETS[split]):
+            raise UserError(f"DATASETS.PROPOSAL_FILES_{split} is {files}; give a file for each set in DATASETS.{split}")
+        for file in (file for file in files if "://" not in file):
+            existing_file(file, f"file of DATASETS.PROPOSAL_FILES_{split}")
     if weights:
         weights_file(cfg.MODEL.WEIGHTS)
-    data.check_early(cfg, names)
+    data.check_early(cfg, names, recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
         catalog.refuse_other_evaluators(name)
     extensions.load()
@@ -66,6 +80,22 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
                     f"{key} names {name!r}, but the imported modules register {', '.join(known) or 'none'}; --import "
                     f"the module that registers it{nearest(name, known)}"
                 )
+
+
+def recorded_classes(cfg: CfgNode, eval_only: bool) -> data.Classes:
+    """Where a run folder keeps the classes of the detector that is evaluated or trained further, and their names.
+
+    {}: a new training, or a detector from elsewhere or from before they were kept.
+    """
+    folder = Path(cfg.MODEL.WEIGHTS).parent if eval_only else Path(cfg.OUTPUT_DIR)
+    file = folder / data.CLASSES
+    is_known = file.is_file() and stage_of(folder) == "transfer" and (eval_only or has_checkpoint(folder))
+    return {str(file): read_json(file, list)} if is_known else {}
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a training has begun in a run folder and can continue."""
+    return any(folder.glob("model_*.pth")) or (folder / EVALUATING).exists()
 
 
 def data_names(cfg: CfgNode, eval_only: bool) -> list[str]:
@@ -83,7 +113,7 @@ def check_output_dir(cfg: CfgNode, resume: bool) -> None:
     out = Path(cfg.OUTPUT_DIR)
     check_stage_of(out, "transfer")
     metrics, results = out / "metrics.json", (out / "results.json").exists()
-    begun = any(out.glob("model_*.pth")) or (out / EVALUATING).exists()
+    begun = has_checkpoint(out)
     if not resume and (begun or results or (metrics.exists() and metrics.stat().st_size > 0)):
         raise UserError(f"OUTPUT_DIR {out} holds an earlier run; add --resume to continue it, or choose another folder")
     if resume and results and not begun:

@@ -196,7 +196,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
         out, check = Path(cfg.OUTPUT_DIR), lambda: preflight.check_output_dir(cfg, args.resume)
         with stage("evaluation" if args.eval_only else "transfer", out, device, None if args.eval_only else check):
             names = preflight.data_names(cfg, args.eval_only)
-            on_first_rank(lambda: data.prepare(cfg, names))
+            on_first_rank(lambda: _prepare_data(cfg, args.eval_only))
             on_every_rank(lambda: [data.resolve(name, out) for name in names])
             weights, summary = _initial_weights(cfg, args)
             metrics = train.run(
@@ -206,6 +206,19 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
                 return {}
             iteration = None if args.eval_only else cfg.SOLVER.MAX_ITER
             return write_results(out / "results.json", cfg, metrics, engine=name, weights=summary, iteration=iteration)
+
+
+def _prepare_data(cfg: CfgNode, eval_only: bool) -> None:
+    """Checks the data sets, whose classes are those that the detector's run folder keeps; a training writes them."""
+    from transfer import preflight
+    from transfer.coco import data
+
+    recorded = preflight.recorded_classes(cfg, eval_only)
+    if eval_only and not recorded:
+        print(f"{cfg.MODEL.WEIGHTS} has no {data.CLASSES} beside it: its classes are not compared with the data's")
+    classes = data.prepare(cfg, preflight.data_names(cfg, eval_only), recorded=recorded)
+    if not eval_only:
+        write_json(Path(cfg.OUTPUT_DIR) / data.CLASSES, classes)
 
 
 def _evaluation(cfg: CfgNode, resume: bool) -> CfgNode:

@@ -56,12 +56,17 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         UserError: missing or unreadable file, unknown key (the nearest known one is named), wrong type or value.
     """
     path = existing_file(path, "config file", "*.yaml")
+    if path.suffix == ".py":
+        raise UserError(f"{path} is Python, such as Detectron2's lazy configs; give a YAML file")
     try:
         leaves = dict(flatten(CfgNode.load_yaml_with_base(str(path), allow_unsafe=False)))
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
         reason = _shorten(one_line(error), 300)  # of an empty file, a list or a _BASE_ that is no path, Python's own
+        if ":python/" in reason:  # in Detectron2's Base-RetinaNet.yaml
+            sizes = [[x, round(x * 2 ** (1 / 3), 4), round(x * 2 ** (2 / 3), 4)] for x in (32, 64, 128, 256, 512)]
+            reason += f"; Python in it is not run: copy it, and write the result (the SIZES of RetinaNet: {sizes})"
         raise UserError(f"{path} or its _BASE_ does not hold KEY: VALUE lines of YAML: {reason}") from error
     for key, value in leaves.items():
         _merge(cfg, key, value, f" in {path}")

@@ -39,6 +39,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def figure_text(text: str) -> str:
+    """``text`` as matplotlib shows it literally: it reads what is between two ``$`` as a formula."""
+    return printable(text).replace("$", r"\$")
+
+
 def one_line(error: BaseException) -> str:
     """The text of any exception in one line of at most 2,000 characters, or its type where it has none."""
     text = printable(" ".join(str(error).split())) or type(error).__name__

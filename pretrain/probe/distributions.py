@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop
-from ..common.errors import UserError
+from ..common.errors import UserError, figure_text
 from ..common.interrupt import Stopped
 from ..data import datasets, views
 from ..data.loader import build_loader
@@ -106,7 +106,8 @@ def draw(points: Mapping[str, np.ndarray]) -> Any:
         values = np.concatenate([p[:, column] for p in points.values()])
         bins = np.linspace(values.min(), values.max(), 60)
         for name, p in points.items():
-            axis.hist(p[:, column], bins=bins, alpha=0.55, label=f"{name} (mean {p[:, column].mean():.3g})")
+            label = f"{figure_text(name)} (mean {p[:, column].mean():.3g})"
+            axis.hist(p[:, column], bins=bins, alpha=0.55, label=label)
         axis.set_xlabel(title)
         axis.set_ylabel("images")
         axis.legend()

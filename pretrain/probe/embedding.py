@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
 from torch.nn import functional as F
 
-from ..common.errors import UserError
+from ..common.errors import UserError, figure_text
 from .features import extract, load_frozen
 from .protocol import protocol
 from .run import probe_run
@@ -45,11 +46,13 @@ def draw(points_N2: np.ndarray, labels_N: np.ndarray, classes: list[str]) -> Any
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    warnings.filterwarnings("ignore", "Glyph")  # one for each character of another script than the font's
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     axis, colors = figure.subplots(), colormaps["tab20" if len(classes) > 10 else "tab10"]
     for label in np.unique(labels_N):
         of_label = points_N2[labels_N == label]
-        axis.scatter(of_label[:, 0], of_label[:, 1], s=9, color=colors(int(label) % colors.N), label=classes[label])
+        name = figure_text(classes[label])
+        axis.scatter(of_label[:, 0], of_label[:, 1], s=9, color=colors(int(label) % colors.N), label=name)
     if len(classes) <= 20:
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axis.set_xticks([])

@@ -76,6 +76,28 @@ def test_yolo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "points"), [([2, 2], "0.4 0.4 0.6 0.6"), ([2, 3], "0.4 0.4 2 0.6 0.6 1"), ([1, 3], "0.4 0.4 1")]
+)
+def test_a_pose_label_is_its_box(tmp_path: Path, shape: list[int], points: str) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "a.txt").write_text(f"0 0.5 0.5 0.4 0.4 {points}\n0 0.5 0.5 0.4 0.4\n")
+    (tmp_path / "data.yaml").write_text(f"kpt_shape: {shape}\nnames: [cat]\n")
+    words = ["yolo", str(tmp_path), "--names", str(tmp_path / "data.yaml")]
+    for record in made(tmp_path, *words)["annotations"]:
+        assert record["bbox"] == pytest.approx([12, 9, 16, 12]) and "segmentation" not in record
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4 0.4 0.4 0.6 0.6 0.1 0.1 0.3 0.3")  # of another shape
+    refused(lambda: made(tmp_path / "other", *words), "a.txt, line 1")
+
+
+def test_two_classes_of_one_name(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    (tmp_path / "data.yaml").write_text("names: [cat, dog, cat]\n")
+    words = ["yolo", str(tmp_path), "--names", str(tmp_path / "data.yaml")]
+    refused(lambda: made(tmp_path, *words), "data.yaml", "['cat', 'dog', 'cat']")
+
+
+@pytest.mark.parametrize(
     ("line", "named"),
     [
         ("3 0.5 0.5 0.1 0.1", "a class below 1"),
@@ -92,6 +114,30 @@ def test_a_line_that_is_not_yolos_is_named(tmp_path: Path, line: str, named: str
     words = ["yolo", str(tmp_path), "--names"]
     refused(lambda: made(tmp_path, *words, str(tmp_path / "names.txt")), named)
     refused(lambda: made(tmp_path, *words, str(tmp_path / "data.yaml")), "data.yaml has no list of names")
+
+
+def test_what_tools_write_into_vocs_files(tmp_path: Path) -> None:
+    photo(tmp_path / "a.jpg")
+    voc(tmp_path, "a", OBJECT.format("\u7ea2", "Unspecified", BOX), size=SIZE.format("40.0", "30.0"))
+    path = tmp_path / "Annotations" / "a.xml"
+    words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path)]
+    for encoding in ("gb2312", "utf-16", "gb18030", "utf-8-sig"):
+        text = f'<?xml version="1.0" encoding="{encoding.removesuffix("-sig")}"?>{path.read_text()}'
+        (tmp_path / encoding).mkdir()
+        (tmp_path / encoding / "a.xml").write_bytes(text.encode(encoding))
+        content = made(tmp_path / encoding, words[0], str(tmp_path / encoding), *words[2:])
+        assert content["categories"] == [{"id": 1, "name": "\u7ea2"}] and content["annotations"][0]["iscrowd"] == 0
+
+
+def test_all_bad_files_are_named(tmp_path: Path) -> None:
+    words = ["voc", str(tmp_path / "Annotations"), "--images", str(tmp_path)]
+    for name in "abc":
+        photo(tmp_path / f"{name}.jpg")
+    voc(tmp_path, "a", OBJECT.format(" ", 0, BOX))
+    voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
+    voc(tmp_path, "c", OBJECT.format("dog", 0, BOX.replace("12", "120")))
+    text = refused(lambda: made(tmp_path, *words), "a.xml", "has no name", "c.xml", "is not inside its image")
+    assert "b.xml" not in text
 
 
 def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
 
 
 def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) -> None:
-    """The classes' names are in the run's results; no pictures."""
+    """The run keeps its classes' names; no pictures."""
     work(tmp_path, "torchvision")
     run, photos = tmp_path / "out", tmp_path / "photos"
     shutil.move(tmp_path / "data", photos)
@@ -68,6 +68,18 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) 
         path.write_bytes(b"not an image")
     refused(lambda: predict.main([*words, str(tmp_path / "none")]), "none of the 6 images can be read")
     assert not (tmp_path / "none").exists() and "6.png" in capsys.readouterr().err
+
+
+def test_another_order_of_the_classes_is_refused(tmp_path: Path) -> None:
+    """As the names would be those of other labels; without data sets, the run's own are taken."""
+    work(tmp_path, "torchvision", SOLVER__MAX_ITER=1, DATASETS__TEST=())
+    name = f"coco:{tmp_path / 'data/annotations.json'}:{tmp_path / 'data'}"
+    tiny_coco.edit(name, lambda content: content["categories"][2].update(id=1))
+    words = [str(tmp_path / "data"), "--run", str(tmp_path / "out"), "--output", str(tmp_path / "made")]
+    refused(lambda: predict.main(words), "'c1' in", "classes.json", "'c3'", name, "DATASETS.TRAIN")
+    predict.main([*words, "--no-pictures", "DATASETS.TRAIN", "()"])
+    content = json.loads((tmp_path / "made" / "images.json").read_text())
+    assert [category["name"] for category in content["categories"]] == ["c1", "c2", "c3"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
 from transfer.convert import convert
-from transfer.preflight import check_output_dir
+from transfer.preflight import check_output_dir, recorded_classes
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
@@ -110,6 +110,42 @@ def test_evaluation_and_resuming_leave_what_the_training_wrote(
     assert resumed["weights"] == trained["weights"] and resumed["iteration"] == 3
     iterations = [json.loads(line)["iteration"] for line in (out / "metrics.json").read_text().splitlines()]
     assert len(iterations) == len(set(iterations)) and max(iterations) <= 3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_keeps_its_classes(tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the same file, exported again in another order, are refused; an earlier run without them goes on."""
+    out, data = tmp_path / "out", tiny_coco.write(tmp_path / "data")
+    keys: dict[str, Any] = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ()}
+    final = {"MODEL__WEIGHTS": str(out / "model_final.pth"), "OUTPUT_DIR": str(tmp_path / "eval")}
+
+    def go(*flags: str, engine: str = "torchvision", **more: Any) -> None:
+        train_net.main(tiny_coco.command(tmp_path, data, engine, *flags, **{**keys, **more}))
+
+    go()
+    assert json.loads((out / "classes.json").read_text()) == ["c1", "c2", "c3"]
+    tiny_coco.edit(data, lambda content: content["categories"][0].update(id=14))
+    tiny_coco.edit(data, lambda content: content["categories"][1].update(id=7))
+    names = ("category 1", "'c1' in", out / "classes.json", "'c2'", data)
+    refused(lambda: go("--eval-only", engine=engine, **final, DATASETS__TEST=(data,)), *names)
+    refused(lambda: go("--eval-only", "--resume", engine=engine, DATASETS__TEST=(data,)), *names)
+    refused(lambda: go("--resume", engine=engine, SOLVER__MAX_ITER=2), *names)
+    assert not (tmp_path / "eval" / "results.json").exists()
+    capsys.readouterr()
+    (out / "classes.json").unlink()
+    go("--eval-only", **final, DATASETS__TEST=(data,))
+    assert "model_final.pth has no classes.json beside it" in capsys.readouterr().out
+    go("--resume", SOLVER__MAX_ITER=2)
+    assert json.loads((out / "classes.json").read_text()) == ["c2", "c1", "c3"]
+
+
+def test_a_start_that_failed_early_fixes_no_classes(tmp_path: Path) -> None:
+    cfg = tiny_coco.config(tmp_path, "coco_2017_val", MODEL__WEIGHTS="")
+    (tmp_path / "stage.txt").write_text("transfer")
+    (tmp_path / "classes.json").write_text('["a"]')
+    assert recorded_classes(cfg, eval_only=False) == {}
+    (tmp_path / "model_0000001.pth").write_bytes(b"")
+    assert recorded_classes(cfg, eval_only=False) == {str(tmp_path / "classes.json"): ["a"]}
 
 
 def test_a_moved_run_continues_with_its_moved_weights(tmp_path: Path, converted: Path) -> None:

@@ -14,19 +14,20 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from pretrain.common.config_io import get
 from pretrain.common.errors import UserError, nearest, shortlist
 from pretrain.common.files import existing_file
 from pretrain.common.run_folder import atomic_write, read_json
 
+from ..config import classes_key
 from . import catalog
 from .check import SECTIONS, SMALL, Problem, box_format_problem, check, drop_bad, share_of_small_boxes
-from .keypoints import flip_pairs
+from .keypoints import is_flippable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -41,6 +42,8 @@ _RELEASED_BYTES = {  # COCO's own files, which need no check
     "person_keypoints_val2017.json": 10_020_657,
 }
 _LARGE_BYTES = 16 * 2**20  # takes about a second to read and check
+CLASSES = "classes.json"  # in a run folder: the names of the detector's classes, in the order of its labels
+Classes = Mapping[str, Sequence[str]]  # a data set's name, or a run's `CLASSES` -> `category_names`
 
 
 @dataclass(frozen=True)
@@ -120,37 +123,41 @@ def folder_name(name: str) -> str:
     return f"{Path(annotations).stem}_{hashlib.sha256(paths.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def prepare(cfg: CfgNode, names: Sequence[str], log: Callable[[str], None] = print) -> None:
+def prepare(
+    cfg: CfgNode, names: Sequence[str], log: Callable[[str], None] = print, recorded: Classes | None = None
+) -> list[str]:
     """Finds and checks data sets before the first iteration, and writes the copies that `resolve` names.
 
+    Args:
+        recorded: of `preflight.recorded_classes`.
+
+    Returns:
+        The names of the detector's classes, in the order of its labels.
+
     Raises:
-        UserError: no such data set, bad records (unless they may be skipped), another number of categories, other
-            categories than another data set's.
+        UserError: no such data set, bad records (unless they may be skipped), or as `check_classes`.
     """
     prepared = {name: _prepare_one(name, cfg, log) for name in dict.fromkeys(names)}
-    categories = {name: labels for name, (labels, _) in prepared.items()}
-    standard = next((name for name in names if not categories[name]), "")
-    categories = {name: labels for name, labels in categories.items() if labels}
-    if standard and categories:  # all of COCO's own sets have the same categories: one large file is enough
-        categories[standard] = category_names(read(resolve(standard, cfg.OUTPUT_DIR)[0]))
-    check_same_categories(categories)
+    classes = {**(recorded or {}), **{name: labels for name, (labels, _) in prepared.items()}}
+    check_classes(cfg, classes)
     train, test = (
         {image for name in split if name in prepared for image in prepared[name][1]}
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     )
     if shared := sorted(train & test):
         log(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shortlist(shared)}")
+    return list(next(iter(classes.values()), ()))
 
 
-def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
-    """Checks those data sets that are small before a job is started or queued; raises UserError as `prepare`."""
-    categories: dict[str, list[str]] = {}
+def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = None) -> None:
+    """Checks those data sets that are small before a job is started or queued; arguments and errors of `prepare`."""
+    categories = dict(recorded or {})
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
             content, _ = _checked(name, data_set, cfg)
             categories[name] = category_names(content)
-    check_same_categories(categories)
+    check_classes(cfg, categories)
 
 
 def category_names(content: Mapping[str, Any]) -> list[str]:
@@ -158,37 +165,43 @@ def category_names(content: Mapping[str, Any]) -> list[str]:
     return [category["name"] for category in sorted(content["categories"], key=lambda category: category["id"])]
 
 
-def check_same_categories(names: Mapping[str, Sequence[str]]) -> None:
-    """Data set -> its `category_names`: a label means the same in all of them.
+def check_same_categories(names: Classes, remedy: str = "give both the same categories in the same order") -> None:
+    """Raises UserError where two differ, and names the first difference: labels are matched by their order alone."""
+    (first, labels), *others = names.items() or [("", ())]
+    for name, given in others:
+        if len(labels) != len(given):
+            (small, few), (large, many) = sorted([(first, labels), (name, given)], key=lambda item: len(item[1]))
+            extra = shortlist([repr(label) for label in many if label not in few])
+            raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
+        for n, (a, b) in enumerate(zip(labels, given, strict=True), 1):
+            if a != b:
+                raise UserError(f"category {n} in the order of ids is {a!r} in {first}, but {b!r} in {name}; {remedy}")
+
+
+def check_classes(cfg: CfgNode, names: Classes) -> None:
+    """Checks that a label means the same in all data sets, and that the detector has as many.
 
     Raises:
-        UserError: two data sets differ; labels would be matched by their order alone.
+        UserError: two data sets differ, or the number of classes does.
     """
-    first, *others = names.items() or [("", ())]
-    for name, given in others:
-        for label, (a, b) in enumerate(zip_longest(first[1], given)):
-            if a != b:
-                raise UserError(
-                    f"category {label + 1} in the order of ids is {a!r} in {first[0]}, but {b!r} in {name}; "
-                    "give the data sets of DATASETS.TRAIN and DATASETS.TEST the same categories in the same order"
-                )
+    if cfg.MODEL.META_ARCHITECTURE == "ProposalNetwork":  # has no classes
+        return
+    check_same_categories(names)
+    key = classes_key(cfg)
+    for name, labels in names.items():
+        if len(labels) != get(cfg, key):
+            raise UserError(f"{name} has {len(labels)} categories; set {key} {len(labels)}, not {get(cfg, key)}")
 
 
 def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[list[str], set[str]]:
-    """The names of the categories, and the paths of the images.
-
-    COCO's own files, which are large, have no categories, and a data set whose files are not read is its own image.
-    """
-    data_set, classes = find(name), cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    """The names of the categories, and the paths of the images; a set whose files are not read is its own image."""
+    data_set = find(name)
     copy = checked_copy(name, cfg.OUTPUT_DIR)
     if data_set is None:
         by_coco = catalog.metadata(name).get("evaluator_type") not in catalog.OTHER_EVALUATORS
-        labels = catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None)
-        _check_count(len(labels), classes, name)
-        return labels, {name}
+        return catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None), {name}
     if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
-        _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
-        return [], {name}
+        return ["person"] if "person_keypoints" in data_set.annotations.name else _coco_names(), {name}
     content, problems = _checked(name, data_set, cfg)
     if data_set.skip_bad:
         atomic_write(copy, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
@@ -215,6 +228,8 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
     """
     model, where = cfg.MODEL, str(data_set.annotations)
     content = read(where)
+    if not content["categories"]:
+        raise UserError(f"{where} has no categories: the export is empty; export the data again, with their classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
     masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
@@ -227,16 +242,19 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
     content = drop_bad(content, problems)
     if text := box_format_problem(content):
         raise UserError(f"{where}: {text}")
-    _check_count(len(content["categories"]), model.ROI_HEADS.NUM_CLASSES, where)
+    labels = category_names(content)
+    if repeated := next((label for label in labels if labels.count(label) > 1), ""):
+        ids = [category["id"] for category in content["categories"] if category["name"] == repeated]
+        raise UserError(f"{where}: categories {ids} are all called {repeated!r}; make them one, or rename them")
     if in_catalog(name):
         known = catalog.metadata(name)
         if known.get("thing_classes") and not known.get("thing_dataset_id_to_contiguous_id"):  # by the order of ids
-            check_same_categories({f"the thing_classes of {name}": known.thing_classes, where: category_names(content)})
+            check_same_categories({f"the thing_classes of {name}": known.thing_classes, where: labels})
     is_flipped = model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal" and name in cfg.DATASETS.TRAIN
-    if is_flipped and not in_catalog(name) and flip_pairs(content) is None:
+    if is_flipped and not in_catalog(name) and not is_flippable(content):
         raise UserError(
-            f"{where}: its keypoint names do not distinguish left from right; give the category "
-            '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
+            f"{where}: its keypoint names do not distinguish left from right, alike in all categories; give each "
+            'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
     return content, problems
 
@@ -254,8 +272,9 @@ def read(annotations: str | Path) -> dict[str, Any]:
     return content
 
 
-def _check_count(categories: int, num_classes: int, where: str) -> None:
-    if categories != num_classes:
-        raise UserError(
-            f"{where} has {categories} categories; set MODEL.ROI_HEADS.NUM_CLASSES {categories}, not {num_classes}"
-        )
+def _coco_names() -> list[str]:
+    """The names of COCO's 80 categories, without reading its large files."""
+    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights  # slow to import
+
+    unused = ("__background__", "N/A")
+    return [name for name in FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"] if name not in unused]

@@ -42,6 +42,13 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     return pairs or None
 
 
+def is_flippable(content: Mapping[str, Any]) -> bool:
+    """Whether `flip_pairs` are known and lie at the same places in all categories that name their keypoints."""
+    named = [{**content, "categories": [c]} for c in content["categories"] if c.get("keypoints")]
+    mirrored = [(pairs := flip_pairs(one)) and mirror(keypoint_names(one), pairs) for one in named or [content]]
+    return None not in mirrored and all(order == mirrored[0] for order in mirrored)
+
+
 def mirror(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[int]:
     """The index of every keypoint's mirror image."""
     other = {a: b for pair in pairs for a, b in (pair, pair[::-1])}

@@ -27,6 +27,16 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
     assert len(refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), FILES[text])) < 600
 
 
+def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
+    base, lazy = tmp_path / "base.yaml", tmp_path / "lazy.py"
+    base.write_text('SIZES: !!python/object/apply:eval ["[[x, x * 2**(1.0/3)] for x in [32, 64]]"]\n')
+    (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\n")
+    remedy = "[[32, 40.3175, 50.7968], [64, 80.6349, 101.5937], [128, "
+    refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), base, "python/object/apply:eval", remedy)
+    lazy.write_text("train = dict()\n")
+    refused(lambda: merge_file(default_config(), lazy), lazy, "YAML")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -1,8 +1,10 @@
 """What probes share: no trace of an earlier result, and a stop between two batches."""
 
 import csv
+import io
 import json
 
+import numpy as np
 import pytest
 
 from pretrain.common import interrupt
@@ -36,6 +38,16 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(
     interrupt.clear()
     main(probe_config(images, tmp_path), "random")
     assert json.loads((tmp_path / "results.json").read_text())["protocol"]["image_size"] == 16
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_names_of_classes_are_drawn_as_they_are():
+    classes = ["$x$", "$\\frac", "a\udcff", "\u7ea2"]
+    figure = embedding.draw(np.eye(4)[:, :2], np.arange(4), classes)
+    figure.savefig(io.BytesIO())
+    assert [text.get_text().replace("\\$", "$") for text in figure.axes[0].get_legend().get_texts()] == [
+        "$x$", "$\\frac", "a\\udcff", "\u7ea2"
+    ]  # fmt: skip
 
 
 def test_two_colors_are_apart_on_the_map(images, tmp_path):

@@ -90,6 +90,55 @@ def test_labels_mean_the_same_in_all_data_sets(tmp_path: Path) -> None:
         refused(lambda check=check: check(cfg, names), "category 1 in the order of ids is 'c1'", "'other'", *names)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("larger", [0, 1])
+def test_a_category_that_one_file_has_is_named_before_the_number_of_classes(
+    tmp_path: Path, classes: int, larger: int
+) -> None:
+    names = [tiny_coco.write(tmp_path / split) for split in ("train", "test")]
+    tiny_coco.edit(names[1 - larger], lambda c: (c["categories"].pop(1), c.update(annotations=[])))
+    cfg = tiny_coco.config(tmp_path / "out", names[0], MODEL__ROI_HEADS__NUM_CLASSES=classes)
+    for check in (data.prepare, data.check_early):
+        text = refused(lambda check=check: check(cfg, names), "'c2' is in", *names)
+        assert text.index(names[larger]) < text.index(names[1 - larger]) and "NUM_CLASSES" not in text
+
+
+def test_classes_that_a_run_keeps(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    cfg = tiny_coco.config(tmp_path / "out", name)
+    kept = data.prepare(cfg, [name])
+    assert kept == ["c1", "c2", "c3"] == data.prepare(cfg, [name], recorded={"kept.json": kept})
+    wanted = {"kept.json": ["c1", "c3", "c2"]}
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, [name], recorded=wanted), "category 2", "'c3' in kept.json", name)
+
+
+def test_two_categories_of_one_name_and_none_are_refused(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    cfg = tiny_coco.config(tmp_path / "out", name)
+    tiny_coco.edit(name, lambda content: content["categories"][2].update(name="c1"))
+    refused(lambda: data.check_early(cfg, [name]), "annotations.json", "[7, 21]", "'c1'")
+    tiny_coco.edit(name, lambda content: content.update(categories=[]))
+    refused(lambda: data.check_early(cfg, [name]), "annotations.json", "the export is empty")
+
+
+def test_the_detectors_own_number_of_classes_is_compared(tmp_path: Path) -> None:
+    name = tiny_coco.write(tmp_path / "data")
+    cfg = tiny_coco.config(tmp_path / "out", name, MODEL__META_ARCHITECTURE="RetinaNet")
+    refused(lambda: data.prepare(cfg, [name]), "MODEL.RETINANET.NUM_CLASSES 3", 80)
+    cfg.merge_from_list(["MODEL.RETINANET.NUM_CLASSES", 3, "MODEL.ROI_HEADS.NUM_CLASSES", 80])
+    data.prepare(cfg, [name])
+    cfg.merge_from_list(["MODEL.META_ARCHITECTURE", "ProposalNetwork"])
+    data.prepare(cfg, [name])
+
+
+@pytest.mark.detectron2
+def test_cocos_names_are_those_of_detectron2() -> None:
+    from detectron2.data import MetadataCatalog
+
+    assert data._coco_names() == MetadataCatalog.get("coco_2017_train").thing_classes
+
+
 def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not any file of its name; its categories are compared with those of other data sets."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
@@ -97,7 +146,7 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(bbox=[]))
     path = tmp_path / "coco" / "annotations" / "instances_val2017.json"
     path.parent.mkdir()
-    content["categories"] = [{"id": i, "name": f"n{i}"} for i in range(80)]
+    content["categories"] = [{"id": i, "name": label} for i, label in enumerate(data._coco_names())]
     path.write_text(json.dumps(content))
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val", MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg, ["coco_2017_val"]), "annotation 1 of image 1")
@@ -109,5 +158,8 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "other.json").write_text(json.dumps(content))
     other = f"coco:{tmp_path / 'other.json'}:{tmp_path}"
     refused(
-        lambda: data.prepare(cfg, [other, "coco_2017_val"]), "category 80", "'x' in coco:", "'n79' in coco_2017_val"
+        lambda: data.prepare(cfg, [other, "coco_2017_val"]),
+        "category 80",
+        "'x' in coco:",
+        "'toothbrush' in coco_2017_val",
     )

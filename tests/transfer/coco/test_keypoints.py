@@ -5,7 +5,7 @@ import pytest
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco.data import prepare
-from transfer.coco.keypoints import flip_pairs, keypoint_names, mirror
+from transfer.coco.keypoints import flip_pairs, is_flippable, keypoint_names, mirror
 
 
 def content(names, **category):
@@ -33,6 +33,17 @@ def test_no_side_or_half_a_pair_is_unknown():
     assert flip_pairs(content(["nose", "left_eye"])) is None
     unnamed = {"categories": [{"id": 1, "name": "a"}], "annotations": [{"keypoints": [0] * 6}]}
     assert keypoint_names(unnamed) == ["0", "1"] and flip_pairs(unnamed) is None
+
+
+@pytest.mark.parametrize(
+    ("second", "known"),
+    [
+        ("beak left_wing right_wing", True), ("left_eye right_eye nose", False), ("beak tail head", False), ("", True),
+    ],
+)  # fmt: skip
+def test_all_categories_change_the_same_places(second, known):
+    categories = [content(words.split())["categories"][0] for words in ("nose left_eye right_eye", second)]
+    assert is_flippable({"categories": categories, "annotations": []}) is known
 
 
 def test_unknown_pairs_are_refused_only_where_images_are_flipped(tmp_path):

@@ -6,7 +6,7 @@
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml
     python tools/launch.py paper configs/papers/sce_table2_linear.csv --rows cifar100
-    python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
+    python tools/launch.py pretrain --method jcl --cluster slurm --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py recipes cifar
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
@@ -49,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
+    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own
+        raise UserError(
+            "torchrun would start this run once per process; launch.py starts the processes itself (--gpus N, or "
+            "--tasks N on CPUs): run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
+        )
     if overrides and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE{hint}")
@@ -168,6 +173,10 @@ def stage(args: argparse.Namespace) -> int:
             spec = stages.distributions(args.weights, args.overrides, "runs/distributions")
         case _:
             spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
+    one_process = {"nodes": 1, "tasks": 1, "gpus": int(spec.gpu)} if spec.one_process else {}
+    for name, limit in {"parallel": 1, **one_process}.items():
+        if (value := getattr(args, name)) not in (None, *range(limit + 1)):
+            raise UserError(f"--{name} is {value}, but {args.command} uses at most {limit}; leave --{name} out")
     return _start(spec, from_arguments(args), args)
 
 
@@ -201,8 +210,7 @@ def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) 
     if graph.report is None:
         options = replace(options, parallel=None)  # a single stage shares nothing
     if args.dry_run:
-        show(graph, options)
-        return 0
+        return show(graph, options)
     return run(graph, options)
 
 

@@ -39,7 +39,7 @@ from tools.launcher.paper import write_pipeline
 from tools.launcher.pipeline import load as load_pipeline
 from tools.launcher.recipes import show as show_recipes
 from tools.launcher.spec import StageSpec
-from tools.launcher.status import print_status
+from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare as differences
 from transfer import config_keys
 
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub = _command(commands, "logs", "shows the output of a job")
-    sub.add_argument("folder", help="run folder")
+    sub.add_argument("folder", help="run folder, or that of a pipeline: its stage that is running or failed last")
     sub.add_argument("--rank", type=int, default=0, help="of the process whose output is shown (0)")
     sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
     sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
@@ -222,7 +222,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {  # any othe
     "recipes": lambda args: show_recipes(args.word),
     "doctor": lambda args: examine(args.output, args.data_root),
     "status": lambda args: print_status(Path(args.folder)),
-    "logs": lambda args: jobs.print_logs(Path(args.folder), args.rank, args.follow),
+    "logs": lambda args: jobs.print_logs(stage_to_show(Path(args.folder)), args.rank, args.follow),
     "cancel": lambda args: jobs.cancel(Path(args.folder), args.now),
     "resume": resume,
 }

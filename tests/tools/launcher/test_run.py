@@ -16,7 +16,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
-from tools.launcher import jobs, status
+from tools.launcher import jobs, local, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.job import LOCAL_STOP
 from tools.launcher.options import Options
@@ -54,6 +54,16 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
     threading.Thread(target=kill, daemon=True).start()
     assert run_alone(fake(tmp_path, "hang"), here(2)) == 1
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
+
+
+def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    monkeypatch.setattr(local, "_GRACE_S", 0.5)
+    assert run_alone(fake(tmp_path, "fail_and_hang", 1), here(2)) == 1
+    printed = capfd.readouterr().err
+    assert "failed on rank 1" in printed and "rank 1 cannot go on" in printed and "SIGKILL" not in printed
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):

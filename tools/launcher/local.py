@@ -114,7 +114,7 @@ def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
-    if options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
+    if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     processes = (options.parallel or 1) * options.tasks_per_node
     if options.cpus_per_task:

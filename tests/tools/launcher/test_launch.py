@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,7 +135,7 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
         (tmp_path / name / "config.yaml").write_text(spec.config)
     words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
     assert launch.main([*words, *HERE]) == 2  # the runs have no checkpoint
-    assert str(tmp_path / "fig3") in capsys.readouterr().out
+    assert "distributions  -> fig3\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_was_checked_or_would_be_refused(
@@ -169,6 +170,21 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
     words = ["pretrain", "--method", "mocov2", *HERE, "OUTPUT_DIR", str(tmp_path / "a/run"), "--dry-run"]
     assert launch.main(words) == 2
     assert f"cannot write to {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["demo", "demo_quick"])
+@pytest.mark.parametrize("gpus", [0, 1, 6, 8, 10])
+def test_the_demo_uses_one_gpu_per_stage(
+    file: str, gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    Path("configs").symlink_to(f"{ROOT}/configs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    makefile = (ROOT / "Makefile").read_text()
+    (options,) = re.findall(r"^SIDE_BY_SIDE := (.*)", makefile, re.MULTILINE)
+    assert f"launch.py pipeline configs/examples/{file}.yaml $(SIDE_BY_SIDE)" in makefile
+    assert launch.main(["pipeline", f"configs/examples/{file}.yaml", *options.split(), "--dry-run"]) == 0
+    places = re.findall(r"(\d+) process\(es\) on this machine, GPUs: ([\w,]+), logs", capsys.readouterr().out)
+    assert len(places) > 8 and set(places) == {("1", "none"), ("1", "0" if gpus else "none")}
 
 
 def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):

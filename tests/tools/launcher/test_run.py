@@ -16,7 +16,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
-from tools.launcher import jobs, local, status
+from tools.launcher import jobs, local, options, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.job import LOCAL_STOP
 from tools.launcher.options import Options
@@ -173,10 +173,15 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pyt
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
-def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
+def test_a_job_is_told_which_gpus_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, variable: str | None
+):
+    """Without any, it keeps the user's variable."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(options, "_device_count", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
-    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None
+    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 
 
 def pair(folder: Path) -> list[Node]:

@@ -50,10 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own
-        raise UserError(
-            "torchrun would start this run once per process; launch.py starts the processes itself (--gpus N, or "
-            "--tasks N on CPUs): run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
-        )
+        instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
+        raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
     if overrides and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE{hint}")

@@ -29,16 +29,16 @@ def can_use_gpus(key: str) -> bool:
     name = next((name for name, value in values.items() if value not in _GPU_VARIABLES[name]), "")
     if not name or values[name] in ("", "-1"):  # there are none, or the user hides them
         return False
-    reason = "it sees no device"
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # the former where torch was built without CUDA
         reason = first_line(error).partition(". ")[0]
-    raise UserError(
-        f"{name}={values[name]} gives this process GPUs, but torch {torch.__version__} cannot use them ({reason}); "
-        "check the driver (nvidia-smi), the container's --nv or --gpus all, and that the driver supports this torch's "
-        f"version of CUDA; to use CPUs on purpose, set {key} cpu"
-    )
+        raise UserError(
+            f"{name}={values[name]} gives this process GPUs, but torch {torch.__version__} cannot use them ({reason}); "
+            "check the driver (nvidia-smi), the container's --nv or --gpus all, and that the driver supports this "
+            f"torch's version of CUDA; to use CPUs on purpose, set {key} cpu"
+        ) from error
+    return True
 
 
 def describe(device: torch.device) -> str:

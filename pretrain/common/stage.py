@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import multiprocessing
 import os
 import re
@@ -134,10 +133,8 @@ def _abandon(status: int) -> None:
     if dist.is_initialized() and dist.get_backend() == "nccl":
         for worker in multiprocessing.active_children():
             worker.kill()
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(status)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -196,30 +196,29 @@ def show(graph: Graph, options: Options) -> int:
     A stage that builds on a refused one cannot start either.
     """
     missing: dict[str, Node] = {}
+    blocked: dict[str, Node] = {}
     refused = 0
-    blocked: set[str] = set()
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
         state, reason = "complete", ""
         if not node.spec.is_complete():
-            missing[node.key], state = node, "missing"
+            state = "missing"
             try:
                 checks.check_stage(node, options, download=False)
             except UserError as error:
                 state, reason, refused = "refused", f"\n         {error}", refused + 1
-            if state == "refused" or not blocked.isdisjoint(node.parents):
-                blocked.add(node.key)
+            is_blocked = state == "refused" or not blocked.keys().isdisjoint(node.parents)
+            (blocked if is_blocked else missing)[node.key] = node
         print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
     if graph.report:
         print(f"missing  report  after everything  -> {short(graph.report.produces)}")
     code = Path(graph.output) / "launch" / "DRY-RUN" / "code"
-    startable = {key: node for key, node in missing.items() if key not in blocked}
-    for batch in _batches(graph, startable, {}):
+    for batch in _batches(graph, missing, {}):
         parents = [f"<job of {key}>" for node in batch for key in node.parents if key in missing]
         script = preview([node.spec for node in batch], options, _dependency("afterok", parents), code)
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     unseen = f"; data only where the job runs, for at most {options.minutes} minutes" * (options.cluster == "slurm")
-    print(f"\n# {len(missing)} of {len(graph.nodes)} stages to run, {refused} of them refused")
+    print(f"\n# {len(missing) + len(blocked)} of {len(graph.nodes)} stages to run, {refused} of them refused")
     print(f"# checked: config, run folder, weights{unseen}")
     return 2 if refused else 0
 

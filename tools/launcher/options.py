@@ -92,9 +92,8 @@ class Options:
     def gpus_per_node(self) -> int:
         if self.gpus is not None or self.cluster == "slurm":
             return 1 if self.gpus is None else self.gpus
-        visible = len(visible_gpus())  # shared by stages that run at the same time
-        fraction = max(min(visible, 1), visible // (self.parallel or 1))
-        return min(fraction, self.tasks or fraction)  # a process uses one
+        visible = len(visible_gpus())  # shared by stages that run at the same time; a process uses one
+        return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
     @property
     def tasks_per_node(self) -> int:

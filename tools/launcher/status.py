@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -46,13 +45,11 @@ def stage_to_show(folder: Path) -> Path:
         return folder
 
     def rank(entry: dict[str, Any]) -> tuple[bool, bool, float]:
-        last = {**(entry["attempts"][-1] if entry["attempts"] else {}), **entry["failure"]}
-        changed_at = last.get("ended", last.get("started", 0.0))
-        return entry["state"] == "running", entry["state"] not in _NOT_FAILED, changed_at
+        last = {"started": 0.0, **dict(*entry["attempts"][-1:]), **entry["failure"]}
+        return entry["state"] == "running", entry["state"] not in _NOT_FAILED, last.get("ended", last["started"])
 
     shown = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=rank)
-    place = shlex.quote(str(folder))
-    print(f"{shown['folder']}: {shown['state']} (all stages: launch.py status {place})", file=sys.stderr)
+    print(f"{shown['folder']}: {shown['state']} (all stages: launch.py status {folder})", file=sys.stderr)
     return shown["folder"]
 
 

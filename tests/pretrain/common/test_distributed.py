@@ -58,13 +58,17 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
 def test_gpus_that_a_job_was_given_do_not_idle(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
 ) -> None:
+    def init() -> NoReturn:
+        raise RuntimeError("Found no NVIDIA driver. Please install one.\nmore")
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
     for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if named:
-        refused(lambda: distributed.init("auto"), named, "driver", "--nv", "set DEVICE cpu")
+        refused(lambda: distributed.init("auto"), named, "(Found no NVIDIA driver);", "--nv", "set DEVICE cpu")
         refused(lambda: distributed.init("cuda"), named, "set DEVICE cpu")
         refused(lambda: fine_tuning.join("cuda"), named, "set MODEL.DEVICE cpu")
     else:

@@ -23,8 +23,9 @@ PYTHONS := $(PYTHON) python3.11 python3.12 python3.13 python3
 # One thread per process: tests start several processes, and tiny tensors gain nothing from more threads, which on a busy
 # machine wait for one another.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-# Two stages at the same time, each on one thread: the numbers do not depend on how many cores a machine has.
-SIDE_BY_SIDE := --cluster local --parallel 2 --cpus-per-task 1
+# Two stages at the same time, each one process on one thread, with one GPU where there are GPUs: the numbers do not depend on
+# how many cores or GPUs a machine has.
+SIDE_BY_SIDE := --cluster local --parallel 2 --tasks 1 --cpus-per-task 1
 # Three processes, each with whole test files: many tests wait now and then, also where there are two cores. The slow tests
 # on a SLURM cluster run alone, because they wait for real time limits.
 IN_PARALLEL := -n 3 --dist loadfile

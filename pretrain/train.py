@@ -19,6 +19,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from .common import checkpoint, distributed, interrupt
+from .common.device import describe
 from .common.errors import UserError
 from .common.files import sha256
 from .common.metrics import MetricsWriter
@@ -85,6 +86,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
     output_dir = run_folder(cfg)
     with stage("pretrain", output_dir, lambda: distributed.init(cfg.DEVICE)) as device:
         log = setup_logging(output_dir, distributed.rank())
+        log.info(describe(device))
         run, step, results = _open(cfg, output_dir, device, log)
         if results:
             log.info(f"{output_dir} is complete; nothing to do")

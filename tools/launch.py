@@ -6,7 +6,7 @@
     python tools/launch.py transfer --config-file configs/coco_R50_FPN_1x_jcl.yaml
     python tools/launch.py pipeline configs/examples/demo.yaml
     python tools/launch.py paper configs/papers/sce_table2_linear.csv --rows cifar100
-    python tools/launch.py pretrain --method jcl --cluster slurm --nodes 2 --gpus 8 --time 4:00:00 --dry-run
+    python tools/launch.py pretrain --method jcl --cluster slurm --gpus 8 --time 4:00:00 --dry-run
     python tools/launch.py recipes cifar
     python tools/launch.py status runs/jcl_R50_IN1k_200ep
 
@@ -39,7 +39,7 @@ from tools.launcher.paper import write_pipeline
 from tools.launcher.pipeline import load as load_pipeline
 from tools.launcher.recipes import show as show_recipes
 from tools.launcher.spec import StageSpec
-from tools.launcher.status import print_status
+from tools.launcher.status import print_status, stage_to_show
 from tools.reporting.compare import compare as differences
 from transfer import config_keys
 
@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, overrides = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
     config_overrides.check_options(overrides, args.parser, args.command)
+    if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own
+        instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
+        raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
     if overrides and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
         raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE{hint}")
@@ -87,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = _command(commands, "status", "shows every run in and below a folder, including those that have not started")
     sub.add_argument("folder", nargs="?", default="runs", help="run folder, or folder of runs (runs)")
     sub = _command(commands, "logs", "shows the output of a job")
-    sub.add_argument("folder", help="run folder")
+    sub.add_argument("folder", help="run folder, or that of a pipeline: its stage that is running or failed last")
     sub.add_argument("--rank", type=int, default=0, help="of the process whose output is shown (0)")
     sub.add_argument("--follow", "-f", action="store_true", help="keep showing new output until Ctrl-C")
     sub = _command(commands, "cancel", "cancels the jobs that were started in a folder")
@@ -168,6 +171,10 @@ def stage(args: argparse.Namespace) -> int:
             spec = stages.distributions(args.weights, args.overrides, "runs/distributions")
         case _:
             spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
+    one_process = {"nodes": 1, "tasks": 1, "gpus": int(spec.gpu)} if spec.one_process else {}
+    for name, limit in {"parallel": 1, **one_process}.items():
+        if (value := getattr(args, name)) not in (None, *range(limit + 1)):
+            raise UserError(f"--{name} is {value}, but {args.command} uses at most {limit}; leave --{name} out")
     return _start(spec, from_arguments(args), args)
 
 
@@ -201,8 +208,7 @@ def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) 
     if graph.report is None:
         options = replace(options, parallel=None)  # a single stage shares nothing
     if args.dry_run:
-        show(graph, options)
-        return 0
+        return show(graph, options)
     return run(graph, options)
 
 
@@ -214,7 +220,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {  # any othe
     "recipes": lambda args: show_recipes(args.word),
     "doctor": lambda args: examine(args.output, args.data_root),
     "status": lambda args: print_status(Path(args.folder)),
-    "logs": lambda args: jobs.print_logs(Path(args.folder), args.rank, args.follow),
+    "logs": lambda args: jobs.print_logs(stage_to_show(Path(args.folder)), args.rank, args.follow),
     "cancel": lambda args: jobs.cancel(Path(args.folder), args.now),
     "resume": resume,
 }

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pretrain.common import distributed
+from pretrain.common.device import can_use_gpus
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped, stop_requested
 
@@ -24,11 +25,12 @@ def join(device_name: str) -> torch.device:
         device_name: MODEL.DEVICE; cuda means the CPU where there is no GPU.
 
     Raises:
-        UserError: an unknown device, a GPU chosen by its number, or more processes on this machine than GPUs.
+        UserError: an unknown device, a GPU chosen by its number, GPUs that torch cannot use, or more processes on this
+            machine than GPUs.
     """
     if device_name not in ("cpu", "cuda"):
         raise UserError(f"MODEL.DEVICE is {device_name}; choose cpu or cuda (CUDA_VISIBLE_DEVICES selects a GPU)")
-    return distributed.join(device_name == "cuda" and torch.cuda.is_available())
+    return distributed.join(device_name == "cuda" and can_use_gpus("MODEL.DEVICE"))
 
 
 def raise_if_stopped() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -30,6 +31,7 @@ from pretrain.common.skipped_steps import SkippedSteps
 from pretrain.common.workers import verdict
 
 from . import HOOKS, checkpoints
+from .batch_norm import pool_batch_norm
 from .coco.results import Metrics
 
 LOG_PERIOD = 20  # iterations between two lines of metrics.json, and those that a line's medians are taken over
@@ -156,7 +158,12 @@ class State(contextlib.ExitStack):
         return line
 
     def save(self, name: str, iteration: int) -> None:
-        """Writes a checkpoint on rank 0; the other ranks wait for it, and fail with it."""
+        """Writes a checkpoint on rank 0; the other ranks wait for it, and fail with it.
+
+        Statistics that batch norm has for each rank are pooled before, so that all ranks evaluate what is saved.
+        """
+        if self.world > 1:
+            pool_batch_norm(norm for norm in get_bn_modules(self.model) if "Sync" not in type(norm).__name__)
         on_first_rank(lambda: self.write_file(name, iteration))
 
     def write_file(self, name: str, iteration: int) -> None:

@@ -18,6 +18,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from pretrain.common import distributed
+from pretrain.common.device import describe
 from pretrain.common.distributed import AgreedStop, averaged_after, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.interrupt import Stopped
@@ -58,6 +59,7 @@ def run(
     """
     device, out = join(cfg.MODEL.DEVICE), Path(cfg.OUTPUT_DIR)
     log = setup_logging(out, distributed.rank(), "transfer")
+    log.info(describe(device))
     resumed = find_checkpoint(cfg, engine.NAME, log) if resume and not eval_only else None
     path, content = resumed or (None, {})
     start = content["iteration"] + 1 if resumed else 0
@@ -65,8 +67,6 @@ def run(
     if distributed.is_main():
         atomic_write(out / "config.yaml", cfg.dump())
         write_environment(out)
-    if cfg.MODEL.DEVICE == "cuda" and device.type == "cpu":
-        log.info("MODEL.DEVICE is cuda, but there is no CUDA device: running on the CPU")
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if resumed:
         weights = Weights(str(path), "", from_c4(content.pop("model")), {})

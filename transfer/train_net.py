@@ -41,6 +41,7 @@ from transfer.config_keys import check_parts, check_ranges, check_training, desc
 if TYPE_CHECKING:
     from transfer.weights.load import Weights
 
+_POLL_S = 1.0  # between two looks for a rank that has failed but does not exit
 _GRACE_S = 3.0  # until the other ranks are killed after one has failed: they may be waiting for it in a collective
 
 
@@ -148,11 +149,17 @@ def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
         ranks: Any = mp.start_processes(_enter, (port, args, configured, messages), args.num_gpus, join=False)
         for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
             signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
+    rank, mistake = None, None  # of the first failure, which may have caused the others
     try:
-        while not ranks.join(grace_period=_GRACE_S):
-            pass
+        while not ranks.join(timeout=_POLL_S, grace_period=_GRACE_S):
+            if rank is None and not messages.empty():
+                rank, mistake = messages.get()
+                ranks.join(timeout=_GRACE_S, grace_period=_GRACE_S)
+                ranks.processes[rank].kill()  # it hangs at its exit
     except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
-        raise (error if messages.empty() else messages.get()) from error  # the first may have caused the others'
+        if rank is None and not messages.empty():
+            rank, mistake = messages.get()
+        raise (mistake or error) from error
 
 
 def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str, CfgNode], messages: Any) -> None:
@@ -168,8 +175,11 @@ def _enter(rank: int, port: int, args: argparse.Namespace, configured: tuple[str
     try:
         work(args, configured)
     except (UserError, Stopped, KeyboardInterrupt) as error:
-        messages.put(error)
+        messages.put((rank, error))
         raise SystemExit(1) from error
+    except Exception:
+        messages.put((rank, None))  # torch passes its traceback on
+        raise
 
 
 def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None) -> dict[str, Any]:

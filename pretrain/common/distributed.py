@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import extensions, interrupt
 from .batch_split import slice_bounds
 from .copies import AsyncHostCopy
+from .device import can_use_gpus
 from .errors import UserError
 
 TIMEOUT_S = 1800.0  # of one collective: rank 0 may evaluate or write while the others wait
@@ -37,9 +38,10 @@ def init(device_name: str = "auto") -> torch.device:
     Args:
         device_name: auto (cuda where there is one), cpu or cuda.
     """
-    if device_name == "cuda" and not torch.cuda.is_available():
+    cuda = device_name != "cpu" and can_use_gpus("DEVICE")
+    if device_name == "cuda" and not cuda:
         raise UserError("DEVICE is cuda, but torch sees no CUDA device; set DEVICE cpu or auto")
-    device = join(device_name != "cpu" and torch.cuda.is_available())
+    device = join(cuda)
     torch.backends.cudnn.benchmark = device.type == "cuda"  # sizes do not change, so the search pays off
     return device
 

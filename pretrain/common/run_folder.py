@@ -155,7 +155,9 @@ def write_environment(output_dir: str | Path) -> None:
     """`environment.txt`: command line, commit, versions, host, devices, threads; a resumed run adds another block."""
     import torch
 
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    # Where the driver is too old for torch, devices are counted but have no names.
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.cuda.get_device_name(i) for i in range(count)]
     path = Path(output_dir) / "environment.txt"
     earlier = f"{path.read_text(errors='replace')}\n" if path.is_file() else ""
     lines = [

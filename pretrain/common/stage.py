@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,8 +110,8 @@ def leaving() -> Iterator[None]:
     except Stopped:  # all ranks have agreed on it
         leave()
         raise
-    except BaseException:
-        atexit.register(_abandon)
+    except BaseException as error:
+        atexit.register(_abandon, 2 if isinstance(error, UserError) else 1)
         raise
     leave()
 
@@ -121,9 +124,17 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _abandon() -> None:
+def _abandon(status: int) -> None:
+    """Leaves the process group at exit, after an error on this rank.
+
+    With nccl the process ends here, with ``status``: to destroy or abort the group may wait for the other ranks, which
+    wait for this one in a collective. What ends them is this process's exit.
+    """
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
     if dist.is_initialized():
-        if dist.get_backend() == "nccl":  # destroying it would wait for the other ranks
-            dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
+        dist.destroy_process_group()

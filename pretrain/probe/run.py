@@ -15,6 +15,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from ..common import distributed
+from ..common.device import describe
 from ..common.distributed import check_agreement, on_every_rank, on_first_rank
 from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
 from ..common.stage import stage
@@ -76,4 +77,6 @@ def probe_run(cfg: CfgNode, name: str) -> Iterator[ProbeRun]:
     """Joins the process group and holds OUTPUT_DIR (default ``runs/<name>``) until the block ends (see `stage`)."""
     folder = Path(cfg.OUTPUT_DIR or f"runs/{name}")
     with stage(name, folder, lambda: distributed.init(cfg.DEVICE)) as device:
-        yield ProbeRun(name, cfg, folder, device, setup_logging(folder, distributed.rank()))
+        log = setup_logging(folder, distributed.rank())
+        log.info(describe(device))
+        yield ProbeRun(name, cfg, folder, device, log)

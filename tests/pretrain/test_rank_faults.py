@@ -80,6 +80,7 @@ def test_one_rank_fails_and_the_others_say_so_in_time(images: Path, tmp_path: Pa
     assert ended[0].startswith("ProcessLost: another process of this run has ended") and "\n" not in ended[0]
     assert ended.get(1, "").startswith("RuntimeError: inconsistent tensor size" if fault == "raising" else "")
     run_ranks(run, 2, images, tmp_path / "run")
+    assert "] device cpu, 2 processes, backend gloo\n" in (tmp_path / "run/log.txt").read_text()
     if fault != "bad images":  # which ended the first step
         assert "resumed from checkpoint_00000004.pth at step 4 of 12" in (tmp_path / "run/log.txt").read_text()
     assert len(lines(tmp_path / "run", "loss")) == 12

@@ -42,6 +42,7 @@ def test_a_run_folder_is_self_contained(whole):
     results = json.loads((whole / "results.json").read_text())
     assert results["metrics"]["knn_val_images"] == 16
     assert results["checkpoint_sha256"] == sha256(whole / "checkpoint_final.pth")
+    assert "] device cpu, 1 process\n" in (whole / "log.txt").read_text().splitlines(keepends=True)[0]
     assert "split BN with 2 groups" in (whole / "log.txt").read_text()
 
 

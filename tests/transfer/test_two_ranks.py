@@ -42,6 +42,7 @@ def _all_parts(folder: Path, name: str) -> None:
     _resume_from_other_weights(rank, folder, name)
     _batch_norm(rank)
     _pool_statistics(rank)
+    _evaluate_one_network(rank, folder, name)
     _pool_frozen_statistics(rank)
     _average_gradients_once(rank)
     _agree_on_a_checkpoint(rank, folder / f"rank{rank}")
@@ -114,6 +115,31 @@ def _pool_statistics(rank: int) -> None:
     batch_norm.pool_batch_norm([norm])
     assert norm.running_mean.tolist() == [2.0] * 3
     assert norm.running_var.tolist() == [3.0 + 1.0] * 3  # mean of variances, variance of means
+
+
+def _evaluate_one_network(rank: int, folder: Path, name: str) -> None:
+    """Norms that each rank has its own statistics of (BN, without precise BN) are pooled before the evaluation."""
+    keys = {"MODEL__RESNETS__NORM": "BN", "MODEL__FPN__NORM": "BN", "SOLVER__MAX_ITER": 2, "TEST__EVAL_PERIOD": 1}
+    cfg = tiny_coco.config(folder / "bn", name, **keys)
+    evaluated: list[torch.Tensor] = []
+    evaluate = engine.evaluate
+
+    def watched(cfg: Any, model: nn.Module, *args: Any, **keys: Any) -> Any:
+        tensors = model.state_dict().values()
+        evaluated.append(torch.cat([tensor.double().flatten() for tensor in tensors]))
+        return evaluate(cfg, model, *args, **keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "evaluate", watched)
+        run(cfg)
+    assert len(evaluated) == 2
+    for values in evaluated:
+        first = values.clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(values, first)
+    if rank == 0:
+        final = saved(folder / "bn")["model"].values()
+        assert torch.equal(evaluated[-1], torch.cat([tensor.double().flatten() for tensor in final]))
 
 
 def _pool_frozen_statistics(rank: int) -> None:

@@ -190,19 +190,25 @@ def _submit_all(graph: Graph, options: Options) -> int:
     return 0
 
 
-def show(graph: Graph, options: Options) -> None:
-    """Prints the graph, and for what is missing the scripts or commands that would be submitted or run."""
+def show(graph: Graph, options: Options) -> int:
+    """Prints the graph, and the scripts or commands of the stages that can start; returns 2 if one is refused, else 0.
+
+    A stage that builds on a refused one cannot start either.
+    """
     missing: dict[str, Node] = {}
+    blocked: dict[str, Node] = {}
     refused = 0
     for node in graph.nodes:
         after = f"  after {', '.join(node.parents)}" if node.parents else ""
         state, reason = "complete", ""
         if not node.spec.is_complete():
-            missing[node.key], state = node, "missing"
+            state = "missing"
             try:
                 checks.check_stage(node, options, download=False)
             except UserError as error:
                 state, reason, refused = "refused", f"\n         {error}", refused + 1
+            is_blocked = state == "refused" or not blocked.keys().isdisjoint(node.parents)
+            (blocked if is_blocked else missing)[node.key] = node
         print(f"{state:<8} {node.key}{after}  -> {short(node.spec.folder)}{reason}")
     if graph.report:
         print(f"missing  report  after everything  -> {short(graph.report.produces)}")
@@ -212,8 +218,9 @@ def show(graph: Graph, options: Options) -> None:
         script = preview([node.spec for node in batch], options, _dependency("afterok", parents), code)
         print(f"\n# {', '.join(node.key for node in batch)}\n{script}")
     unseen = f"; data only where the job runs, for at most {options.minutes} minutes" * (options.cluster == "slurm")
-    print(f"\n# {len(missing)} of {len(graph.nodes)} stages to run, {refused} of them refused")
+    print(f"\n# {len(missing) + len(blocked)} of {len(graph.nodes)} stages to run, {refused} of them refused")
     print(f"# checked: config, run folder, weights{unseen}")
+    return 2 if refused else 0
 
 
 def _batches(graph: Graph, missing: dict[str, Node], jobs: dict[str, str]) -> Iterator[list[Node]]:

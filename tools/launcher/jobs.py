@@ -119,10 +119,7 @@ def _end_launcher(folder: Path, problems: list[str]) -> bool:
 
 def print_logs(folder: Path, rank: int, follow: bool) -> None:
     """The newest job's output of a rank, and a user's mistake that ended it; with ``follow``, until Ctrl-C."""
-    file, *others = launch_files(folder)
-    if others or file.parents[1] != folder:
-        stages = ", ".join(str(path.parents[1]) for path in (file, *others))
-        raise UserError(f"{folder} is not the run folder of a stage; name one of {stages}")
+    file = folder / "launch" / "launch.json"
     job = read_json(file)["jobs"][-1]
     moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
     logs = moved if moved.is_dir() else Path(job["logs"])

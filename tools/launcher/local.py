@@ -70,13 +70,14 @@ class LocalJob:
         """True once every rank has ended; those that would wait for one that failed are killed after some seconds."""
         codes = [process.poll() for process in self._ranks]
         if self._failed_at is None:
-            rank = next((rank for rank, code in enumerate(codes) if code not in (None, 0, STOPPED)), None)
-            if rank is not None:
-                code = codes[rank] or 0
+            for rank, code in enumerate(codes):
+                record = RankRecord(self.folder, self.logs.name, 0, rank)
+                if code in (0, STOPPED) or (code is None and not record.has_failed()):  # which may hang at its exit
+                    continue
                 self._failed_at = time.monotonic()
-                if not self._was_ended(code):
-                    how = _how_it_ended(code, log_paths(self.logs, rank)[1])
-                    RankRecord(self.folder, self.logs.name, 0, rank).die(f"rank {rank}: {how}")
+                if code is not None and not self._was_ended(code):
+                    record.die(f"rank {rank}: {_how_it_ended(code, log_paths(self.logs, rank)[1])}")
+                break
         elif None in codes and time.monotonic() > self._failed_at + _GRACE_S:
             kill(self._processes)
         return None not in codes
@@ -113,7 +114,7 @@ def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
     values = {name: value for name, value in os.environ.items() if not name.startswith(_OUTER)}
     earlier = values.get("PYTHONPATH")
     values |= {"PYTHONPATH": f"{ROOT}:{earlier}" if earlier else str(ROOT), "PYTHONSAFEPATH": "1"}
-    if options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
+    if gpus or options.gpus is not None or (options.parallel or 1) > 1:  # otherwise the user's own value stays
         values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     processes = (options.parallel or 1) * options.tasks_per_node
     if options.cpus_per_task:

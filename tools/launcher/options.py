@@ -59,7 +59,7 @@ class Options:
         "auto", "auto: SLURM where sbatch answers, but this machine inside an allocation", choices=CLUSTERS
     )
     nodes: int = _number(1, 1, "nodes per job (1)")
-    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible on this machine; on SLURM 1")
+    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible, at most --tasks; on SLURM 1")
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(
         None, 1, "CPU cores, and threads, per process (SLURM: DATALOADER.NUM_WORKERS + 1)"
@@ -92,8 +92,8 @@ class Options:
     def gpus_per_node(self) -> int:
         if self.gpus is not None or self.cluster == "slurm":
             return 1 if self.gpus is None else self.gpus
-        visible = len(visible_gpus())  # shared by stages that run at the same time
-        return max(min(visible, 1), visible // (self.parallel or 1))
+        visible = len(visible_gpus())  # shared by stages that run at the same time; a process uses one
+        return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
     @property
     def tasks_per_node(self) -> int:

@@ -96,8 +96,12 @@ class RankRecord:
 
     def die(self, error: str) -> None:
         """Records, in another process, how a rank ended that did not record it."""
-        if read_record(self._path).get("state") != "failed":
+        if not self.has_failed():
             self._fail(error)
+
+    def has_failed(self) -> bool:
+        """True if this rank's error is recorded; the rank may still hang at its exit."""
+        return read_record(self._path).get("state") == "failed"
 
     def _fail(self, error: str, trace: str = "", user_error: bool = False, followed: bool = False) -> None:
         values = {"error": error, "traceback": trace, "user_error": user_error, "followed": followed}

@@ -45,7 +45,8 @@ class LocalRun:
         self._waiting = {node.key: node for node in graph.nodes}
         self._running: dict[str, LocalJob] = {}
         self._failed: dict[str, str] = {}  # the failed stage, by the stages that it ends
-        self._free_gpus = visible_gpus()
+        needs_gpus = any(options.fitting(node.spec).gpus_per_node for node in missing.values())
+        self._free_gpus = visible_gpus() if needs_gpus else []  # counting imports torch
         self._signals: list[str] = []  # that this process got; the first asks the jobs to stop, the second kills them
         self._interruptions: list[str] = []
         self._status = 0

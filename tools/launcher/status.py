@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,38 @@ from pretrain.common.run_folder import FAILED, read_json, stage_of
 
 from . import local
 from .jobs import is_finished, job_states, silent_end, why_unknown
-from .records import attempts, files_below
+from .records import attempts, files_below, launch_files
 
 _PLANS = ("pipeline.json", "sweep.json")
 _HEAD = ("stage", "state", "job", "attempt", "started", "host", "progress", "folder")
+# States that are no failure; SLURM has many that are, such as out_of_memory and node_fail.
+_NOT_FAILED = ("done", "running", "pending", "requeued", "not started", "stopped", "cancelled", "unknown")
 
 
-def print_status(folder: Path) -> None:
-    """A line per stage; below them, why stages wait, stopped or failed."""
+def print_status(folder: Path) -> int:
+    """Prints a line per stage, and below them why stages wait, stopped or failed; returns 1 if one failed, else 0."""
     stages = collect(folder)
     notes = [f"{entry['folder']}: {note}" for entry in stages for note in _notes(entry)]
     table = tabulate([_row(entry) for entry in stages], _HEAD, "plain", disable_numparse=True)
     print(printable("\n".join([table, *notes])))
+    return int(any(entry["state"] not in _NOT_FAILED for entry in stages))
+
+
+def stage_to_show(folder: Path) -> Path:
+    """Returns the run folder whose output `logs` shows: ``folder``, or that of one of the stages below it.
+
+    This is a stage that is running, else the one that failed last, else the last one; standard error names it.
+    """
+    if folder / "launch" / "launch.json" in launch_files(folder):
+        return folder
+
+    def rank(entry: dict[str, Any]) -> tuple[bool, bool, float]:
+        last = {"started": 0.0, **dict(*entry["attempts"][-1:]), **entry["failure"]}
+        return entry["state"] == "running", entry["state"] not in _NOT_FAILED, last.get("ended", last["started"])
+
+    shown = max((entry for entry in collect(folder) if "logs" in entry["job"]), key=rank)
+    print(f"{shown['folder']}: {shown['state']} (all stages: launch.py status {folder})", file=sys.stderr)
+    return shown["folder"]
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +80,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
         plan = planned.get(place, {})
         entry = {
             "key": plan.get("key", os.path.relpath(place, folder)), "stage": plan.get("stage") or stage_of(place),
-            "folder": place, "job": {}, "state": "not started", "attempts": [], "progress": _progress(place),
+            "folder": place, "job": {}, "state": "not started", "attempts": [], "progress": "",
             "failure": {}, "reason": "", "waits_for": plan.get("parents", []),
         }  # fmt: skip
         record = records.get(place)
@@ -67,6 +88,7 @@ def collect(folder: Path) -> list[dict[str, Any]]:
             entry |= _of_job(place, record, states[place])
         elif place in records:
             entry |= _without_launcher(place)
+        entry["progress"] = _progress(place, is_running=entry["state"] == "running")
         entries.append(entry)
     done = {entry["key"] for entry in entries if entry["state"] == "done"}
     for entry in entries:
@@ -120,19 +142,18 @@ def _without_launcher(folder: Path) -> dict[str, Any]:
     return {"state": "done" if (folder / "results.json").is_file() else "stopped"}
 
 
-def _progress(folder: Path) -> str:
-    """The newest line of metrics.json in words, or an empty string."""
-    try:
-        with open(folder / "metrics.json", "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            values = metrics.parse(file.read().decode(errors="replace").splitlines()[-1]) or {}
-    except (OSError, IndexError):
-        values = {}
+def _progress(folder: Path, is_running: bool) -> str:
+    """The newest values in metrics.json in words, or an empty string; only what is running has an ETA."""
+    values: dict[str, Any] = {}
+    with contextlib.suppress(OSError), open(folder / "metrics.json", "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 16384))
+        for line in file.read().decode(errors="replace").splitlines():
+            values |= metrics.parse(line) or {}  # the last line may be an evaluation's, without a loss
     words = [f"step {values['iteration'] + 1}"] if values else []
     forms = {"loss": "loss {:.4g}", "total_loss": "total_loss {:.4g}", "images_per_second": "{:.0f} images/s"}
     words += [form.format(values[name]) for name, form in forms.items() if values.get(name) is not None]
-    if values.get("eta_seconds") is not None:
+    if is_running and values.get("eta_seconds") is not None:
         words.append(f"eta {datetime.timedelta(seconds=int(values['eta_seconds']))}")
     return "  ".join(words)
 

@@ -77,7 +77,8 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str = "", 
         parameters = slurm_parameters(specs, options, code or log_folder / "code", dependency)
         count: dict[str, Any] = {"map_count": len(specs)} if len(specs) > 1 else {}
         return _make_sbatch_string(command=command, folder=log_folder, **parameters, **count)
-    devices = ",".join(visible_gpus()[: options.gpus_per_node]) or "none"
+    gpus = options.gpus_per_node
+    devices = ",".join(visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
     return f"{options.tasks_per_node} process(es) on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 
 

@@ -16,6 +16,7 @@ from pretrain.common.errors import UserError
 from pretrain.model.siamese import ExchangePlan
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
+from transfer import distributed as fine_tuning
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,43 @@ def test_a_rank_takes_its_gpu_if_there_is_one(monkeypatch, count, local_rank, sl
     else:
         assert distributed.join(True) == torch.device("cuda", index) == chosen[0]
     assert distributed.join(False) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES=0"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-ab12"}, "GPU-ab12"),
+        ({"SLURM_GPUS_ON_NODE": "8"}, "SLURM_GPUS_ON_NODE=8"),
+        ({"SLURM_JOB_GPUS": "0"}, "SLURM_JOB_GPUS=0"),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "2"}, "SLURM_GPUS_ON_NODE=2"),
+        ({}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "SLURM_GPUS_ON_NODE": "0"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "", "SLURM_GPUS_ON_NODE": "8"}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1", "SLURM_JOB_GPUS": "0,1"}, ""),
+    ],
+)
+def test_gpus_that_a_job_was_given_do_not_idle(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
+) -> None:
+    def init() -> NoReturn:
+        raise RuntimeError("Found no NVIDIA driver. Please install one.\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if named:
+        refused(lambda: distributed.init("auto"), named, "(Found no NVIDIA driver);", "--nv", "set DEVICE cpu")
+        refused(lambda: distributed.init("cuda"), named, "set DEVICE cpu")
+        refused(lambda: fine_tuning.join("cuda"), named, "set MODEL.DEVICE cpu")
+    else:
+        assert distributed.init("auto") == fine_tuning.join("cuda") == torch.device("cpu")
+        refused(lambda: distributed.init("cuda"), "DEVICE is cuda, but torch sees no CUDA device")
+    assert distributed.init("cpu") == torch.device("cpu")
 
 
 def test_three_ranks_exchange_agree_and_take_turns(tmp_path):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from pretrain.common.run_folder import write_environment
 
@@ -21,3 +22,12 @@ def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
         "command: train.py first",
         r"command: train.py '\udcff'",
     ]
+
+
+def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts GPUs, but torch cannot use them, nor learn their names."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: pytest.fail("the driver is too old"))
+    write_environment(tmp_path)
+    assert "devices: cpu\n" in (tmp_path / "environment.txt").read_text()

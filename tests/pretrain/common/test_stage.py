@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pretrain.common.stage import explained, leaving, stage
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 
+ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 
 
@@ -62,3 +65,28 @@ def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
     refused(fail, "2 GiB", "SOLVER.ACCUMULATE")
+
+
+HANGING = """
+import time, torch.distributed as dist
+from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.stage import leaving
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.get_backend = lambda: "nccl"
+dist.destroy_process_group = dist.distributed_c10d._abort_process_group = lambda: time.sleep(3600)
+
+def main(_):
+    with leaving():
+        print("the last line", end="")
+        raise {error}("broken")
+
+run_command_line(main)
+"""
+
+
+@pytest.mark.parametrize(("error", "status"), [("UserError", 2), ("RuntimeError", 1)])
+def test_a_failed_rank_ends_although_nccl_would_wait_for_the_others(error: str, status: int) -> None:
+    command = [sys.executable, "-c", HANGING.format(error=error)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (ended.returncode, ended.stdout) == (status, "the last line")
+    assert ended.stderr.splitlines()[-1].endswith("error: broken" if status == 2 else "RuntimeError: broken")

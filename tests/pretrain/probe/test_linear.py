@@ -115,7 +115,8 @@ def test_heads_of_several_rates_learn_as_each_would_alone_and_one_that_diverges_
     assert scores["1e+38"] == {"top1": 0.0, "top5": 0.0, "diverged": True}
     assert scores["0.12345678"] == run("[0.12345678, 0.3]")["per_learning_rate"]["0.12345678"]
     assert results["metrics"]["learning_rate"] == 0.12345678
-    assert "head of learning rate 1e+38 diverged" in (tmp_path / "[0.12345678, 1e38]/log.txt").read_text()
+    log = (tmp_path / "[0.12345678, 1e38]/log.txt").read_text()
+    assert "head of learning rate 1e+38 diverged" in log and "device cpu, 1 process\n" in log
     refused(lambda: run("[1e38]"), "not finite", "lower LINEAR.BASE_LR")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from pathlib import Path
@@ -39,6 +40,12 @@ def fail(folder: str, rank: int = 0, user_error: bool = False) -> None:
             raise UserError("the value is 3; it must be 2")
         raise RuntimeError(f"rank {rank} cannot go on")
     time.sleep(3600)
+
+
+def fail_and_hang(folder: str, rank: int) -> None:
+    """One rank fails and then hangs at its exit, as nccl may; the others would wait for an hour."""
+    atexit.register(time.sleep, 3600)
+    fail(folder, rank)
 
 
 def fail_on_full_disk(folder: str, rank: int) -> None:

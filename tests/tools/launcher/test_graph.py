@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,18 @@ def test_a_dry_run_shows_an_array_as_it_is_submitted(tmp_path: Path, capsys: pyt
     show(graph_of(tmp_path, *(Node(f"{i}", fake(tmp_path / str(i))) for i in range(3)), kind="sweep"), SLURM)
     shown = capsys.readouterr().out
     assert shown.count("#SBATCH --array=0-2%2\n") == shown.count("#!/bin/bash") == 1
+
+
+def test_a_dry_run_prints_the_scripts_of_stages_that_can_start(tmp_path: Path, capsys: pytest.CaptureFixture):
+    bad = replace(fake(tmp_path / "bad"), inputs={"gone.pth": ""})
+    nodes = [Node("bad", bad), Node("child", fake(tmp_path / "child"), ("bad",)), Node("good", fake(tmp_path / "good"))]
+    nodes += [Node("grandchild", fake(tmp_path / "grandchild"), ("child",))]
+    nodes += [Node("later", fake(tmp_path / "later"), ("good",))]
+    assert show(graph_of(tmp_path, *nodes), SLURM) == 2
+    shown = capsys.readouterr().out
+    assert re.findall(r"^# (\w+)\n#!/bin/bash", shown, re.MULTILINE) == ["good", "later"]
+    assert "no weights at gone.pth" in shown and "# 5 of 5 stages to run, 1 of them refused" in shown
+    assert show(graph_of(tmp_path, *nodes[2:3]), SLURM) == 0
 
 
 def test_weights_that_a_stage_before_makes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

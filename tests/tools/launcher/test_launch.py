@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,42 @@ HERE = ["--cluster", "local", "--gpus", "0"]
 )
 def test_a_users_mistake_is_one_line(words: list[str], named: tuple[str, ...]):
     refused(lambda: launch.main(words), *named)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["pretrain", "--method", "jcl", "--parallel", "2"], ("--parallel is 2, but pretrain uses at most 1",)),
+        (["convert", "a", "b.pth", "--gpus", "1"], ("--gpus is 1, but convert uses at most 0",)),
+        (["convert", "a", "b.pth", "--tasks", "2"], ("--tasks is 2, but convert uses at most 1",)),
+        (["convert", "a", "b.pth", "--cluster", "slurm", "--nodes", "2"], ("--nodes is 2, but convert",)),
+        (["distributions", "random", "--gpus", "2"], ("--gpus is 2, but distributions uses at most 1",)),
+    ],
+)
+def test_resources_that_a_stage_would_not_use_are_refused(words: list[str], named: tuple[str, ...]):
+    refused(lambda: launch.main([*words, "--dry-run"]), *named)
+
+
+@pytest.mark.parametrize("words", [["pretrain", "--method", "jcl"], ["pipeline", "x.yaml"], ["resume", "runs/x"]])
+def test_torchrun_is_told_that_the_launcher_starts_the_processes(monkeypatch: pytest.MonkeyPatch, words: list[str]):
+    """A job's own variables do not count: a stage, or srun, may run the launcher."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    refused(lambda: launch.main(words), "torchrun", "--tasks N", "torchrun -m pretrain")
+    assert launch.main(["recipes", "CIFAR100"]) == 0
+
+
+def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
+    monkeypatch: pytest.MonkeyPatch, images: Path, tmp_path: Path
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("tools.launcher.options._device_count", lambda: pytest.fail("GPUs were counted"))
+    monkeypatch.setattr("tools.launcher.run.LocalRun.run", lambda run: len(run._free_gpus))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
+    pretraining = [*JCL, "--gpus", "0", "DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "48"]
+    for words in (pretraining, ["convert", "run", "weights.pth"]):
+        for more in ([], ["--dry-run"]):
+            assert launch.main([*words, "--cluster", "local", *more]) == 0
 
 
 TORCHVISION = ["transfer", "--config-file", COCO, "--engine", "torchvision"]
@@ -79,7 +116,7 @@ def test_sbatch_script_of_a_dry_run(capsys: pytest.CaptureFixture):
     words = ["pretrain", "--method", "mocov2", "--cluster", "slurm", "--nodes", "2", "--gpus", "8", "--dry-run"]
     words += ["--time", "4:00:00", "--sbatch", "comment=a $(b) 'c'", "--sbatch", "exclusive"]
     words += ["--setup", "module load cuda"]
-    assert launch.main([*words, "DATALOADER.NUM_WORKERS", "5"]) == 0
+    assert launch.main([*words, "DATALOADER.NUM_WORKERS", "5", "MODEL.BN_GROUPS", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for line in (
         "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=240",
@@ -97,8 +134,8 @@ def test_overrides_may_follow_a_list_of_runs(tmp_path: Path, capsys: pytest.Capt
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(spec.config)
     words = ["distributions", "one", "two", "VIEWS.KEY", "moco_v1", "OUTPUT_DIR", "fig3", "--dry-run"]
-    assert launch.main([*words, *HERE]) == 0
-    assert str(tmp_path / "fig3") in capsys.readouterr().out
+    assert launch.main([*words, *HERE]) == 2  # the runs have no checkpoint
+    assert "distributions  -> fig3\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_was_checked_or_would_be_refused(
@@ -110,8 +147,9 @@ def test_a_dry_run_says_what_was_checked_or_would_be_refused(
     assert "pretrain  -> runs/jcl_R50_IN1k_200ep\n" in shown and "1 process(es) on this machine" in shown
     assert "stages to run, 0 of them refused" in shown
     assert err.startswith("recipe: ") and err.endswith("configs/pretrain/jcl_R50_IN1k_200ep.yaml\n")
-    assert launch.main([*words, "folder:gone"]) == 0
+    assert launch.main([*words, "folder:gone"]) == 2
     assert "refused  pretrain" in (shown := capsys.readouterr().out) and "no image folder at gone" in shown
+    assert "process(es) on this machine" not in shown
     assert not (tmp_path / "runs").exists()
 
 
@@ -129,10 +167,24 @@ def test_a_dry_run_tells_of_a_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
-    assert (
-        launch.main(["pretrain", "--method", "mocov2", *HERE, "OUTPUT_DIR", str(tmp_path / "a/run"), "--dry-run"]) == 0
-    )
+    words = ["pretrain", "--method", "mocov2", *HERE, "OUTPUT_DIR", str(tmp_path / "a/run"), "--dry-run"]
+    assert launch.main(words) == 2
     assert f"cannot write to {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["demo", "demo_quick"])
+@pytest.mark.parametrize("gpus", [0, 1, 6, 8, 10])
+def test_the_demo_uses_one_gpu_per_stage(
+    file: str, gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    Path("configs").symlink_to(f"{ROOT}/configs")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+    makefile = (ROOT / "Makefile").read_text()
+    (options,) = re.findall(r"^SIDE_BY_SIDE := (.*)", makefile, re.MULTILINE)
+    assert f"launch.py pipeline configs/examples/{file}.yaml $(SIDE_BY_SIDE)" in makefile
+    assert launch.main(["pipeline", f"configs/examples/{file}.yaml", *options.split(), "--dry-run"]) == 0
+    places = re.findall(r"(\d+) process\(es\) on this machine, GPUs: ([\w,]+), logs", capsys.readouterr().out)
+    assert len(places) > 8 and set(places) == {("1", "none"), ("1", "0" if gpus else "none")}
 
 
 def test_recipes_are_listed_by_a_word(capsys: pytest.CaptureFixture[str]):

@@ -123,6 +123,8 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
     assert options.visible_gpus() == ["0", "1", "3", "GPU-ab12"]
     counts = [Options(cluster="local", parallel=parallel).gpus_per_node for parallel in (None, 2, 4, 8)]
     assert counts == [4, 2, 1, 1]
+    counts = [Options(cluster="local", tasks=tasks).gpus_per_node for tasks in (1, 3, 8)]
+    assert counts == [1, 3, 4]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert options.visible_gpus() == []
 

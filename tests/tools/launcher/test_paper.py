@@ -90,5 +90,5 @@ def test_what_is_no_table_is_refused_and_a_dry_run_leaves_nothing(tmp_path: Path
     with pytest.raises(UserError, match="is no table of results; name a CSV file"):
         write_pipeline(str(tmp_path / "a.csv"), "", tmp_path)
     words = ["paper", str(PAPERS / "tcl_studies_linear.csv"), "--rows", "Sec.3 k2", "--output", str(tmp_path / "out")]
-    assert launch.main([*words, "--cluster", "local", "--dry-run"]) == 0
+    assert launch.main([*words, "--cluster", "slurm", "--dry-run"]) == 0
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
-from tools.launcher import jobs, status
+from tools.launcher import jobs, local, options, status
 from tools.launcher.graph import Graph, Node, run
 from tools.launcher.job import LOCAL_STOP
 from tools.launcher.options import Options
@@ -54,6 +54,16 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
     threading.Thread(target=kill, daemon=True).start()
     assert run_alone(fake(tmp_path, "hang"), here(2)) == 1
     assert "rank 1: it was killed by SIGKILL (out of memory?)" in capfd.readouterr().err
+
+
+def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    monkeypatch.setattr(local, "_GRACE_S", 0.5)
+    assert run_alone(fake(tmp_path, "fail_and_hang", 1), here(2)) == 1
+    printed = capfd.readouterr().err
+    assert "failed on rank 1" in printed and "rank 1 cannot go on" in printed and "SIGKILL" not in printed
+    assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
 def test_a_full_disk_hides_neither_the_error_nor_the_end(tmp_path: Path, capfd: pytest.CaptureFixture):
@@ -163,10 +173,15 @@ def test_ctrl_c_while_the_job_is_being_recorded(tmp_path: Path, monkeypatch: pyt
     assert jobs.job_states([job_of(tmp_path)])[0] == "ENDED"
 
 
-def test_a_job_that_asked_for_no_number_of_gpus_has_the_users_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("count", "variable"), [(0, None), (2, "0")])
+def test_a_job_is_told_which_gpus_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, variable: str | None
+):
+    """Without any, it keeps the user's variable."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(options, "_device_count", lambda: count)
     assert run_alone(fake(tmp_path, "meet", str(tmp_path)), Options(cluster="local", tasks=1)) == 0
-    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] is None
+    assert read_record(tmp_path / "results.json")["CUDA_VISIBLE_DEVICES"] == variable
 
 
 def pair(folder: Path) -> list[Node]:

@@ -16,7 +16,7 @@ from pretrain.common.stage import stage
 from tests.tools.launcher.helpers import HERE, fake, programs
 from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
-from tools.launcher import status
+from tools.launcher import local, status
 from tools.launcher.graph import Graph, Node
 from tools.launcher.records import RankRecord
 
@@ -38,7 +38,7 @@ def test_stages_that_have_not_started_say_what_they_wait_for(tmp_path: Path, cap
     assert {key: (one["state"], one["waits_for"]) for key, one in found.items()} == {
         "a": ("done", []), "b": ("not started", []), "c": ("not started", ["b"]),
     }  # fmt: skip
-    status.print_status(tmp_path / "runs")
+    assert launch.main(["status", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     assert f"{tmp_path / 'runs/p/c'}: waits for b" in shown
     assert [line.split()[:3] for line in shown.splitlines()[1:4]] == [
@@ -100,11 +100,53 @@ def test_a_failure_stands_below_the_table_and_in_the_logs_once(tmp_path: Path, c
     (folder / "launch/s/0.out").write_text("a line\n")
     RankRecord(folder, "s", 0, 0).end("requeued", "USR2")
     RankRecord(folder, "s", 1, 0).fail(UserError("the data set holds too few images"))
-    launch.main(["status", str(folder)])
+    assert launch.main(["status", str(folder)]) == 1
     _, row, note = capsys.readouterr().out.splitlines()
     assert row.split()[:5] == ["knn", "failed", "local", "77", "2"]
     assert note.startswith(f"{folder}: rank 0 on ") and note.endswith(": the data set holds too few images")
-    with pytest.raises(UserError, match=r"is not the run folder of a stage; name one of .*run$"):
-        launch.main(["logs", str(tmp_path)])
     launch.main(["logs", str(folder.rename(tmp_path / "moved"))])
     assert capsys.readouterr() == ("a line\n", "error: the data set holds too few images\n")
+
+
+def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def shown() -> str:
+        assert launch.main(["logs", str(tmp_path)]) == 0
+        out, err = capsys.readouterr()
+        assert err.splitlines()[0].startswith(f"{tmp_path}/{out[0]}: ") and "launch.py status" in err
+        return out
+
+    ends = {"a": 20.0, "b": 30.0, "c": 40.0, "d": 50.0}  # b fails last, d ends last
+    for name, end in ends.items():
+        logs = tmp_path / name / "launch/s"
+        folder = started(tmp_path / name, {**SLURM, "cluster": "local", "logs": str(logs)})
+        logs.mkdir()
+        (logs / "0.out").write_text(f"{name}\n")
+        record = RankRecord(folder, "s", 0, 0)
+        monkeypatch.setattr("tools.launcher.records.time.time", lambda end=end: end)
+        record.fail(RuntimeError(name)) if name in "ab" else record.end("done" if name == "c" else "stopped")
+    assert shown() == "b\n"
+    monkeypatch.setattr(local, "is_running", lambda job: "/c/" in job["logs"])
+    assert shown() == "c\n"
+    monkeypatch.setattr(local, "is_running", lambda job: False)
+    for name in "ab":
+        (tmp_path / name / "launch/launch.json").unlink()
+    assert shown() == "d\n"
+
+
+def test_progress_has_the_newest_loss_and_an_eta_only_where_something_runs(tmp_path: Path):
+    lines = [{"iteration": 3, "loss": 2.5, "images_per_second": 80.2, "eta_seconds": 60}, {"iteration": 4, "knn": 50}]
+    folder = write_run(tmp_path / "run", "pretrain", metrics="\n".join(map(json.dumps, lines)))
+    assert by_key(folder)["."]["progress"] == "step 5  loss 2.5  80 images/s"
+    with claim(folder, "a test"):
+        assert by_key(folder)["."]["progress"] == "step 5  loss 2.5  80 images/s  eta 0:01:00"
+
+
+@pytest.mark.parametrize(("state", "exit_status"), [("OUT_OF_MEMORY", 1), ("NODE_FAIL", 1), ("CANCELLED", 0)])
+def test_a_stage_that_slurm_ended_has_failed_unless_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, exit_status: int
+):
+    started(tmp_path / "run", SLURM)
+    programs(monkeypatch, tmp_path, squeue="", sacct=f"echo '77|{state}|None|n'")
+    assert launch.main(["status", str(tmp_path)]) == exit_status

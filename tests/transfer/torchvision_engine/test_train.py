@@ -83,7 +83,8 @@ def test_a_run_leaves_the_files_of_detectron2(finished):
     names = saved(out)["model"]
     assert "backbone.bottom_up.res2.0.conv1.norm.running_mean" in names
     assert "roi_heads.mask_head.mask_fcn1.weight" in names
-    assert "iter: 3" in (out / "log.txt").read_text()
+    log = (out / "log.txt").read_text()
+    assert "iter: 3" in log and "] device cpu, 1 process\n" in log.splitlines(keepends=True)[0]
 
 
 def test_a_stopped_run_resumes_to_the_bit_equal_result(finished, tmp_path, monkeypatch):

@@ -1,0 +1,49 @@
+"""What a run computes on: whether torch can use the GPUs of a job, and the line about it in the log."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from .errors import UserError, first_line
+
+# Variables that name a job's GPUs, and their values where it has none; the first that is set decides. SLURM writes
+# NoDevFiles for GPUs that it counts without having their device files, too.
+_GPU_VARIABLES = {"CUDA_VISIBLE_DEVICES": ("NoDevFiles",), "SLURM_GPUS_ON_NODE": ("", "0"), "SLURM_JOB_GPUS": ("",)}
+
+
+def can_use_gpus(key: str) -> bool:
+    """Returns whether torch can use a GPU.
+
+    Args:
+        key: the config key that chooses the device, for the remedy.
+
+    Raises:
+        UserError: this process was given GPUs that torch cannot use: they would idle while it trains on CPUs.
+    """
+    if torch.cuda.is_available():
+        return True
+    values = {name: os.environ.get(name, unset[0]) for name, unset in _GPU_VARIABLES.items()}
+    name = next((name for name, value in values.items() if value not in _GPU_VARIABLES[name]), "")
+    if not name or values[name] in ("", "-1"):  # there are none, or the user hides them
+        return False
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # the former where torch was built without CUDA
+        reason = first_line(error).partition(". ")[0]
+        raise UserError(
+            f"{name}={values[name]} gives this process GPUs, but torch {torch.__version__} cannot use them ({reason}); "
+            "check the driver (nvidia-smi), the container's --nv or --gpus all, and that the driver supports this "
+            f"torch's version of CUDA; to use CPUs on purpose, set {key} cpu"
+        ) from error
+    return True
+
+
+def describe(device: torch.device) -> str:
+    """Returns what a run computes on, for its log: ``device cuda:0 (NVIDIA H100), 8 processes, backend nccl``."""
+    name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    if not dist.is_initialized():
+        return f"device {device}{name}, 1 process"
+    return f"device {device}{name}, {dist.get_world_size()} processes, backend {dist.get_backend()}"

@@ -27,14 +27,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("source", metavar="RUN_OR_CHECKPOINT", help="run folder or file (.pth, .pkl, .safetensors)")
     parser.add_argument("output", metavar="OUTPUT", help="its suffix is the format: .pth, .pkl or .safetensors")
     parser.add_argument("--encoder", choices=("query", "key"), default="query", help="which encoder of a momentum pair")
+    parser.add_argument("--prefix", default="", help="of the network to read, where the file has several; '.': none")
+    for name in ("mean", "std"):
+        parser.add_argument(
+            f"--pixel-{name}", type=float, nargs=3, default=(), metavar=("R", "G", "B"),
+            help=f"{name} of the pixels in the pretraining, from 0 to 255, where the file does not record it",
+        )  # fmt: skip
     parser.add_argument("--to-torchvision", action="store_true", help="write torchvision's names (a plain ResNet)")
     parser.add_argument("--unsafe-pickle", action="store_true", help="unpickle anything; only for files you trust")
     parser.add_argument("--overwrite", action="store_true", help="replace an output that differs")
     args = parser.parse_args(argv)
     check_name(args.output, "OUTPUT")
     done = convert(
-        args.source, args.output, encoder=args.encoder, unsafe_pickle=args.unsafe_pickle, overwrite=args.overwrite,
-        back=args.to_torchvision,
+        args.source, args.output, encoder=args.encoder, prefix=args.prefix, pixel_mean=args.pixel_mean,
+        pixel_std=args.pixel_std, unsafe_pickle=args.unsafe_pickle, overwrite=args.overwrite, back=args.to_torchvision,
     )  # fmt: skip
     print(done.summary())
 

@@ -1,15 +1,15 @@
-"""Reads a ResNet backbone from any file that may hold one, under torchvision's names.
+"""Reads a ResNet backbone from any file that holds a complete one, under torchvision's names.
 
-It reads MoCo's, JCL's and this project's checkpoints, those of other projects (docs/reference/files.md lists them),
-torchvision's and plain state dicts, and detectors of torchvision and Detectron2; `.pth` in the old and the zip format,
-`.pkl` and `.safetensors`.
+Checkpoints, state dicts and detectors of any project, whatever lies beside the ResNet (docs/reference/layouts.md lists
+what was tried); `.pth` in the old and the zip format, `.pkl` and `.safetensors`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +20,11 @@ from torch import Tensor
 from . import checkpoint
 from .config_io import parse_yaml
 from .errors import UserError, shortlist
-from .key_renaming import renamed
-from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
+from .resnet_names import DEPTHS, is_bottleneck
+from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
-_ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
-_WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
-# The longest that fits wins.
-_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "_feature_blocks.", "")
-_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = (  # heads and necks, which are dropped on purpose
-    *("fc", "head", "projector", "predictor", "linear", "fpn", "neck", "classifier", "dense"),
-    *("projection_head", "prototypes", "head_jig", "jigsaw"),  # SwAV and DeepCluster v2; PIRL
-)
-_OTHERS = (  # outside the backbone: MoCo's queues and other encoder, those of solo-learn and lightly; a detector's
-    *("queue", "queue_ptr", "dense_negatives", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
-    *("momentum_backbone", "momentum_projector", "momentum_classifier"),
-    *("backbone_momentum", "projection_head_momentum"),
-    *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
-)
+_DEPTHS_OF_152 = (3, 8, 36, 3)
 
 
 @dataclass(frozen=True)
@@ -49,13 +35,15 @@ class BackboneFile:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
         state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
-        provenance: plain values: source, source_sha256, encoder, arch, stem, method, epoch, step, config (YAML text).
+        provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config (YAML).
+        unread: the other tensors of the file, in a short list.
     """
 
     arch: str
     stem: str
     state_dict: dict[str, Tensor]
     provenance: dict[str, Any]
+    unread: str
 
 
 def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
@@ -77,26 +65,31 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     return backbone
 
 
-def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
+def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = "") -> BackboneFile:
     """The backbone in ``file``.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.
+        prefix: of its tensors, where the file holds several networks, or a part of it; ``.``: none.
 
     Raises:
-        UserError: a missing, unknown, wrong-shaped or non-finite tensor, by its name.
+        UserError: no ResNet or several, or a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
-    path = file.path
-    picked, chosen = _pick_backbone(file, encoder)
-    picked = to_torchvision(picked)
-    arch = infer_arch(picked, path)
+    path, networks = file.path, find_networks(file.tensors)
+    if not networks:
+        kind = describe_kind(file.tensors) or f"; its tensors are {shortlist(list(file.tensors))}"
+        raise UserError(f"{path} holds no ResNet{kind}")
+    network = _choose_network(networks, encoder, prefix, path)
+    arch, stem = check_structure(network.state, path)
     named = file.content.get("arch")
-    if isinstance(named, str) and named in DEPTHS and named != arch:
+    if isinstance(named, str) and named in DEPTHS and named != arch and not prefix:
         raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
-    conv1 = picked.get("conv1.weight")
-    stem = "cifar" if conv1 is not None and conv1.shape[-1:] == (3,) else "imagenet"
-    state = check_tensors(picked, arch, stem, path)
-    return BackboneFile(arch, stem, state, _provenance(file, chosen, arch, stem))
+    if stem == "cifar":
+        _check_padding(file, network)
+    state = check_tensors(network.state, arch, stem, path)
+    side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
+    provenance = _provenance(file, network.prefix, side, arch, stem)
+    return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
@@ -109,15 +102,46 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
         if depths == wanted and bottleneck == is_bottleneck(arch):
             return arch
     kind = "bottleneck" if bottleneck else "basic"
-    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4")
+    larger = ", which is a ResNet-152," if depths == _DEPTHS_OF_152 else ""
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks{larger} in layer1-layer4")
+
+
+def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str]:
+    """The arch and stem of the ResNet whose tensors ``state`` holds, all of them and no others.
+
+    Raises:
+        UserError: the first tensors that are missing, unknown or wrong-shaped; counters may be missing.
+    """
+    arch = infer_arch(state, path)
+    stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
+    shapes = _shapes(arch, stem)
+    if unknown := [name for name in state if name not in shapes]:
+        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
+    if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
+        raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
+    for name, tensor in state.items():
+        if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
+            raise UserError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
+                f"{_other_shape(state, name)}"
+            )
+    return arch, stem
 
 
 def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
     """``state`` as float32 in torchvision's order, after every check; counters that an old file lacks are 0.
 
     Raises:
-        UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
+        UserError: the first tensor that is not floating point, not finite, or a variance below 0.
     """
+    checked: dict[str, Tensor] = {}
+    for name, shape in _shapes(arch, stem).items():
+        tensor = state[name].detach().reshape(shape) if name in state else torch.zeros((), dtype=torch.long)
+        checked[name] = check_values(tensor, name, path).contiguous()
+    return checked
+
+
+def _shapes(arch: str, stem: str) -> dict[str, torch.Size]:
     import torchvision  # slow to import
 
     with torch.device("meta"):
@@ -125,56 +149,82 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
     shapes = {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
-    if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
-        raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
-    if unknown := [name for name in state if name not in shapes]:
-        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have")
-    checked: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        tensor = state[name].detach() if name in state else torch.zeros((), dtype=torch.long)
-        if name.endswith(COUNTER) and tensor.numel() == 1:
-            tensor = tensor.reshape(())
-        if tensor.shape != shape:
-            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}")
-        checked[name] = check_values(tensor, name, path).contiguous()
-    return checked
+    return shapes
 
 
-def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], str]:
-    """The tensors of one encoder's backbone, without prefixes, and which encoder it was ("": the only one)."""
-    path = file.path
-    if encoder not in _ENCODERS:
+def _other_shape(state: Mapping[str, Tensor], name: str) -> str:
+    """What a tensor of another shape makes of a ResNet, for an error."""
+    if name == "conv1.weight" and state[name].dim() == 4 and state[name].shape[1] != 3:
+        return f": it takes images of {state[name].shape[1]} channels; only RGB images are supported"
+    first, second = (state[f"layer1.0.conv{i}.weight"].shape for i in (1, 2))
+    if ".conv" in name and len(second) == 4 and first[0] != second[1]:
+        return ": it is a ResNeXt, whose convolutions have groups; only plain ResNets are read"
+    if ".conv" in name and first[0] == second[1]:
+        return ": it is a wide ResNet or another variant; only plain ResNets are read"
+    return ""
+
+
+def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
+    """The network that is asked for: by default any but a key encoder, which is read only where there is no other."""
+    if encoder not in ("query", "key"):
         raise UserError(f"encoder {encoder!r} is not one of query, key")
-    clean = renamed({
-        ".".join(part for part in name.split(".") if part not in _WRAPPERS): tensor
-        for name, tensor in file.tensors.items()
-    })  # fmt: skip
-    prefix = _ENCODERS[encoder] + "."
-    pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
-    if not pair and encoder != "query":  # query is the default
-        raise UserError(f"{path} holds one encoder, not a query and a key; do not choose {encoder}")
-    if pair and encoder not in pair:
-        raise UserError(f"{path} holds no {encoder} encoder; it has only the {pair[0]} encoder")
-    within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
-    root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
-    if root is None:
-        raise UserError(f"{path} holds no ResNet; its tensors are {shortlist(list(file.tensors)) or 'none'}")
-    picked: dict[str, Tensor] = {}
-    for name, tensor in within.items():
-        inside = name.startswith(root)
-        short = name[len(root) :] if inside else name
-        if inside and short.startswith(_PARTS):
-            picked[short] = tensor
-        elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
-            raise UserError(f"{path} holds {name}, which belongs neither to a ResNet nor to a known head")
-    return picked, encoder if pair else ""
+    candidates = with_prefix(networks, prefix) if prefix else networks
+    if not candidates:
+        raise UserError(f"{path} has no ResNet under the prefix {prefix}; it has {_listed(networks, path)}")
+    if encoder == "key":
+        keys = [network for network in candidates if network.side == "key"]
+        chosen = keys or [network for network in candidates if network.is_average]
+        if not chosen:
+            raise UserError(f"{path} has {_listed(candidates, path)}, but no key encoder; choose the query")
+    else:
+        chosen = [network for network in candidates if network.side != "key"] or candidates
+        if any(network.side for network in chosen):  # next to a student or an online network, an average is the other
+            chosen = [network for network in chosen if network.side or not network.is_average]
+    complete = [network for network in chosen if not _problem(network, path)]
+    distinct: list[Network] = []
+    for network in complete or [max(chosen, key=lambda network: len(network.state))]:
+        if not any(network.equals(other) for other in distinct):
+            distinct.append(network)
+    if len(distinct) > 1:
+        averages = ", of which one may be an average of the other" if any(n.is_average for n in distinct) else ""
+        raise UserError(
+            f"{path} has several ResNets{averages}: {_listed(distinct, path)}; choose one: python tools/convert_to_d2.py "
+            f"{path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for pretraining and probes)"
+        )
+    return distinct[0]
 
 
-def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+def _problem(network: Network, path: Path) -> str:
+    try:
+        check_structure(network.state, path)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _listed(networks: Sequence[Network], path: Path) -> str:
+    """Prefix and kind of each network, for an error."""
+    kinds = ["incomplete" if _problem(network, path) else infer_arch(network.state, path) for network in networks]
+    return shortlist([f"{n.prefix.removesuffix('.') or '.'} ({kind})" for n, kind in zip(networks, kinds, strict=True)])
+
+
+def _check_padding(file: WeightsFile, network: Network) -> None:
+    """Refuses a ResNet of solo-learn for CIFAR, by the names that its training checkpoints have."""
+    parent = re.fullmatch(r"(.*\.)?(momentum_)?(backbone|encoder)\.", network.prefix)
+    if parent and f"{parent[1] or ''}classifier.weight" in file.tensors:
+        raise UserError(
+            f"{file.path} has the names of a solo-learn checkpoint for CIFAR, whose 3x3 stem pads by 2 pixels; here it "
+            "pads by 1, so these weights would compute other features; use them in solo-learn, or, if yours pads by 1, "
+            "save the state dict of its ResNet alone"
+        )
+
+
+def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
     content, earlier = file.content, file.provenance
     provenance: dict[str, Any] = {
         "source": file.path.name,
         "source_sha256": file.sha256,
+        "prefix": earlier.get("prefix", prefix),
         "encoder": encoder or earlier.get("encoder", ""),
         "arch": arch,
         "stem": stem,

@@ -53,7 +53,7 @@ class Conversion:
         lines = [
             f"{p['source']} ({origin}{epoch}) -> {self.output}",
             f"not read: {self.unread}" if self.unread else "",
-            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of its pixels; add --pixel-mean, --pixel-std",
+            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of its pixels (--pixel-mean, --pixel-std)",
             f"one image through both: largest relative difference {stages}",
         ]
         return "\n".join(filter(None, lines))
@@ -100,7 +100,7 @@ def convert(
     if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
     backbone, provenance = read_source(file, encoder, prefix)
-    provenance |= _pixel_statistics(provenance, pixel_mean, pixel_std, path)
+    provenance |= _pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not back:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
@@ -137,7 +137,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing is there, no good checkpoint, or an unreadable file.
     """
     from pretrain.common import checkpoint
-    from pretrain.common.weights_file import read_weights_file
+    from pretrain.common.weights_file import read_weights_file, refuse_shards
 
     from . import checkpoints
 
@@ -146,15 +146,14 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     paths = checkpoints.all_in(source) or checkpoint.all_in(source)
     if newest := checkpoint.first_readable(paths, source, warn, read_weights_file):
         return newest[1]
+    refuse_shards(source)
     raise UserError(
         f"{source} holds no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
         "training, or name another folder or file"
     )
 
 
-def read_source(
-    source: WeightsFile, encoder: str = "query", prefix: str = ""
-) -> tuple[BackboneFile, dict[str, Any]]:
+def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
     """The backbone in a file, and its provenance with what a detector's config must agree with (Detectron2's keys).
 
     Mean and standard deviation of its pixels are among them only where the file records them.
@@ -185,24 +184,16 @@ def read_source(
     return backbone, {**fits, **known, **origin}
 
 
-def _pixel_statistics(
-    recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float], path: Path
-) -> dict[str, list[float]]:
+def _pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
     """What the user says of the pixels of a pretraining that does not record it, under Detectron2's keys."""
-    statistics: dict[str, list[float]] = {}
-    for key, values in (("MODEL.PIXEL_MEAN", mean), ("MODEL.PIXEL_STD", std)):
-        if values and key in recorded:
-            option = f"--{key.removeprefix('MODEL.').lower().replace('_', '-')}"
-            raise UserError(f"{path} records {key} {recorded[key]}; leave {option} out")
-        if values:
-            statistics[key] = [float(value) for value in values]
-    fits = [len(values) == 3 and all(0 <= value <= 255 for value in values) for values in statistics.values()]
-    if len(statistics) == 1 or not all(fits) or not all(statistics.get("MODEL.PIXEL_STD", [1])):
+    said = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)} if mean or std else {}
+    if known := [f"{key} {recorded[key]}" for key in said if key in recorded]:
+        raise UserError(f"the source records {', '.join(known)}; leave --pixel-mean and --pixel-std out")
+    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in said.values()) or 0 in std:
         raise UserError(
-            f"--pixel-mean {list(mean)} and --pixel-std {list(std)} must be given together, three numbers each from 0 to "
-            "255, and the latter above 0"
+            f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be three numbers from 0 to 255, std above 0"
         )
-    return statistics
+    return said
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

@@ -24,8 +24,6 @@ from .resnet_names import DEPTHS, is_bottleneck
 from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
-_DEPTHS_OF_152 = (3, 8, 36, 3)
-
 
 @dataclass(frozen=True)
 class BackboneFile:
@@ -35,7 +33,7 @@ class BackboneFile:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
         state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
-        provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config (YAML).
+        provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config.
         unread: the other tensors of the file, in a short list.
     """
 
@@ -102,8 +100,8 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
         if depths == wanted and bottleneck == is_bottleneck(arch):
             return arch
     kind = "bottleneck" if bottleneck else "basic"
-    larger = ", which is a ResNet-152," if depths == _DEPTHS_OF_152 else ""
-    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks{larger} in layer1-layer4")
+    larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4{larger}")
 
 
 def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str]:
@@ -122,8 +120,8 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
             raise UserError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}"
-                f"{_other_shape(state, name)}"
+                f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}; only plain "
+                "ResNets for RGB images are read, no ResNeXt and no wide ResNet"
             )
     return arch, stem
 
@@ -152,60 +150,45 @@ def _shapes(arch: str, stem: str) -> dict[str, torch.Size]:
     return shapes
 
 
-def _other_shape(state: Mapping[str, Tensor], name: str) -> str:
-    """What a tensor of another shape makes of a ResNet, for an error."""
-    if name == "conv1.weight" and state[name].dim() == 4 and state[name].shape[1] != 3:
-        return f": it takes images of {state[name].shape[1]} channels; only RGB images are supported"
-    first, second = (state[f"layer1.0.conv{i}.weight"].shape for i in (1, 2))
-    if ".conv" in name and len(second) == 4 and first[0] != second[1]:
-        return ": it is a ResNeXt, whose convolutions have groups; only plain ResNets are read"
-    if ".conv" in name and first[0] == second[1]:
-        return ": it is a wide ResNet or another variant; only plain ResNets are read"
-    return ""
-
-
 def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
     """The network that is asked for: by default any but a key encoder, which is read only where there is no other."""
     if encoder not in ("query", "key"):
         raise UserError(f"encoder {encoder!r} is not one of query, key")
-    candidates = with_prefix(networks, prefix) if prefix else networks
-    if not candidates:
-        raise UserError(f"{path} has no ResNet under the prefix {prefix}; it has {_listed(networks, path)}")
+    candidates = with_prefix(networks, prefix)
+    keys = [network for network in candidates if network.side == "key"]
     if encoder == "key":
-        keys = [network for network in candidates if network.side == "key"]
         chosen = keys or [network for network in candidates if network.is_average]
-        if not chosen:
-            raise UserError(f"{path} has {_listed(candidates, path)}, but no key encoder; choose the query")
     else:
-        chosen = [network for network in candidates if network.side != "key"] or candidates
-        if any(network.side for network in chosen):  # next to a student or an online network, an average is the other
+        chosen = [network for network in candidates if network not in keys] or keys
+        if any(network.side == "query" for network in chosen):  # next to an online network, an average is the other one
             chosen = [network for network in chosen if network.side or not network.is_average]
-    complete = [network for network in chosen if not _problem(network, path)]
+    archs = {network: _arch(network, path) for network in networks}
+    if not chosen:
+        asked = f"ResNet under the prefix {prefix}" if not candidates else "key encoder"
+        raise UserError(f"{path} holds no {asked}; it holds {_listed(archs)}")
     distinct: list[Network] = []
-    for network in complete or [max(chosen, key=lambda network: len(network.state))]:
+    for network in [n for n in chosen if archs[n]] or [max(chosen, key=lambda network: len(network.state))]:
         if not any(network.equals(other) for other in distinct):
             distinct.append(network)
     if len(distinct) > 1:
-        averages = ", of which one may be an average of the other" if any(n.is_average for n in distinct) else ""
+        averages = ", one of them an average of weights" if any(network.is_average for network in distinct) else ""
         raise UserError(
-            f"{path} has several ResNets{averages}: {_listed(distinct, path)}; choose one: python tools/convert_to_d2.py "
-            f"{path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for pretraining and probes)"
+            f"{path} holds several ResNets{averages}: {_listed({network: archs[network] for network in distinct})}; "
+            f"choose one: python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for "
+            "pretraining and probes)"
         )
     return distinct[0]
 
 
-def _problem(network: Network, path: Path) -> str:
-    try:
-        check_structure(network.state, path)
-    except UserError as error:
-        return str(error)
+def _arch(network: Network, path: Path) -> str:
+    """The arch of a complete network; or empty."""
+    with contextlib.suppress(UserError):
+        return check_structure(network.state, path)[0]
     return ""
 
 
-def _listed(networks: Sequence[Network], path: Path) -> str:
-    """Prefix and kind of each network, for an error."""
-    kinds = ["incomplete" if _problem(network, path) else infer_arch(network.state, path) for network in networks]
-    return shortlist([f"{n.prefix.removesuffix('.') or '.'} ({kind})" for n, kind in zip(networks, kinds, strict=True)])
+def _listed(archs: Mapping[Network, str]) -> str:
+    return shortlist([f"{network.prefix[:-1] or '.'} ({arch or 'incomplete'})" for network, arch in archs.items()])
 
 
 def _check_padding(file: WeightsFile, network: Network) -> None:

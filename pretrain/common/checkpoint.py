@@ -18,7 +18,7 @@ import torch
 from .errors import UserError, first_line
 from .files import existing_file
 from .run_folder import cannot_write, remove, replacing
-from .weights_file import Damaged, read
+from .weights_file import Damaged, read, refuse_shards
 
 FINAL = "checkpoint_final.pth"
 Content = TypeVar("Content")
@@ -104,6 +104,7 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
         return existing_file(path, "run folder or checkpoint")
     newest_good = newest(path, warn)
     if newest_good is None:
+        refuse_shards(path)
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
     return newest_good[0]
 

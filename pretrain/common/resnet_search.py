@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from .errors import shortlist
-from .resnet_names import to_torchvision
-from .weights_file import COUNTER, WRAPPERS
+from .resnet_names import DEPTHS, names, to_transformers
+from .weights_file import WRAPPERS
 
-T = TypeVar("T")
-_Rename = Callable[[Mapping[str, Any]], dict[str, Any]]
-
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 _SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query", "q", "online", "student"}}
 _AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
-# What a file holds that no ResNet here has: a name in it -> what that is, and what to do.
-_KINDS = (
-    (r"lora_|adapter", "adapters such as LoRA; merge them into the weights and save these"),
-    (r"_fsdp|flat_param", "FSDP's shards; gather the full state dict and save it"),
-    (r"~/|(^|\.)(kernel|w)$", "weights of JAX, Flax or TensorFlow; convert them to PyTorch first"),
-    (r"(^|\.)conv1_w$|branch2a_w$", "a ResNet in Caffe2's names, which only tools/convert_to_d2.py reads"),
-    (r"attn|attention|cls_token|pos_embed", "a transformer; only ResNet-18, -34, -50 and -101 are read"),
-    (r"^conv1\.\d|^stem\.\d|^(conv|bn)[23]\.|downsample\.[23]\.", "a ResNet-D or another with a deep stem; only plain "
-     "ResNets are read"),
-    (r"\.se\.|\.sk|main_conv|\.convs\.|\.conv4\.", "an SE-ResNet or another variant; only plain ResNets are read"),
-)  # fmt: skip
+# Modules that change the features, if they stand next to the ResNet's own; any other is a head.
+_BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt")
+# What a file holds that no ResNet here has: names in it -> what it is, and what to do.
+_KINDS = {
+    r"lora_|adapter": "adapters such as LoRA; merge them into the weights and save these",
+    r"flat_param": "a shard of FSDP; gather the full state dict and save it",
+    r"/~/|(^|\.)(kernel|w)$": "weights of JAX or TensorFlow; convert them to PyTorch first",
+    r"(^|\.)conv1_w$": "a ResNet in Caffe2's names; convert it with tools/convert_to_d2.py",
+    r"attn\.|attention|cls_token": "a transformer; only ResNets are read",
+    r"^conv1\.\d|stem\.\d|^(conv|bn)[23]\.|downsample\.[23]\.": "a ResNet-D or another stem, which are not read",
+    r"\.se\.|main_conv|\.convs\.": "an SE-ResNet or another variant, which are not read",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,137 +56,91 @@ class Network:
         return bool(_AVERAGES & self._words())
 
     def equals(self, other: Network) -> bool:
-        """Whether both compute the same: bitwise equal tensors, whatever their counters."""
-        mine, theirs = (
-            {name: tensor for name, tensor in network.state.items() if not name.endswith(COUNTER)}
-            for network in (self, other)
+        """Whether both have bitwise equal tensors."""
+        return self.state.keys() == other.state.keys() and all(
+            torch.equal(tensor, other.state[name]) for name, tensor in self.state.items()
         )
-        return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
     def _words(self) -> set[str]:
         return {word.lower() for word in _WORD.findall(self.prefix)}
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The names of one project.
-
-    Attributes:
-        first_block: matches its names, and what precedes those of the ResNet in group 1.
-        body: matches names of what the features depend on; heads and buffers have others.
-        rename: gives a ResNet's tensors torchvision's names.
-    """
-
-    first_block: str
-    body: str
-    rename: _Rename
-
-
 def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
     """Every ResNet of which ``tensors`` has the first block, each with all tensors that change its features."""
     # In Detectron2's C4 detectors, the last stage is in the head.
-    names = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
+    stored = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
     networks: list[Network] = []
-    for layout in _LAYOUTS:
-        matches = (re.match(rf"((?:.*?\.)?){layout.first_block}", name) for name in names)
+    for table in _tables():
+        modules = {name.split(".")[0] for name in table}
+        anchor = next(name for name, ours in table.items() if ours == "layer1.0.bn1.weight").removesuffix("weight")
+        matches = (re.fullmatch(rf"(|.*\.){re.escape(anchor)}\w+", name) for name in stored)
         for prefix in dict.fromkeys(match[1] for match in matches if match):
-            within = {name[len(prefix) :]: stored for name, stored in names.items() if name.startswith(prefix)}
-            body = layout.rename({name: stored for name, stored in within.items() if re.match(layout.body, name)})
-            state = {name: tensors[stored] for name, stored in body.items()}
+            body: dict[str, str] = {}
+            for name in stored:
+                short = name.removeprefix(prefix)
+                is_body = short.split(".")[0] in modules or _BODY.match(short)
+                if name.startswith(prefix) and is_body and not short.startswith("stem.fc."):  # Detectron2's classifier
+                    body[table.get(short, short)] = stored[name]
+            state = {name: tensors[original] for name, original in body.items()}
             networks.append(Network(prefix, state, frozenset(body.values())))
     return networks
 
 
-def with_prefix(networks: Sequence[Network], prefix: str) -> list[Network]:
-    """The networks whose prefix is ``prefix`` (``.``: none), else those whose prefix begins with it or has it inside."""
-    parts = [part for part in prefix.split(".") if part and part not in WRAPPERS]
-    wanted = f".{''.join(f'{part}.' for part in parts)}"
-    fits = (str.__eq__, str.startswith, str.__contains__)
+def with_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Network]:
+    """The networks of this prefix (``.``: none), else those whose prefix begins with it, else those that hold it.
+
+    Empty: all networks.
+    """
+    wanted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
+    fits = (str.__eq__, str.startswith, str.__contains__) if prefix else (str.__contains__,)
     matches = ([network for network in networks if fit(f".{network.prefix}", wanted)] for fit in fits)
     return next(filter(None, matches), [])
 
 
-def describe_kind(names: Iterable[str]) -> str:
-    """What tensors with these ``names`` are, and what to do, for an error; empty: unknown."""
-    return next((f": {what}" for sign, what in _KINDS if any(re.search(sign, name) for name in names)), "")
+def describe_kind(tensors: Iterable[str]) -> str:
+    """What tensors with these names are, and what to do, for an error; empty: unknown."""
+    return next((f": {what}" for sign, what in _KINDS.items() if any(re.search(sign, name) for name in tensors)), "")
 
 
 def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen: Network) -> str:
     """The modules and other networks in a file that are no part of the ``chosen`` one, in a short list."""
+    prefixes = [other.prefix for other in networks if other.prefix not in ("", chosen.prefix)]
     modules: dict[str, list[str]] = {}
     for name in tensors:
         if name not in chosen.names:
-            inside = (other.prefix[:-1] for other in networks if other.prefix and name.startswith(other.prefix))
-            shared = os.path.commonprefix([name.split("."), chosen.prefix.split(".")[:-1]])
-            parts = name.split(".")[len(shared) :]
-            other = next((prefix for prefix in inside if prefix != chosen.prefix[:-1]), "")
-            modules.setdefault(other or parts[0], []).append(".".join(parts))
-    return shortlist([names[0] if len(names) == 1 else module for module, names in modules.items()])
+            parents = chosen.prefix.split(".")[:-1]
+            while parents and not name.startswith(".".join(parents) + "."):
+                parents.pop()
+            short = name.removeprefix("".join(f"{parent}." for parent in parents))
+            other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), short.split(".")[0])
+            modules.setdefault(other, []).append(short)
+    return shortlist([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
 
 
-def _by_rules(*rules: tuple[str, str | Callable[[re.Match[str]], str]]) -> _Rename:
-    """Renames by the first of the ``rules`` (pattern, replacement) that fits the beginning of a name."""
-
-    def rename(state: Mapping[str, T]) -> dict[str, T]:
-        return {_renamed(name): value for name, value in state.items()}
-
-    def _renamed(name: str) -> str:
-        for pattern, replacement in rules:
-            new, changes = re.subn(f"^{pattern}", replacement, name)
-            if changes:
-                return new
-        return name
-
-    return rename
+@cache
+def _tables() -> list[dict[str, str]]:
+    """Per project: its name of every tensor -> torchvision's."""
+    detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
+    return [
+        # torchvision, timm and most others; SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
+        {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2},
+        {theirs: ours for ours, theirs in detectron2.items()},
+        {to_transformers(theirs): ours for ours, theirs in detectron2.items()},
+        {_in_simclr_v2(ours): ours for ours in detectron2},
+        *({_in_sequential(ours, first): ours for ours in detectron2} for first in (4, 3, 2)),
+    ]
 
 
-def _from_sequential(state: Mapping[str, T]) -> dict[str, T]:
-    """Renames a Sequential of torchvision's children, with or without ReLU and pooling; what follows is a head."""
-    first = min(int(name.split(".")[0]) for name in state if re.match(r"\d\.0\.conv1\.", name))
-    modules = {"0": "conv1", "1": "bn1", **{str(first + i): f"layer{i + 1}" for i in range(4)}}
-    renamed: dict[str, T] = {}
-    for name, value in state.items():
-        position, _, rest = name.partition(".")
-        if int(position) < first + 4:
-            renamed[f"{modules.get(position, position)}.{rest}"] = value
-    return _from_torchvision(renamed)
+def _in_sequential(name: str, first: int) -> str:
+    """The name in a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
+    name = re.sub(r"^layer(\d)", lambda m: str(int(m[1]) + first - 1), name)
+    return re.sub(r"^conv1", "0", re.sub(r"^bn1", "1", name))
 
 
-_from_torchvision = _by_rules((r"(layer\d\.\d+)\.shortcut\.", r"\1.downsample."))
-_HF_BLOCK = r"encoder\.stages\.(\d)\.layers\.(\d+)\."
-_HF_PARTS = {"convolution": "conv", "normalization": "bn"}
-_SIMCLR_BLOCK = r"net\.(\d)\.blocks\.(\d+)\."
-_LAYOUTS = (
-    _Layout(  # torchvision, timm; `shortcut` in SupContrast's and most ResNets for CIFAR
-        r"layer1\.0\.",
-        r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt",
-        _from_torchvision,
-    ),
-    _Layout(r"res2\.0\.", r"stem\.(?!fc\.)|res\d", to_torchvision),  # Detectron2
-    _Layout(r"[2-4]\.0\.conv1\.", r"\d+\.", _from_sequential),
-    _Layout(  # Hugging Face
-        r"encoder\.stages\.0\.layers\.0\.",
-        r"embedder|encoder",
-        _by_rules(
-            (r"embedder\.embedder\.(\w+)\.", lambda m: f"{_HF_PARTS.get(m[1], m[1])}1."),
-            (
-                rf"{_HF_BLOCK}layer\.(\d)\.(\w+)\.",
-                lambda m: f"layer{int(m[1]) + 1}.{m[2]}.{_HF_PARTS.get(m[4], m[4])}{int(m[3]) + 1}.",
-            ),
-            (rf"{_HF_BLOCK}shortcut\.convolution\.", lambda m: f"layer{int(m[1]) + 1}.{m[2]}.downsample.0."),
-            (rf"{_HF_BLOCK}shortcut\.normalization\.", lambda m: f"layer{int(m[1]) + 1}.{m[2]}.downsample.1."),
-        ),
-    ),
-    _Layout(  # SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch)
-        r"net\.1\.blocks\.0\.",
-        r"net\.",
-        _by_rules(
-            (r"net\.0\.0\.", "conv1."),
-            (r"net\.0\.1\.0\.", "bn1."),
-            (rf"{_SIMCLR_BLOCK}net\.([024])\.(?=\w+$)", lambda m: f"layer{m[1]}.{m[2]}.conv{int(m[3]) // 2 + 1}."),
-            (rf"{_SIMCLR_BLOCK}net\.([135])\.0\.", lambda m: f"layer{m[1]}.{m[2]}.bn{int(m[3]) // 2 + 1}."),
-            (rf"{_SIMCLR_BLOCK}projection\.shortcut\.", r"layer\1.\2.downsample.0."),
-            (rf"{_SIMCLR_BLOCK}projection\.bn\.0\.", r"layer\1.\2.downsample.1."),
-        ),
-    ),
-)
+def _in_simclr_v2(name: str) -> str:
+    """The name in SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch), without selective kernels."""
+    name = re.sub(r"^conv1\.", "net.0.0.", re.sub(r"^bn1\.", "net.0.1.0.", name))
+    name = re.sub(r"^layer(\d)\.(\d+)", r"net.\1.blocks.\2", name)
+    name = re.sub(r"\.conv(\d)", lambda m: f".net.{2 * int(m[1]) - 2}", name)
+    name = re.sub(r"\.bn(\d)", lambda m: f".net.{2 * int(m[1]) - 1}.0", name)
+    return name.replace("downsample.0", "projection.shortcut").replace("downsample.1", "projection.bn.0")

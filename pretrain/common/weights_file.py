@@ -140,6 +140,18 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     return content
 
 
+def refuse_shards(folder: str | Path) -> None:
+    """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
+    folder = Path(folder)
+    if any(
+        next(folder.glob(f"{parent}{shard}"), None) for parent in ("", "*/") for shard in ("*.distcp", "*mp_rank_*")
+    ):
+        raise UserError(
+            f"{folder} holds the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
+            f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
+        )
+
+
 def load_torch(path: Path, mmap: bool = False) -> Any:
     """The content of a torch file, on the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
 
@@ -272,19 +284,18 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 class _Placeholder(dict):
-    """An object of a class that is not installed; modules keep their tensors in their attributes."""
+    """An object of a class that is not installed; a module keeps its tensors in its attributes."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+    def __init__(self, *_args: Any) -> None:
         super().__init__()
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
+        self.__dict__.update(state if isinstance(state, dict) else {})
 
-    def append(self, _item: Any) -> None:
-        pass
+    def extend(self, _items: Any) -> None:
+        """Drops the items of a list."""
 
 
 class _WithPlaceholders:

@@ -15,7 +15,7 @@ from pretrain.common.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
+from transfer.convert import convert
 from transfer.weights.load import Weights, check_config, detector_provenance, load_weights, read_weights
 
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
@@ -28,8 +28,8 @@ def in_detectron2s_names(arch: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def r50() -> Weights:
     provenance = {
-        "INPUT.FORMAT": "RGB", "MODEL.PIXEL_MEAN": PIXEL_MEAN, "MODEL.PIXEL_STD": PIXEL_STD,
-        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "INPUT.FORMAT": "RGB", "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53], "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
     }  # fmt: skip
     return Weights("w.pth", "0", in_detectron2s_names("resnet50"), provenance)
 
@@ -102,7 +102,7 @@ def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
     assert set(found.state) == {PREFIX + name for name in names if "tracked" not in name}
     messages: list[str] = []
     check_config(found, tiny_coco.config(tmp_path, "x"), messages.append)
-    assert "has no provenance" in messages[0]
+    assert "does not record MODEL.RESNETS.STRIDE_IN_1X1, MODEL.PIXEL_MEAN" in messages[0]
 
 
 def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights) -> None:

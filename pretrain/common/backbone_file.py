@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checkpoint
 from .config_io import parse_yaml
@@ -112,7 +113,7 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     """
     arch = infer_arch(state, path)
     stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
-    shapes = _shapes(arch, stem)
+    shapes = _shapes_of(arch, stem)
     if unknown := [name for name in state if name not in shapes]:
         raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
@@ -133,21 +134,26 @@ def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str |
         UserError: the first tensor that is not floating point, not finite, or a variance below 0.
     """
     checked: dict[str, Tensor] = {}
-    for name, shape in _shapes(arch, stem).items():
+    for name, shape in _shapes_of(arch, stem).items():
         tensor = state[name].detach().reshape(shape) if name in state else torch.zeros((), dtype=torch.long)
         checked[name] = check_values(tensor, name, path).contiguous()
     return checked
 
 
-def _shapes(arch: str, stem: str) -> dict[str, torch.Size]:
+def _shapes_of(arch: str, stem: str) -> dict[str, torch.Size]:
     import torchvision  # slow to import
 
-    with torch.device("meta"):
-        resnet = getattr(torchvision.models, arch)(weights=None).state_dict()
-    shapes = {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
+    shapes = _shapes(getattr(torchvision.models, arch))
     if stem == "cifar":
-        shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
+        shapes = {**shapes, "conv1.weight": torch.Size((shapes["conv1.weight"][0], 3, 3, 3))}
     return shapes
+
+
+@cache
+def _shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        resnet = build(weights=None).state_dict()
+    return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
 
 
 def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:

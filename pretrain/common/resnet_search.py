@@ -121,13 +121,14 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
 def _tables() -> list[dict[str, str]]:
     """Per project: its name of every tensor -> torchvision's."""
     detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
+    # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
+    plain = {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2}
     return [
-        # torchvision, timm and most others; SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
-        {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2},
+        plain,
         {theirs: ours for ours, theirs in detectron2.items()},
         {to_transformers(theirs): ours for ours, theirs in detectron2.items()},
         {_in_simclr_v2(ours): ours for ours in detectron2},
-        *({_in_sequential(ours, first): ours for ours in detectron2} for first in (4, 3, 2)),
+        *({_in_sequential(theirs, first): ours for theirs, ours in plain.items()} for first in (4, 3, 2)),
     ]
 
 

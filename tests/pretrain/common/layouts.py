@@ -6,30 +6,37 @@ A tensor has one value in memory, so that a file is small. `docs/reference/layou
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torchvision
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretrain.common.resnet_names import to_detectron2, to_transformers
 
 State = dict[str, Tensor]
 HEAD = torch.zeros(2, 2)
-CIFAR_STEM = torch.tensor(1.0).expand(64, 3, 3, 3)
 
 
 def resnet(value: float = 1, arch: str = "resnet18", **options: Any) -> State:
     """A ResNet without classifier, filled with a value."""
+    shapes = _shapes(getattr(torchvision.models, arch), **options)
+    return {name: torch.tensor(value, dtype=dtype).expand(shape) for name, (dtype, shape) in shapes.items()}
+
+
+@functools.cache
+def _shapes(build: Callable[..., nn.Module], **options: Any) -> dict[str, tuple[torch.dtype, torch.Size]]:
     with torch.device("meta"):
-        state = getattr(torchvision.models, arch)(weights=None, **options).state_dict()
-    return {
-        name: torch.tensor(value, dtype=tensor.dtype).expand(tensor.shape)
-        for name, tensor in state.items()
-        if not name.startswith("fc.")
-    }
+        state = build(weights=None, **options).state_dict()
+    return {name: (t.dtype, t.shape) for name, t in state.items() if not name.startswith("fc.")}
+
+
+def cifar(state: State) -> State:
+    """The ResNet with a 3x3 stem."""
+    return state | {"conv1.weight": state["conv1.weight"][..., :3, :3]}
 
 
 def under(prefix: str, state: State) -> State:
@@ -144,15 +151,15 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     "InsDis, InfoMin": pycontrast,
     "JCL, MoCo v1 and v2, PCL": moco,
     "kuangliu/pytorch-cifar": lambda: {
-        "net": under("module.", shortcut(resnet()) | {"conv1.weight": CIFAR_STEM} | heads("linear.weight")),
+        "net": under("module.", shortcut(cifar(resnet())) | heads("linear.weight")),
         "acc": 95.1, "epoch": 9,
     },
-    "leftthomas/SimCLR": lambda: sequential("f.", resnet() | {"conv1.weight": CIFAR_STEM}, 3) | heads("g.0.weight"),
+    "leftthomas/SimCLR": lambda: sequential("f.", cifar(resnet()), 3) | heads("g.0.weight"),
     "lightly, BYOL": lambda: lightly("prediction_head.layers.0.weight", "projection_head_momentum.layers.0.weight"),
     "lightly, DenseCL": lambda: lightly("projection_head_global.layers.0.weight", "projection_head_local.layers.0.x"),
     "lightly, MoCo": lambda: lightly("projection_head_momentum.layers.0.weight", "criterion.memory_bank.bank"),
     "lightly, ResNetGenerator": lambda: lightning(
-        sequential("backbone.", shortcut(resnet()) | {"conv1.weight": CIFAR_STEM}, 2) | heads("projection_head.x")),
+        sequential("backbone.", shortcut(cifar(resnet())), 2) | heads("projection_head.x")),
     "lightly, SimCLR": lambda: lightly(pair=False),
     "lightly, SimSiam": lambda: lightly("prediction_head.layers.0.weight", pair=False),
     "lightly, SwAV": lambda: lightly("prototypes.heads.0.weight", pair=False),
@@ -198,12 +205,12 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     "sthalles/SimCLR": lambda: {"epoch": 9, "arch": "resnet18",
                                 "state_dict": under("backbone.", resnet()) | heads("backbone.fc.0.weight")},
     "SupContrast": lambda: {"opt": argparse.Namespace(), "epoch": 10, "model": under(
-        "encoder.module.", shortcut(resnet()) | {"conv1.weight": CIFAR_STEM}) | heads("head.0.weight")},
+        "encoder.module.", shortcut(cifar(resnet()))) | heads("head.0.weight")},
     "SwAV, DeepCluster v2, SeLa v2": lambda: under("module.", resnet()) | heads(
         "module.projection_head.0.weight", "module.projection_head.1.running_var", "module.prototypes.weight"),
-    "TCL": lambda: {"net": shortcut(resnet()) | {"conv1.weight": CIFAR_STEM}, "acc": 71.2, "save_epoch": 49},
+    "TCL": lambda: {"net": shortcut(cifar(resnet())), "acc": 71.2, "save_epoch": 49},
     "timm": lambda: resnet() | heads("fc.weight", "fc.bias"),
-    "torchvision": lambda: resnet(arch="resnet101") | heads("fc.weight", "fc.bias"),
+    "torchvision": lambda: resnet(arch="resnet34") | heads("fc.weight", "fc.bias"),
     "torchvision, detector": lambda: {"model": under("backbone.body.", resnet()) | heads(
         "backbone.fpn.inner_blocks.0.0.weight", "rpn.head.cls_logits.weight", "roi_heads.box_head.fc6.weight")},
     "VICReg, training checkpoint": lambda: {"epoch": 9, "model": under("module.backbone.", resnet())

@@ -166,7 +166,7 @@ def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path
         chosen = keys or [network for network in candidates if network.is_average]
     else:
         chosen = [network for network in candidates if network not in keys] or keys
-        if any(network.side == "query" for network in chosen):  # next to an online network, an average is the other one
+        if any(network.side or "base_" in network.prefix for network in chosen):  # then an average is the key encoder
             chosen = [network for network in chosen if network.side or not network.is_average]
     archs = {network: _arch(network, path) for network in networks}
     if not chosen:

@@ -112,7 +112,7 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
             while parents and not name.startswith(".".join(parents) + "."):
                 parents.pop()
             short = name.removeprefix("".join(f"{parent}." for parent in parents))
-            module = ".".join(short.split(".")[:-1][:2])
+            module = ".".join(short.split(".")[:-1][:2]) or short
             other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)
             modules.setdefault(other, []).append(short)
     return shortlist([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])

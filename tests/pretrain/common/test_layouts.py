@@ -77,6 +77,7 @@ CHOSEN: dict[str, Callable[[], Any]] = {
     "equal copies are one": lambda: {"model": resnet(), "model_ema": resnet(), "best": resnet()},
     "the only one is a key": lambda: {"teacher": resnet()},
     "next to a student, an average is its teacher": lambda: {"student": resnet(), "ema": resnet(2)},
+    "next to a base encoder, too": lambda: {"base_encoder": resnet(), "ema_encoder": resnet(2)},
     "camel case": lambda: under("encoderQ.", resnet()) | under("momentumEncoder.", resnet(2)),
     "the other is incomplete": lambda: {"image": resnet(), "audio": resnet(2, "resnet34", norm_layer=nn.Identity)},
     "the other is a ResNet-152": lambda: {"a": resnet(), "b": resnet(2, "resnet152")},
@@ -151,6 +152,14 @@ def test_what_changes_the_features_of_a_resnet_is_refused(name: str, tmp_path: P
     """Heads next to it do not: LAYOUTS has many."""
     torch.save(under("module.encoder.", resnet() | heads(name)), tmp_path / "w.pth")
     refused(lambda: read_backbone(tmp_path / "w.pth"), "w.pth", name.partition(".")[0], EXTRA[name])
+
+
+@pytest.mark.docs
+def test_the_table_of_layouts_is_current() -> None:
+    from docs import reference
+
+    page = Path(reference.__file__).parent / "reference" / "layouts.md"
+    assert page.read_text(encoding="utf-8") == reference.pages()[page]
 
 
 def test_what_is_not_read_is_listed(tmp_path: Path) -> None:

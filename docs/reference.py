@@ -1,4 +1,4 @@
-"""The reference of commands, keys and layouts of weights, from the code: four pages of docs/reference, written by `make docs`."""
+"""The reference of commands, keys and layouts, from the code: four pages of docs/reference, written by `make docs`."""
 
 from __future__ import annotations
 

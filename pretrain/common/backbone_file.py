@@ -79,13 +79,17 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
         kind = describe_kind(file.tensors) or f"; its tensors are {shortlist(list(file.tensors))}"
         raise UserError(f"{path} holds no ResNet{kind}")
     network = _choose_network(networks, encoder, prefix, path)
-    arch, stem = check_structure(network.state, path)
+    arch, stem, shapes = check_structure(network.state, path)
     named = file.content.get("arch")
     if isinstance(named, str) and named in DEPTHS and named != arch and not prefix:
         raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
     if stem == "cifar":
         _check_padding(file, network)
-    state = check_tensors(network.state, arch, stem, path)
+    counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
+    tensors = counters | network.state
+    state = {
+        name: check_values(tensors[name].reshape(shape), name, path).contiguous() for name, shape in shapes.items()
+    }
     side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
     provenance = _provenance(file, network.prefix, side, arch, stem)
     return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
@@ -105,15 +109,19 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
     raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4{larger}")
 
 
-def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str]:
-    """The arch and stem of the ResNet whose tensors ``state`` holds, all of them and no others.
+def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
+    """The arch, stem and shapes of the ResNet whose tensors ``state`` holds, all of them and no others.
 
     Raises:
         UserError: the first tensors that are missing, unknown or wrong-shaped; counters may be missing.
     """
+    import torchvision  # slow to import
+
     arch = infer_arch(state, path)
+    shapes = dict(_shapes(getattr(torchvision.models, arch)))
     stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
-    shapes = _shapes_of(arch, stem)
+    if stem == "cifar":
+        shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     if unknown := [name for name in state if name not in shapes]:
         raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
@@ -124,29 +132,7 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
                 f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}; only plain "
                 "ResNets for RGB images are read, no ResNeXt and no wide ResNet"
             )
-    return arch, stem
-
-
-def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
-    """``state`` as float32 in torchvision's order, after every check; counters that an old file lacks are 0.
-
-    Raises:
-        UserError: the first tensor that is not floating point, not finite, or a variance below 0.
-    """
-    checked: dict[str, Tensor] = {}
-    for name, shape in _shapes_of(arch, stem).items():
-        tensor = state[name].detach().reshape(shape) if name in state else torch.zeros((), dtype=torch.long)
-        checked[name] = check_values(tensor, name, path).contiguous()
-    return checked
-
-
-def _shapes_of(arch: str, stem: str) -> dict[str, torch.Size]:
-    import torchvision  # slow to import
-
-    shapes = _shapes(getattr(torchvision.models, arch))
-    if stem == "cifar":
-        shapes = {**shapes, "conv1.weight": torch.Size((shapes["conv1.weight"][0], 3, 3, 3))}
-    return shapes
+    return arch, stem, shapes
 
 
 @cache

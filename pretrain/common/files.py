@@ -20,11 +20,11 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
     Raises:
         UserError: it is missing, or no file.
     """
+    if "://" in str(path):
+        raise UserError(f"the {what} {path} is an address; download it and name the file")
     path = Path(path)
     if os.path.isfile(path):
         return path
-    if re.match(r"\w{2,}:/", str(path)):
-        raise UserError(f"the {what} {path} is an address; download it and name the file")
     beside = [p.name for p in path.parent.glob(pattern)] if os.path.isdir(path.parent) else []
     raise UserError(f"no {what} at {path}{': it is a folder' if os.path.isdir(path) else nearest(path.name, beside)}")
 

@@ -64,7 +64,7 @@ def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[s
     assert weights.provenance["prefix"] == "ema."
     cfg = tiny_coco.config(tmp_path, "x")
     refused(lambda: check_config(weights, cfg), "MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]")
-    cfg.merge_from_list(["MODEL.PIXEL_MEAN", [0.0] * 3, "MODEL.PIXEL_STD", [255.0] * 3])
+    cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3, MODEL__PIXEL_STD=[255.0] * 3)
     check_config(weights, cfg, pytest.fail)
     again = (tmp_path / "w.pth", tmp_path / "again.pth")
     refused(lambda: convert(*again, pixel_mean=[1, 2, 3], pixel_std=[1, 2, 3]), "records MODEL.PIXEL_MEAN")

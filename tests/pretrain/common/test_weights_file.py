@@ -129,6 +129,7 @@ def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypa
 
 
 def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
+    refused(lambda: read("https://a.b/c.pth"), "https://a.b/c.pth", "download")
     np.save(tmp_path / "jax.npy", {"w": np.ones(1)}, allow_pickle=True)  # type: ignore[arg-type]
     (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>")
     (tmp_path / "keras.h5").write_bytes(b"\x89HDF\r\n\x1a\n\0\0")

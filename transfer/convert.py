@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file
+from pretrain.common.files import existing_file, refuse_shards
 from pretrain.common.lock import claim
 from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import cannot_write, remove, replacing, stage_of, write_json
@@ -137,7 +137,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
         UserError: nothing is there, no good checkpoint, or an unreadable file.
     """
     from pretrain.common import checkpoint
-    from pretrain.common.weights_file import read_weights_file, refuse_shards
+    from pretrain.common.weights_file import read_weights_file
 
     from . import checkpoints
 

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 
 from .errors import UserError, first_line
-from .files import existing_file
+from .files import existing_file, refuse_shards
 from .run_folder import cannot_write, remove, replacing
-from .weights_file import Damaged, read, refuse_shards
+from .weights_file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
 Content = TypeVar("Content")

@@ -49,6 +49,18 @@ def empty_or_text(path: Path) -> str:
     return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
 
 
+def refuse_shards(folder: str | Path) -> None:
+    """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
+    folder = Path(folder)
+    if any(
+        next(folder.glob(f"{parent}{shard}"), None) for parent in ("", "*/") for shard in ("*.distcp", "*mp_rank_*")
+    ):
+        raise UserError(
+            f"{folder} holds the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
+            f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
+        )
+
+
 def sha256(path: str | Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal; UserError if it cannot be read."""
     try:

@@ -140,18 +140,6 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     return content
 
 
-def refuse_shards(folder: str | Path) -> None:
-    """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
-    folder = Path(folder)
-    if any(
-        next(folder.glob(f"{parent}{shard}"), None) for parent in ("", "*/") for shard in ("*.distcp", "*mp_rank_*")
-    ):
-        raise UserError(
-            f"{folder} holds the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
-            f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
-        )
-
-
 def load_torch(path: Path, mmap: bool = False) -> Any:
     """The content of a torch file, on the CPU: tensors, plain types, NumPy's arrays and ``argparse.Namespace``.
 

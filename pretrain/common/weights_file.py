@@ -28,8 +28,7 @@ from .files import empty_or_text, existing_file, sha256
 from .run_folder import read_json
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
-# In names: DistributedDataParallel and DeepSpeed, torch.compile, FSDP, activation checkpointing.
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names
 # What the networks of MSRA, and the detectors of Detectron2's model zoo, were trained with, under Detectron2's keys.
 MSRA_KEYS = {
     "INPUT.FORMAT": "BGR",

@@ -1,4 +1,4 @@
-"""The reference of commands and keys, from the code: three pages of docs/reference, written by `make docs`."""
+"""The reference of commands, keys and layouts, from the code: four pages of docs/reference, written by `make docs`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import contextlib
 import io
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+
 from pretrain import config as pretraining
+from pretrain.common.backbone_file import extract_backbone
 from pretrain.common.config_overrides import Key
+from pretrain.common.errors import UserError
+from pretrain.common.weights_file import read_weights_file
+from tests.pretrain.common.layouts import LAYOUTS
 from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
 from transfer import config_keys as fine_tuning
 from transfer import train_net
@@ -27,6 +34,7 @@ def pages() -> dict[Path, str]:
         "commands": _commands(),
         "pretraining_keys": _keys(pretraining.described_keys()),
         "detector_keys": _keys(fine_tuning.described_keys()),
+        "layouts": _layouts(),
     }
     paths = {_FOLDER / f"{name}.md": text for name, text in written.items()}
     return {path: "".join(path.read_text(encoding="utf-8").partition(_MARKER)[:2]) + f"\n{text}\n"
@@ -44,6 +52,21 @@ def _keys(described: Sequence[Key]) -> str:
             section = key.name.split(".")[0] if "." in key.name else "Without a section"
             sections.setdefault(section, ["| key | meaning |", "| --- | --- |"]).append(f"| {row} |")
     return "\n\n".join("\n".join([f"## {name}", "", *rows]) for name, rows in sections.items())
+
+
+def _layouts() -> str:
+    """A table of the files that tests make in the layouts of public projects, and what is read of each."""
+    rows = ["| file | read | with `--encoder key` | not read |", "| --- | --- | --- | --- |"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in sorted(LAYOUTS.items(), key=lambda item: item[0].lower()):
+            torch.save(content(), path := Path(folder, "weights.pth"))
+            file = read_weights_file(path)
+            query, key = extract_backbone(file), ""
+            with contextlib.suppress(UserError):
+                key = f"`{extract_backbone(file, 'key').provenance['prefix']}*`"
+            unread = ", ".join(f"`{module}`" for module in query.unread.split(", ") if module)
+            rows.append(f"| {name} | `{query.provenance['prefix']}*` | {key} | {unread} |")
+    return "\n".join(rows)
 
 
 def _commands() -> str:

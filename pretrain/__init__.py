@@ -54,8 +54,8 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
 def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     """The backbone of a pretraining's run folder (its newest checkpoint) or of a file, in evaluation mode.
 
-    Reads what tools/convert_to_d2.py reads, except Caffe2's files: checkpoints of this project, MoCo and JCL, weights
-    of torchvision and Detectron2, detectors of both; `.pth`, `.pkl` and `.safetensors`. Every tensor is checked.
+    Reads what tools/convert_to_d2.py reads, except Caffe2's files: any file with one complete ResNet, `.pth`, `.pkl`
+    or `.safetensors`. Every tensor is checked.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from pretrain import config
 from pretrain.common import config_overrides, extensions, loggers
 from pretrain.common.errors import UserError, printable, run_command_line
-from tools import report
+from tools import convert_to_d2, report
 from tools.launcher import jobs, options, stages
 from tools.launcher.doctor import run as examine
 from tools.launcher.graph import Graph, run, show, single
@@ -125,6 +125,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
     sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file")
     sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
+    convert_to_d2.add_source_options(sub)
     _add_resources(sub)
     sub = _command(commands, "transfer", "fine-tunes a detector")
     sub.add_argument("--config-file", required=True, metavar="FILE", help="Detectron2 YAML")
@@ -163,7 +164,7 @@ def stage(args: argparse.Namespace) -> int:
             print(f"recipe: {recipe}", file=sys.stderr)
             spec = stages.pretrain(recipe, args.overrides)
         case "convert":
-            spec = stages.convert(args.weights, args.output)
+            spec = stages.convert(args.weights, args.output, options=convert_to_d2.source_words(args))
         case "transfer":
             how = {"engine": args.engine, "eval_only": args.eval_only, "visualize": args.visualize}
             spec = stages.transfer(args.config_file, args.overrides, **how)

@@ -14,14 +14,14 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file
+from pretrain.common.files import existing_file, refuse_shards
 from pretrain.common.lock import claim
 from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
 from pretrain.common.run_folder import cannot_write, remove, replacing, stage_of, write_json
@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # torch is imported only after the paths are checked
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
-# What a source was pretrained with unless its config says otherwise: ImageNet's mean and standard deviation, 0 to 255.
-PIXEL_MEAN, PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 
 @dataclass(frozen=True)
@@ -45,16 +43,20 @@ class Conversion:
     output: Path
     provenance: dict[str, Any]
     errors: dict[str, float]
+    unread: str
 
     def summary(self) -> str:
         stages = ", ".join(f"{stage} {error:.1e}" for stage, error in self.errors.items())
         p = self.provenance
         origin = " ".join(str(p[key]) for key in ("method", "arch", "encoder") if p.get(key))
         epoch = f", epoch {p['epoch']}" if "epoch" in p else ""
-        return (
-            f"{p['source']} ({origin}{epoch}) -> {self.output}\n"
-            f"one image through both: largest relative difference {stages}"
-        )
+        lines = [
+            f"{p['source']} ({origin}{epoch}) -> {self.output}",
+            f"not read: {self.unread}" if self.unread else "",
+            "" if "MODEL.PIXEL_MEAN" in p else "not recorded: mean and std of its pixels (--pixel-mean, --pixel-std)",
+            f"one image through both: largest relative difference {stages}",
+        ]
+        return "\n".join(filter(None, lines))
 
 
 def convert(
@@ -62,6 +64,9 @@ def convert(
     output: str | Path,
     *,
     encoder: str = "query",
+    prefix: str = "",
+    pixel_mean: Sequence[float] = (),
+    pixel_std: Sequence[float] = (),
     unsafe_pickle: bool = False,
     overwrite: bool = False,
     back: bool = False,
@@ -70,6 +75,8 @@ def convert(
 
     Args:
         encoder: query | key, where the source has two.
+        prefix: of the tensors to read, where the source has several networks; ``.``: none.
+        pixel_mean, pixel_std: of the RGB channels in its pretraining, 0 to 255, where the source does not record them.
         unsafe_pickle: unpickle anything that a file holds; only for files from a source you trust.
         overwrite: replace an output that differs.
         back: write torchvision's names: the backbone of a fine-tuned detector as a plain ResNet.
@@ -92,7 +99,8 @@ def convert(
     of_run = output.name.startswith(("checkpoint_", "model_")) and stage_of(output.parent) in ("pretrain", "transfer")
     if of_run or (os.path.exists(output) and os.path.samefile(output, path)):
         raise UserError(f"OUTPUT {output} is a run's checkpoint, which a conversion would destroy; name another file")
-    backbone, provenance = read_source(file, encoder)
+    backbone, provenance = read_source(file, encoder, prefix)
+    provenance |= _pixel_statistics(provenance, pixel_mean, pixel_std)
     if backbone.stem == "cifar" and not back:
         raise UserError(f"{path} has the CIFAR stem (3x3), but Detectron2's is 7x7; pretrain with MODEL.STEM imagenet")
     stride_in_1x1 = is_bottleneck(backbone.arch) and bool(provenance["MODEL.RESNETS.STRIDE_IN_1X1"])
@@ -113,12 +121,13 @@ def convert(
                 stream.write(data)
                 stream.flush()
                 written = read_weights_file(stream.name)
-                errors = verify(written.tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
+                tensors = {name.removeprefix("model."): tensor for name, tensor in written.tensors.items()}
+                errors = verify(tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
             raise cannot_write(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
-    return Conversion(output, provenance, errors)
+    return Conversion(output, provenance, errors, backbone.unread)
 
 
 def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[[str], None] = print) -> WeightsFile:
@@ -137,14 +146,17 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     paths = checkpoints.all_in(source) or checkpoint.all_in(source)
     if newest := checkpoint.first_readable(paths, source, warn, read_weights_file):
         return newest[1]
+    refuse_shards(source)
     raise UserError(
         f"{source} holds no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
         "training, or name another folder or file"
     )
 
 
-def read_source(source: WeightsFile, encoder: str = "query") -> tuple[BackboneFile, dict[str, Any]]:
+def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -> tuple[BackboneFile, dict[str, Any]]:
     """The backbone in a file, and its provenance with what a detector's config must agree with (Detectron2's keys).
+
+    Mean and standard deviation of its pixels are among them only where the file records them.
 
     Raises:
         UserError: no backbone in it.
@@ -155,15 +167,13 @@ def read_source(source: WeightsFile, encoder: str = "query") -> tuple[BackboneFi
     from .weights.load import detector_provenance
 
     file, needs = from_caffe2(source)
-    backbone = extract_backbone(file, encoder)
+    backbone = extract_backbone(file, encoder, prefix)
     origin, known = backbone.provenance, needs or detector_provenance(source.path)
     fits: dict[str, Any] = {
         "MODEL.RESNETS.DEPTH": int(backbone.arch.removeprefix("resnet")),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
         "MODEL.RESNETS.RES2_OUT_CHANNELS": 256 if is_bottleneck(backbone.arch) else 64,
         "INPUT.FORMAT": "RGB",
-        "MODEL.PIXEL_MEAN": PIXEL_MEAN,
-        "MODEL.PIXEL_STD": PIXEL_STD,
     }
     with contextlib.suppress(LookupError, TypeError, ValueError):  # another project's config, or none
         views = parse_yaml(backbone.provenance["config"])["VIEWS"]
@@ -172,6 +182,18 @@ def read_source(source: WeightsFile, encoder: str = "query") -> tuple[BackboneFi
         origin = {key: origin[key] for key in ("source", "source_sha256", "arch", "stem")}
         origin["earlier_source"] = known.get("source")
     return backbone, {**fits, **known, **origin}
+
+
+def _pixel_statistics(recorded: Mapping[str, Any], mean: Sequence[float], std: Sequence[float]) -> dict[str, Any]:
+    """What the user says of the pixels of a pretraining that does not record it, under Detectron2's keys."""
+    said = {"MODEL.PIXEL_MEAN": list(mean), "MODEL.PIXEL_STD": list(std)} if mean or std else {}
+    if known := [f"{key} {recorded[key]}" for key in said if key in recorded]:
+        raise UserError(f"the source records {', '.join(known)}; leave --pixel-mean and --pixel-std out")
+    if any(len(values) != 3 or min(values) < 0 or max(values) > 255 for values in said.values()) or 0 in std:
+        raise UserError(
+            f"--pixel-mean {[*mean]} and --pixel-std {[*std]} must be three numbers from 0 to 255, std above 0"
+        )
+    return said
 
 
 def _encode(tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], suffix: str, back: bool) -> bytes:

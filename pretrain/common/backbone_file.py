@@ -1,44 +1,29 @@
-"""Reads a ResNet backbone from any file that may hold one, under torchvision's names.
+"""Reads a ResNet backbone from any file that holds a complete one, under torchvision's names.
 
-It reads MoCo's, JCL's and this project's checkpoints, those of other projects (docs/reference/files.md lists them),
-torchvision's and plain state dicts, and detectors of torchvision and Detectron2; `.pth` in the old and the zip format,
-`.pkl` and `.safetensors`.
+Checkpoints, state dicts and detectors of any project, whatever lies beside the ResNet (docs/reference/layouts.md lists
+what was tried); `.pth` in the old and the zip format, `.pkl` and `.safetensors`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checkpoint
 from .config_io import parse_yaml
 from .errors import UserError, shortlist
-from .key_renaming import renamed
-from .resnet_names import DEPTHS, is_bottleneck, to_torchvision
+from .resnet_names import DEPTHS, is_bottleneck
+from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
 from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
-
-_ENCODERS = {"query": "encoder_q", "key": "encoder_k"}
-_WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel, torch.compile
-# The longest that fits wins.
-_ROOTS = ("backbone.bottom_up.", "backbone.body.", "backbone.", "encoder.", "_feature_blocks.", "")
-_PARTS = ("conv1.", "bn1.", "layer1.", "layer2.", "layer3.", "layer4.", "stem.", "res2.", "res3.", "res4.", "res5.")
-_HEADS = (  # heads and necks, which are dropped on purpose
-    *("fc", "head", "projector", "predictor", "linear", "fpn", "neck", "classifier", "dense"),
-    *("projection_head", "prototypes", "head_jig", "jigsaw"),  # SwAV and DeepCluster v2; PIRL
-)
-_OTHERS = (  # outside the backbone: MoCo's queues and other encoder, those of solo-learn and lightly; a detector's
-    *("queue", "queue_ptr", "dense_negatives", "encoder_q", "encoder_k", "backbone", "pixel_mean", "pixel_std"),
-    *("momentum_backbone", "momentum_projector", "momentum_classifier"),
-    *("backbone_momentum", "projection_head_momentum"),
-    *("proposal_generator", "roi_heads", "rpn", "anchor_generator"),
-)
 
 
 @dataclass(frozen=True)
@@ -49,13 +34,15 @@ class BackboneFile:
         arch: resnet18 | resnet34 | resnet50 | resnet101.
         stem: imagenet (7x7) | cifar (3x3).
         state_dict: every tensor of the backbone, float32, torchvision's names, no classifier.
-        provenance: plain values: source, source_sha256, encoder, arch, stem, method, epoch, step, config (YAML text).
+        provenance: plain values: source, source_sha256, prefix, encoder, arch, stem, method, epoch, step, config.
+        unread: the other tensors of the file, in a short list.
     """
 
     arch: str
     stem: str
     state_dict: dict[str, Tensor]
     provenance: dict[str, Any]
+    unread: str
 
 
 def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
@@ -77,26 +64,35 @@ def read_backbone(path: str | Path, encoder: str = "query") -> BackboneFile:
     return backbone
 
 
-def extract_backbone(file: WeightsFile, encoder: str = "query") -> BackboneFile:
+def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = "") -> BackboneFile:
     """The backbone in ``file``.
 
     Args:
         encoder: which of a momentum method's two encoders: query | key.
+        prefix: of its tensors, where the file holds several networks, or a part of it; ``.``: none.
 
     Raises:
-        UserError: a missing, unknown, wrong-shaped or non-finite tensor, by its name.
+        UserError: no ResNet or several, or a missing, unknown, wrong-shaped or non-finite tensor, by its name.
     """
-    path = file.path
-    picked, chosen = _pick_backbone(file, encoder)
-    picked = to_torchvision(picked)
-    arch = infer_arch(picked, path)
+    path, networks = file.path, find_networks(file.tensors)
+    if not networks:
+        kind = describe_kind(file.tensors) or f"; its tensors are {shortlist(list(file.tensors))}"
+        raise UserError(f"{path} holds no ResNet{kind}")
+    network = _choose_network(networks, encoder, prefix, path)
+    arch, stem, shapes = check_structure(network.state, path)
     named = file.content.get("arch")
-    if isinstance(named, str) and named in DEPTHS and named != arch:
+    if isinstance(named, str) and named in DEPTHS and named != arch and not prefix:
         raise UserError(f"{path} says arch {named}, but its tensors are those of a {arch}")
-    conv1 = picked.get("conv1.weight")
-    stem = "cifar" if conv1 is not None and conv1.shape[-1:] == (3,) else "imagenet"
-    state = check_tensors(picked, arch, stem, path)
-    return BackboneFile(arch, stem, state, _provenance(file, chosen, arch, stem))
+    if stem == "cifar":
+        _check_padding(file, network)
+    counters = {name: torch.zeros((), dtype=torch.long) for name in shapes if name.endswith(COUNTER)}  # old files lack
+    tensors = counters | network.state
+    state = {
+        name: check_values(tensors[name].reshape(shape), name, path).contiguous() for name, shape in shapes.items()
+    }
+    side = network.side or ("query" if any(other.side == "key" for other in networks) else "")
+    provenance = _provenance(file, network.prefix, side, arch, stem)
+    return BackboneFile(arch, stem, state, provenance, summarize_unread(file.tensors, networks, network))
 
 
 def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
@@ -109,72 +105,101 @@ def infer_arch(state: Mapping[str, Tensor], path: str | Path) -> str:
         if depths == wanted and bottleneck == is_bottleneck(arch):
             return arch
     kind = "bottleneck" if bottleneck else "basic"
-    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4")
+    larger = " (a ResNet-152)" if depths == (3, 8, 36, 3) else ""
+    raise UserError(f"{path}: no ResNet-18/34/50/101 has {depths} {kind} blocks in layer1-layer4{larger}")
 
 
-def check_tensors(state: Mapping[str, Tensor], arch: str, stem: str, path: str | Path) -> dict[str, Tensor]:
-    """``state`` as float32 in torchvision's order, after every check; counters that an old file lacks are 0.
+def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str, str, dict[str, torch.Size]]:
+    """The arch, stem and shapes of the ResNet whose tensors ``state`` holds, all of them and no others.
 
     Raises:
-        UserError: the first tensors that are missing, unknown, wrong-shaped, not finite, or a variance below 0.
+        UserError: the first tensors that are missing, unknown or wrong-shaped; counters may be missing.
     """
     import torchvision  # slow to import
 
-    with torch.device("meta"):
-        resnet = getattr(torchvision.models, arch)(weights=None).state_dict()
-    shapes = {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
+    arch = infer_arch(state, path)
+    shapes = dict(_shapes(getattr(torchvision.models, arch)))
+    stem = "cifar" if "conv1.weight" in state and state["conv1.weight"].shape[-1:] == (3,) else "imagenet"
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
+    if unknown := [name for name in state if name not in shapes]:
+        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
         raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
-    if unknown := [name for name in state if name not in shapes]:
-        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have")
-    checked: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        tensor = state[name].detach() if name in state else torch.zeros((), dtype=torch.long)
-        if name.endswith(COUNTER) and tensor.numel() == 1:
-            tensor = tensor.reshape(())
-        if tensor.shape != shape:
-            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shape)}")
-        checked[name] = check_values(tensor, name, path).contiguous()
-    return checked
+    for name, tensor in state.items():
+        if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
+            raise UserError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, a {arch} needs {tuple(shapes[name])}; only plain "
+                "ResNets for RGB images are read, no ResNeXt and no wide ResNet"
+            )
+    return arch, stem, shapes
 
 
-def _pick_backbone(file: WeightsFile, encoder: str) -> tuple[dict[str, Tensor], str]:
-    """The tensors of one encoder's backbone, without prefixes, and which encoder it was ("": the only one)."""
-    path = file.path
-    if encoder not in _ENCODERS:
+@cache
+def _shapes(build: Callable[..., nn.Module]) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        resnet = build(weights=None).state_dict()
+    return {name: tensor.shape for name, tensor in resnet.items() if not name.startswith("fc.")}
+
+
+def _choose_network(networks: Sequence[Network], encoder: str, prefix: str, path: Path) -> Network:
+    """The network that is asked for: by default any but a key encoder, which is read only where there is no other."""
+    if encoder not in ("query", "key"):
         raise UserError(f"encoder {encoder!r} is not one of query, key")
-    clean = renamed({
-        ".".join(part for part in name.split(".") if part not in _WRAPPERS): tensor
-        for name, tensor in file.tensors.items()
-    })  # fmt: skip
-    prefix = _ENCODERS[encoder] + "."
-    pair = [side for side, wanted in _ENCODERS.items() if any(name.startswith(wanted + ".") for name in clean)]
-    if not pair and encoder != "query":  # query is the default
-        raise UserError(f"{path} holds one encoder, not a query and a key; do not choose {encoder}")
-    if pair and encoder not in pair:
-        raise UserError(f"{path} holds no {encoder} encoder; it has only the {pair[0]} encoder")
-    within = {name[len(prefix) :]: t for name, t in clean.items() if name.startswith(prefix)} if pair else clean
-    root = next((r for r in _ROOTS if any(name.startswith(r + part) for name in within for part in _PARTS)), None)
-    if root is None:
-        raise UserError(f"{path} holds no ResNet; its tensors are {shortlist(list(file.tensors)) or 'none'}")
-    picked: dict[str, Tensor] = {}
-    for name, tensor in within.items():
-        inside = name.startswith(root)
-        short = name[len(root) :] if inside else name
-        if inside and short.startswith(_PARTS):
-            picked[short] = tensor
-        elif short.split(".")[0] not in (_HEADS if inside and root else (*_HEADS, *_OTHERS)):
-            raise UserError(f"{path} holds {name}, which belongs neither to a ResNet nor to a known head")
-    return picked, encoder if pair else ""
+    candidates = with_prefix(networks, prefix)
+    keys = [network for network in candidates if network.side == "key"]
+    if encoder == "key":
+        chosen = keys or [network for network in candidates if network.is_average]
+    else:
+        chosen = [network for network in candidates if network not in keys] or keys
+        if any(network.side or "base_" in network.prefix for network in chosen):  # then an average is the key encoder
+            chosen = [network for network in chosen if network.side or not network.is_average]
+    archs = {network: _arch(network, path) for network in networks}
+    if not chosen:
+        asked = f"ResNet under the prefix {prefix}" if not candidates else "key encoder"
+        raise UserError(f"{path} holds no {asked}; it holds {_listed(archs)}")
+    distinct: list[Network] = []
+    for network in [n for n in chosen if archs[n]] or [max(chosen, key=lambda network: len(network.state))]:
+        if not any(network.equals(other) for other in distinct):
+            distinct.append(network)
+    if len(distinct) > 1:
+        averages = ", one of them an average of weights" if any(network.is_average for network in distinct) else ""
+        raise UserError(
+            f"{path} holds several ResNets{averages}: {_listed({network: archs[network] for network in distinct})}; "
+            f"choose one: python tools/convert_to_d2.py {path} OUTPUT.pth --prefix PREFIX (with --to-torchvision for "
+            "pretraining and probes)"
+        )
+    return distinct[0]
 
 
-def _provenance(file: WeightsFile, encoder: str, arch: str, stem: str) -> dict[str, Any]:
+def _arch(network: Network, path: Path) -> str:
+    """The arch of a complete network; or empty."""
+    with contextlib.suppress(UserError):
+        return check_structure(network.state, path)[0]
+    return ""
+
+
+def _listed(archs: Mapping[Network, str]) -> str:
+    return shortlist([f"{network.prefix[:-1] or '.'} ({arch or 'incomplete'})" for network, arch in archs.items()])
+
+
+def _check_padding(file: WeightsFile, network: Network) -> None:
+    """Refuses a ResNet of solo-learn for CIFAR, by the names that its training checkpoints have."""
+    parent = re.fullmatch(r"(.*\.)?(momentum_)?(backbone|encoder)\.", network.prefix)
+    if parent and f"{parent[1] or ''}classifier.weight" in file.tensors:
+        raise UserError(
+            f"{file.path} has the names of a solo-learn checkpoint for CIFAR, whose 3x3 stem pads by 2 pixels; here it "
+            "pads by 1, so these weights would compute other features; use them in solo-learn, or, if yours pads by 1, "
+            "save the state dict of its ResNet alone"
+        )
+
+
+def _provenance(file: WeightsFile, prefix: str, encoder: str, arch: str, stem: str) -> dict[str, Any]:
     content, earlier = file.content, file.provenance
     provenance: dict[str, Any] = {
         "source": file.path.name,
         "source_sha256": file.sha256,
+        "prefix": earlier.get("prefix", prefix),
         "encoder": encoder or earlier.get("encoder", ""),
         "arch": arch,
         "stem": stem,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from .errors import UserError, first_line
-from .files import existing_file
+from .files import existing_file, refuse_shards
 from .run_folder import cannot_write, remove, replacing
 from .weights_file import Damaged, read
 
@@ -104,6 +104,7 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
         return existing_file(path, "run folder or checkpoint")
     newest_good = newest(path, warn)
     if newest_good is None:
+        refuse_shards(path)
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
     return newest_good[0]
 

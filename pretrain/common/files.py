@@ -20,6 +20,8 @@ def existing_file(path: str | Path, what: str, pattern: str = "*") -> Path:
     Raises:
         UserError: it is missing, or no file.
     """
+    if "://" in str(path):
+        raise UserError(f"the {what} {path} is an address; download it and name the file")
     path = Path(path)
     if os.path.isfile(path):
         return path
@@ -45,6 +47,18 @@ def empty_or_text(path: Path) -> str:
     if re.search(rb"[\x00-\x08\x0e-\x1f]", start):
         return ""
     return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
+
+
+def refuse_shards(folder: str | Path) -> None:
+    """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
+    folder = Path(folder)
+    if any(
+        next(folder.glob(f"{parent}{shard}"), None) for parent in ("", "*/") for shard in ("*.distcp", "*mp_rank_*")
+    ):
+        raise UserError(
+            f"{folder} holds the shards of a checkpoint; merge them (python -m torch.distributed.checkpoint."
+            f"format_utils dcp_to_torch {folder} weights.pth; of DeepSpeed, its zero_to_fp32.py) and name the file"
+        )
 
 
 def sha256(path: str | Path) -> str:

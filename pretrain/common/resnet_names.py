@@ -11,6 +11,7 @@ layer2.0.downsample.1.*          res3.0.shortcut.norm.*
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import TypeVar
@@ -58,6 +59,20 @@ def to_torchvision(state: Mapping[str, T]) -> dict[str, T]:
     """Replaces Detectron2's names in ``state`` by torchvision's; other names stay, for the reader to refuse."""
     inverse = _inverse()
     return {inverse.get(name, name): value for name, value in state.items()}
+
+
+def to_transformers(name: str) -> str:
+    """Renames a tensor of Detectron2 to Hugging Face's name.
+
+    ``res2.0.conv1.norm.bias`` -> ``encoder.stages.0.layers.0.layer.0.normalization.bias``
+    """
+    module, norm, part = name.partition(".norm.")
+    if not norm:
+        module, _, part = name.rpartition(".")
+    module = "embedder.embedder" if module == "stem.conv1" else module
+    module = re.sub(r"^res(\d)\.(\d+)", lambda m: f"encoder.stages.{int(m[1]) - 2}.layers.{m[2]}", module)
+    module = re.sub(r"conv(\d)$", lambda m: f"layer.{int(m[1]) - 1}", module)
+    return f"{module}.{'normalization' if norm else 'convolution'}.{part}"
 
 
 def from_c4(state: Mapping[str, T]) -> dict[str, T]:

@@ -14,21 +14,34 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError, first_line
+from .errors import UserError, first_line, shortlist
 from .files import empty_or_text, existing_file, sha256
-from .key_renaming import nested
 from .run_folder import read_json
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names
+# What the networks of MSRA, and the detectors of Detectron2's model zoo, were trained with, under Detectron2's keys.
+MSRA_KEYS = {
+    "INPUT.FORMAT": "BGR",
+    "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
+    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
+    "MODEL.RESNETS.STRIDE_IN_1X1": True,
+}
+_SIGNATURES = {  # of files that others take for weights of PyTorch -> what to do
+    b"version https://git-lfs": "a Git LFS pointer; run git lfs pull",
+    b"<": "a web page; download the file itself",
+    b"\x93NUMPY": "an array file of NumPy; convert weights of JAX to PyTorch first",
+    b"\x89HDF": "an HDF5 file; convert weights of Keras to PyTorch first",
+}
 _REBUILD = {  # NumPy's own functions: of an array in protocols 0 to 4, of a scalar, and of an array in protocol 5
     "multiarray._reconstruct": np.zeros(1).__reduce__()[0],
     "multiarray.scalar": np.float32(1).__reduce__()[0],
@@ -57,7 +70,8 @@ class WeightsFile:
         path: where it was read.
         sha256: of its bytes.
         content: all that it holds; in addition to the weights, a checkpoint has `epoch`, `arch`, `config`, ...
-        tensors: its weights, under the names that they have in the file.
+        tensors: all tensors in its dictionaries except those of optimizers, under the path of keys to each, joined by
+            dots and without the names of `WRAPPERS`.
         provenance: what a conversion recorded about their origin, in the file or next to it; empty for other files.
     """
 
@@ -72,15 +86,22 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
     """Reads weights in any format, and verifies them against the SHA-256 in FILE.json where a conversion wrote it.
 
     Args:
-        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust.
+        unsafe_pickle: unpickle anything the file holds; only for files from a source you trust. A module stands for
+            its state dict, and what has a class that is not installed is ignored.
 
     Raises:
         UserError: the file is missing, unreadable, damaged, changed since its conversion, or holds other things than
             tensors, arrays and plain types.
     """
     path, content = Path(path), read(path, unsafe_pickle)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in _walk(content):
+        short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        tensors[name if short in tensors else short] = tensor
+    if not tensors:
+        raise UserError(f"{path} holds no tensors, only {shortlist([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
-    return WeightsFile(path, digest, content, _tensors(content, path), _provenance(content, path, digest))
+    return WeightsFile(path, digest, content, tensors, _provenance(content, path, digest))
 
 
 def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
@@ -95,6 +116,8 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
     reader = {".pkl": _read_pickle, ".safetensors": _read_safetensors}.get(path.suffix, _read_torch)
     try:
         content = reader(path, unsafe_pickle)
+    except UserError:
+        raise
     except Exception as error:  # a damaged pickle raises anything
         if isinstance(error, pickle.UnpicklingError) and _NOT_PLAIN.search(str(error)):
             raise UserError(
@@ -107,8 +130,10 @@ def read(path: str | Path, unsafe_pickle: bool = False) -> dict[str, Any]:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             size = path.stat().st_size / 2**20
             raise UserError(f"not enough memory to read {path} ({size:.0f} MiB); free memory and run again") from error
-        reason = empty_or_text(path) or first_line(error)
+        reason = _describe_other(path) or first_line(error)
         raise Damaged(f"{path} is damaged or not a checkpoint: {reason}") from error
+    if hasattr(content, "_modules"):  # of a pickled module
+        return {"model": content}
     if not isinstance(content, dict):
         raise Damaged(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
     return content
@@ -162,19 +187,18 @@ def check_values(tensor: Tensor, name: str, path: str | Path) -> Tensor:
     return tensor.to(torch.long) if is_counter else tensor
 
 
-def _tensors(content: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """The tensors under ``state_dict``, ``model`` or ``blobs`` (Caffe2's), in `nested`, or the content itself."""
-    wrappers = ("state_dict", "model", "blobs")
-    state = next((content[key] for key in wrappers if isinstance(content.get(key), Mapping)), nested(content))
-    tensors: dict[str, Tensor] = {}
-    for name, value in state.items():
+def _walk(content: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested dictionaries and modules, with its path of keys; optimizers are passed over."""
+    if isinstance(getattr(content, "_modules", None), dict):
+        content = content._parameters | content._buffers | content._modules
+    for key, value in content.items():
         if isinstance(value, np.ndarray):
             with contextlib.suppress(TypeError):  # an array of text; else a copy, writable and in this byte order
                 value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("=")))
-        if not isinstance(value, Tensor):
-            raise UserError(f"{path}: {name} is a {type(value).__name__}, not a tensor; the file holds no weights")
-        tensors[str(name)] = value.detach()
-    return tensors
+        if isinstance(value, Tensor):
+            yield f"{path}{key}", value.detach()
+        elif (isinstance(value, Mapping) and not str(key).startswith("opt")) or hasattr(value, "_modules"):
+            yield from _walk(value, f"{path}{key}.")
 
 
 def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str, Any]:
@@ -193,6 +217,9 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
             f"from the original checkpoint, or delete {path}.json if you replaced the file on purpose"
         )
     provenance: Any = content.get("provenance") or (beside if recorded_sha256 else {})
+    if content.get("__author__") == "Detectron2 Model Zoo":
+        std = content.get("model", {}).get("pixel_std", 1)  # few detectors were trained from random values, with others
+        return dict(MSRA_KEYS) if (np.asarray(std) == 1).all() else {}
     try:
         # safetensors' metadata are text.
         return dict(json.loads(provenance) if isinstance(provenance, str) else provenance)
@@ -201,9 +228,26 @@ def _provenance(content: Mapping[str, Any], path: Path, digest: str) -> dict[str
 
 
 def _read_torch(path: Path, unsafe: bool) -> Any:
-    if what := empty_or_text(path):
+    if what := _describe_other(path):
         raise ValueError(what)
-    return torch.load(path, map_location="cpu", weights_only=False) if unsafe else load_torch(path)
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise UserError(
+                    f"{path} is a TorchScript program; save its weights with "
+                    f"torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth') and name that file"
+                )
+    if not unsafe:
+        return load_torch(path)
+    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithPlaceholders)
+
+
+def _describe_other(path: Path) -> str:
+    """Describes a file that is no checkpoint, with the remedy; or ""."""
+    with open(path, "rb") as file:
+        start = file.read(64).lstrip()
+    what = next((what for signature, what in _SIGNATURES.items() if start.startswith(signature)), "")
+    return "; ".join(filter(None, (empty_or_text(path), f"it is {what}" if what else "")))
 
 
 def _read_safetensors(path: Path, _unsafe: bool) -> Any:
@@ -215,7 +259,7 @@ def _read_safetensors(path: Path, _unsafe: bool) -> Any:
 
 
 def _read_pickle(path: Path, unsafe: bool) -> Any:
-    reader = pickle.Unpickler if unsafe else _ArrayUnpickler
+    reader = _WithPlaceholders.Unpickler if unsafe else _ArrayUnpickler
     return reader(io.BytesIO(path.read_bytes()), encoding="latin1").load()  # Latin-1: Python 2's text, and its bytes
 
 
@@ -224,3 +268,33 @@ class _ArrayUnpickler(pickle.Unpickler):
         if f"{module}.{name}" not in _ALLOWED:
             raise pickle.UnpicklingError(f"Unsupported GLOBAL {module}.{name}")
         return _ALLOWED[f"{module}.{name}"]
+
+
+class _Placeholder(dict):
+    """An object of a class that is not installed; a module keeps its tensors in its attributes."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *_args: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state if isinstance(state, dict) else {})
+
+    def extend(self, _items: Any) -> None:
+        """Drops the items of a list."""
+
+
+class _WithPlaceholders:
+    """What torch.load needs of the module pickle."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError):
+                return _Placeholder
+
+    @classmethod
+    def load(cls, file: IO[bytes], **options: Any) -> Any:
+        return cls.Unpickler(file, **options).load()

@@ -20,7 +20,7 @@ from torchvision.transforms import functional
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
-from pretrain.common.resnet_names import DEPTHS, names
+from pretrain.common.resnet_names import DEPTHS, names, to_transformers
 from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state
@@ -104,7 +104,7 @@ def test_transformers_has_the_same_tensors(arch: str) -> None:
     with torch.device("meta"):
         theirs = {n: t.shape for n, t in ResNetModel(backbone._transformers_config(arch)).state_dict().items()}
         state = build_backbone(arch).state_dict()
-    assert {backbone._name_in_transformers(names(arch)[name]): t.shape for name, t in state.items()} == theirs
+    assert {to_transformers(names(arch)[name]): t.shape for name, t in state.items()} == theirs
 
 
 @ONNX

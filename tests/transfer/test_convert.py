@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.files import sha256
 from pretrain.common.lock import claim
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
-from tools import convert_to_d2
+from tests.transfer import tiny_coco
+from tools import convert_to_d2, launch
+from tools.launcher import stages
 from transfer.convert import convert
-from transfer.weights.load import read_weights
+from transfer.weights.load import check_config, read_weights
 
 
 @pytest.fixture
@@ -47,9 +50,51 @@ def test_the_statistics_of_the_pretraining_are_recorded(tmp_path: Path, r18: dic
     for config in ("METHOD: {NAME: jcl}", "VIEWS: {MEAN: [0.5, 0.4, 0.3], STD: [0.2, 0.2, 0.2]}", "VIEWS: {MEAN: x}"):
         torch.save({"state_dict": r18, "config": config}, tmp_path / "source.pth")
         provenance = convert(tmp_path / "source.pth", tmp_path / "out.pth", overwrite=True).provenance
-        found.append((provenance["MODEL.PIXEL_MEAN"], provenance["MODEL.PIXEL_STD"]))
-    imagenet = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
-    assert found == [imagenet, ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), imagenet]
+        found.append((provenance.get("MODEL.PIXEL_MEAN"), provenance.get("MODEL.PIXEL_STD")))
+    assert found == [(None, None), ([127.5, 102.0, 76.5], [51.0, 51.0, 51.0]), (None, None)]
+
+
+def test_what_the_source_does_not_record_may_be_said(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+    torch.save({"state_dict": r18, "ema": {name: 2 * tensor for name, tensor in r18.items()}}, tmp_path / "s.pth")
+    words = [str(tmp_path / "s.pth"), str(tmp_path / "w.pth"), "--prefix", "ema"]
+    refused(lambda: convert_to_d2.main([*words, "--pixel-mean", "0", "0", "0"]), "--pixel-std")
+    convert_to_d2.main([*words, "--pixel-mean", "0", "0", "0", "--pixel-std", "255", "255", "255"])
+    weights = read_weights(tmp_path / "w.pth")
+    assert torch.equal(weights.state["backbone.bottom_up.stem.conv1.weight"], 2 * r18["conv1.weight"])
+    assert weights.provenance["prefix"] == "ema."
+    cfg = tiny_coco.config(tmp_path, "x")
+    refused(lambda: check_config(weights, cfg), "MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]")
+    cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3, MODEL__PIXEL_STD=[255.0] * 3)
+    check_config(weights, cfg, pytest.fail)
+    again = (tmp_path / "w.pth", tmp_path / "again.pth")
+    refused(lambda: convert(*again, pixel_mean=[1, 2, 3], pixel_std=[1, 2, 3]), "records MODEL.PIXEL_MEAN")
+
+
+def test_the_launcher_hands_on_what_the_source_does_not_say() -> None:
+    words = ["--prefix=ema", "--encoder=key", "--pixel-mean", "1.0", "2.0", "3.0", "--pixel-std", "4.0", "5.0", "6.0"]
+    args = launch._parser().parse_args(["convert", "a.pth", "b.pth", *words])
+    assert convert_to_d2.source_words(args) == words
+    assert stages.convert("a.pth", "b.pth", options=words).args[0][2:] == words
+    plain = launch._parser().parse_args(["convert", "a.pth", "b.pth"])
+    assert convert_to_d2.source_words(plain) == []  # as a pipeline's conversion
+
+
+def test_what_is_not_recorded_is_not_checked(tmp_path: Path, r18: dict[str, Tensor]) -> None:
+    torch.save(r18, tmp_path / "s.pth")
+    summary = convert(tmp_path / "s.pth", tmp_path / "w.pth").summary()
+    assert "not read: fc" in summary and "not recorded: mean and std" in summary
+    messages: list[str] = []
+    cfg = tiny_coco.config(tmp_path, "x", MODEL__PIXEL_MEAN=[0.0] * 3)
+    check_config(read_weights(tmp_path / "w.pth"), cfg, messages.append)
+    assert len(messages) == 1 and "does not record MODEL.PIXEL_MEAN, MODEL.PIXEL_STD" in messages[0]
+
+
+def test_folders_of_shards_say_how_to_merge_them(tmp_path: Path) -> None:
+    for name, shard in (("fsdp", "__0_0.distcp"), ("deepspeed", "global_step9/mp_rank_00_model_states.pt")):
+        (tmp_path / name / shard).parent.mkdir(parents=True)
+        (tmp_path / name / shard).touch()
+        for read in (read_backbone, lambda folder: convert(folder, tmp_path / "out.pth")):
+            refused(lambda read=read, name=name: read(tmp_path / name), tmp_path / name, "shards", "merge")
 
 
 @pytest.mark.core

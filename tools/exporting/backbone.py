@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import shutil
 import tempfile
 import warnings
@@ -26,7 +25,7 @@ from torchvision.models import ResNet
 
 from pretrain.common.config_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2
+from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2, to_transformers
 from pretrain.common.run_folder import json_text, replacing
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from transformers import ResNetConfig
 
 _OPSET = 18
+# Of ImageNet's pixels, for files that do not record theirs.
+_USUAL_STATISTICS = {"MEAN": [0.485, 0.456, 0.406], "STD": [0.229, 0.224, 0.225]}
 _USUAL_SIZE = (224, 256)  # of files that record no config, as in ImageNet's evaluation
 
 
@@ -50,7 +51,7 @@ class Backbone:
     Attributes:
         path: the file it was read from.
         resnet: without classifier, in evaluation mode: normalized images (N, 3, H, W) -> features (N, F).
-        mean, std: of the RGB channels in its pretraining, from 0 to 1.
+        mean, std: of the RGB channels in its pretraining, from 0 to 1; ImageNet's if the file does not record them.
         size, resize: pixels of the evaluation's crop, and of the shorter side before it; 0: straight to the crop.
     """
 
@@ -88,7 +89,10 @@ def read(source: Path) -> Backbone:
         raise UserError(f"{path} was trained on {known['INPUT.FORMAT']} images; only backbones for RGB are exported")
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict)
-    mean, std = ([round(value / 255, 6) for value in known[f"MODEL.PIXEL_{name}"]] for name in ("MEAN", "STD"))
+    mean, std = (
+        [round(value / 255, 6) for value in known[key]] if (key := f"MODEL.PIXEL_{name}") in known else usual
+        for name, usual in _USUAL_STATISTICS.items()
+    )
     size = _USUAL_SIZE
     with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         size = evaluation_size(CfgNode(parse_yaml(known["config"])))
@@ -170,7 +174,7 @@ def _write_transformers(backbone: Backbone, folder: Path) -> None:
     disable_progress_bar()
     model, size = ResNetModel(_transformers_config(backbone.arch)), backbone.size
     state = to_detectron2(backbone.resnet.state_dict(), backbone.arch)
-    model.load_state_dict({_name_in_transformers(name): tensor for name, tensor in state.items()})
+    model.load_state_dict({to_transformers(name): tensor for name, tensor in state.items()})
     model.save_pretrained(folder)
     square = {"height": size, "width": size}
     BitImageProcessor(
@@ -187,17 +191,6 @@ def _transformers_config(arch: str) -> ResNetConfig:
         layer_type="bottleneck" if wide == 4 else "basic", depths=list(DEPTHS[arch]), embedding_size=64,
         hidden_sizes=[64 * 2**i * wide for i in range(4)],
     )  # fmt: skip
-
-
-def _name_in_transformers(name: str) -> str:
-    """``res2.0.conv1.norm.bias`` -> ``encoder.stages.0.layers.0.layer.0.normalization.bias``."""
-    module, norm, part = name.partition(".norm.")
-    if not norm:
-        module, _, part = name.rpartition(".")
-    module = "embedder.embedder" if module == "stem.conv1" else module
-    module = re.sub(r"^res(\d)\.(\d+)", lambda m: f"encoder.stages.{int(m[1]) - 2}.layers.{m[2]}", module)
-    module = re.sub(r"conv(\d)$", lambda m: f"layer.{int(m[1]) - 1}", module)
-    return f"{module}.{'normalization' if norm else 'convolution'}.{part}"
 
 
 @torch.no_grad()

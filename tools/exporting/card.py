@@ -53,7 +53,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         difference: the largest relative one between the features of the source and of the export.
     """
     recorded, origin = backbone.provenance, origin_of(backbone.provenance)
-    is_ours = bool(recorded.get("config") or recorded.get("fine_tuned_on"))
+    doubt = "" if "MODEL.PIXEL_MEAN" in recorded else " (usual, not recorded)"
     resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     facts = {
         "architecture": backbone.arch,
@@ -65,7 +65,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
         "other than the finished pretraining": origin.altered,
         "checkpoint": f"{backbone.path.name}, SHA-256 {origin.sha256}",
         "input": f"RGB, {backbone.size} x {backbone.size}{resized}",
-        "mean and standard deviation": f"{backbone.mean}, {backbone.std}{'' if is_ours else ' (usual, not recorded)'}",
+        "mean and standard deviation": f"{backbone.mean}, {backbone.std}{doubt}",
     }
     return _TEXT.format(
         target=target, arch=backbone.arch, method=origin.method or "an unknown method", difference=difference,

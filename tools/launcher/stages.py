@@ -79,12 +79,12 @@ def distributions(
     return _spec("distributions", cfg, folder, (names,), one_process=True, inputs=inputs)
 
 
-def convert(source: str, output: str, folder: str = "") -> StageSpec:
+def convert(source: str, output: str, folder: str = "", options: Sequence[str] = ()) -> StageSpec:
     """Conversion of a run or checkpoint to Detectron2 weights at ``output``; the run folder is next to it."""
     target, source = _absolute(output), _absolute(source)
     return StageSpec(
-        "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target],), produces=target,
-        one_process=True, gpu=False, inputs={source: ""},
+        "convert", _absolute(folder or f"{target}.run"), ENTRIES["convert"], args=([source, target, *options],),
+        produces=target, one_process=True, gpu=False, inputs={source: ""},
     )  # fmt: skip
 
 

@@ -20,16 +20,8 @@ from typing import Any
 import torch
 
 from pretrain.common.resnet_names import names
-from pretrain.common.weights_file import COUNTER, WeightsFile
+from pretrain.common.weights_file import COUNTER, MSRA_KEYS, WeightsFile
 
-# What MSRA's networks were trained with, under Detectron2's keys.
-_TRAINED_WITH = {
-    "method": "supervised_msra",
-    "INPUT.FORMAT": "BGR",
-    "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
-    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
-    "MODEL.RESNETS.STRIDE_IN_1X1": True,
-}
 _BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
 _NORM = {
     "weight": ("gamma", "s"),
@@ -46,11 +38,13 @@ def from_caffe2(file: WeightsFile) -> tuple[WeightsFile, dict[str, Any]]:
     unknown names stay, for the reader to refuse.
     """
     table, dropped = _names()
-    if not any(name in table for name in file.tensors):
+    prefix = next((name.removesuffix("conv1_w") for name in file.tensors if name.split(".")[-1] == "conv1_w"), None)
+    if prefix is None:
         return file, {}
-    dropped = dropped | {name for name in file.tensors if name.endswith("_momentum")}
-    state = {table.get(name, name): tensor for name, tensor in file.tensors.items() if name not in dropped}
-    needs = dict(_TRAINED_WITH)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in file.tensors.items()}
+    dropped = dropped | {name for name in tensors if name.endswith("_momentum")}
+    state = {table.get(name, name): tensor for name, tensor in tensors.items() if name not in dropped}
+    needs: dict[str, Any] = {"method": "supervised_msra", **MSRA_KEYS}
     if not any(".norm.running_" in name for name in state):
         needs["MODEL.RESNETS.NORM"] = "FrozenBN"
         for name, scale in [item for item in state.items() if item[0].endswith(".norm.weight")]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ _STAGES = ("stem.conv1.", "res2.", "res3.", "res4.", "res5.")
 _CLASSIFIER = ("stem.fc.weight", "stem.fc.bias")  # in Detectron2's file of torchvision's ResNet-50
 # Not loaded: they follow from the config. Model-zoo files hold the anchors, which the torchvision engine does not save.
 _OF_CONFIG = ("pixel_mean", "pixel_std", "anchor_generator.cell_anchors")
+_CHECKED = ("MODEL.RESNETS.STRIDE_IN_1X1", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 _TO_EVALUATE = (
     "name a fine-tuned detector (train_net.py --eval-only --resume evaluates the newest model_*.pth of its OUTPUT_DIR)"
 )
@@ -80,7 +82,7 @@ def read_weights(path: str | Path) -> Weights:
         if path == given:
             raise
         raise UserError(f"{given}: {error}; check the address, and delete that file to download it again") from error
-    state = {name.removeprefix("module."): tensor for name, tensor in file.tensors.items()}
+    state = _without_prefix(file.tensors, path)
     if needs or file.content.get("matching_heuristics"):  # no prefix, as in Detectron2's own backbones
         state = {(PREFIX + n if n.startswith(_STAGES) else n): t for n, t in state.items() if n not in _CLASSIFIER}
     state = from_c4(state)
@@ -90,6 +92,17 @@ def read_weights(path: str | Path) -> Weights:
     for name, tensor in state.items():  # loading would silently turn integers into floating point
         check_values(tensor, name, path)
     return Weights(given, file.sha256, state, file.provenance or needs or detector_provenance(file.path))
+
+
+def _without_prefix(tensors: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+    """The tensors of the only network in Detectron2's names, without what precedes these (`model.`); or all."""
+    anchor = re.compile(r"((?:.*?\.)??)(?:backbone\.)?(?:bottom_up\.)?stem\.conv1\.weight")
+    prefixes = list(dict.fromkeys(match[1] for match in map(anchor.fullmatch, tensors) if match))
+    if len(prefixes) > 1:
+        shown = ", ".join(prefix.removesuffix(".") or "." for prefix in prefixes)
+        raise UserError(f"{path} has several networks: {shown}; save the state dict of one of them alone and name that")
+    prefix = prefixes[0] if prefixes else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def detector_provenance(path: Path) -> dict[str, Any]:
@@ -105,8 +118,7 @@ def detector_provenance(path: Path) -> dict[str, Any]:
     trained_on = ["data that are not recorded"]
     with contextlib.suppress(UserError):  # no such file, or pretraining's or another program's, with other keys
         cfg = load_config(path.parent / "config.yaml")
-        keys = ("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
-        recorded, trained_on = {key: get(cfg, key) for key in keys}, list(cfg.DATASETS.TRAIN)
+        recorded, trained_on = {key: get(cfg, key) for key in _CHECKED}, list(cfg.DATASETS.TRAIN)
     if not path.name.startswith("model_") or not start_file.is_file():
         return recorded
     start = read_json(start_file)
@@ -128,8 +140,8 @@ def check_config(weights: Weights, cfg: CfgNode, log: Callable[[str], None] = pr
     if arch != f"resnet{depth}":
         raise UserError(f"{weights.path} holds a {arch}, but MODEL.RESNETS.DEPTH is {depth}; set it to {arch[6:]}")
     keys = [key for key in weights.provenance if key.startswith(("MODEL.", "INPUT."))]
-    if not keys:
-        log(f"{weights.path} has no provenance: STRIDE_IN_1X1, PIXEL_MEAN, PIXEL_STD, FORMAT are not checked")
+    if unknown := [key for key in _CHECKED if key not in keys]:
+        log(f"{weights.path} does not record {', '.join(unknown)}, which are not checked")
     for key in keys:
         value, wanted = get(cfg, key), weights.provenance[key]
         if key == "MODEL.RESNETS.STRIDE_IN_1X1" and depth < 50:  # basic blocks have no 1x1 to stride in

@@ -6,6 +6,8 @@ import argparse
 import collections
 import os
 import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from pretrain.common import weights_file
 from pretrain.common.errors import UserError
@@ -85,13 +88,56 @@ def test_code_in_a_pickle_is_refused_unless_allowed(tmp_path: Path, name: str, t
     with pytest.raises(UserError, match=rf"convert_to_d2.py {path} OUTPUT.pth --unsafe-pickle") as caught:
         read_weights_file(path)
     assert not isinstance(caught.value, Damaged)  # no reason to resume from an earlier checkpoint
-    assert list(read_weights_file(path, unsafe_pickle=True).tensors) == ["a"]
+    assert list(read_weights_file(path, unsafe_pickle=True).tensors) == ["state_dict.a"]
 
 
 @pytest.mark.parametrize("value", [np.array(["a"]), 3])
-def test_what_is_no_tensor_is_named(tmp_path: Path, value: Any) -> None:
+def test_a_file_without_tensors_is_described(tmp_path: Path, value: Any) -> None:
     torch.save({"a": value}, tmp_path / "w.pth")
-    refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth: a is ")
+    refused(lambda: read_weights_file(tmp_path / "w.pth"), "w.pth holds no tensors, only a")
+
+
+def test_tensors_of_every_dictionary_but_an_optimizers_are_read(tmp_path: Path) -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    content = {
+        "model": {"module.a": one, "b": {"_orig_mod.c": two, "n": 3}}, "module": {"d": one}, "loss": two,
+        "names": ["x"], "optimizer": {"state": {0: {"exp_avg": two}}}, "opt_state": {"a": one},
+    }  # fmt: skip
+    torch.save(content, tmp_path / "w.pth")
+    tensors = read_weights_file(tmp_path / "w.pth").tensors
+    assert {name: len(tensor) for name, tensor in tensors.items()} == {"model.a": 1, "model.b.c": 2, "d": 1, "loss": 2}
+
+
+def test_classes_that_are_not_installed_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in checkpoints of mmengine and OmegaConf, and a module that was pickled whole."""
+    library = types.ModuleType("not_installed")
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    for name, base in (("History", object), ("Config", dict), ("Items", list), ("Net", nn.Module)):
+        setattr(library, name, type(name, (base,), {"__module__": library.__name__}))
+    history, net = library.History(), library.Net()
+    history.values = np.ones(3)
+    net.layer = nn.Linear(2, 2, bias=False)
+    content = {"hub": {"loss": history}, "cfg": library.Config(a=1), "b": library.Items([1, 2]), "state_dict": WEIGHTS}
+    torch.save(content, tmp_path / "c.pth")
+    torch.save(nn.DataParallel(net), tmp_path / "module.pth")
+    (tmp_path / "c.pkl").write_bytes(pickle.dumps({"cfg": library.Config(a=1), "a": np.ones(1)}))
+    monkeypatch.delitem(sys.modules, library.__name__)
+    for name, tensors in (("c.pth", {f"state_dict.{name}" for name in WEIGHTS}), ("module.pth", {"model.layer.weight"}),
+                          ("c.pkl", {"a"})):  # fmt: skip
+        refused(lambda name=name: read_weights_file(tmp_path / name), name, "--unsafe-pickle")
+        assert set(read_weights_file(tmp_path / name, unsafe_pickle=True).tensors) == tensors
+
+
+def test_files_of_other_formats_come_with_a_remedy(tmp_path: Path) -> None:
+    refused(lambda: read("https://a.b/c.pth"), "https://a.b/c.pth", "download")
+    np.save(tmp_path / "jax.npy", {"w": np.ones(1)}, allow_pickle=True)  # type: ignore[arg-type]
+    (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>")
+    (tmp_path / "keras.h5").write_bytes(b"\x89HDF\r\n\x1a\n\0\0")
+    torch.jit.save(torch.jit.script(nn.Linear(1, 1)), tmp_path / "script.pt")
+    for name, word in (("jax.npy", "JAX"), ("page.pth", "web page; download"), ("keras.h5", "Keras"),
+                       ("script.pt", "torch.jit.load")):  # fmt: skip
+        for unsafe in (False, True):
+            refused(lambda name=name, unsafe=unsafe: read_weights_file(tmp_path / name, unsafe), name, word)
 
 
 def test_values_that_no_network_can_use() -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from pretrain.common.backbone_file import read_backbone
 from pretrain.common.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer.convert import PIXEL_MEAN, PIXEL_STD, convert
+from transfer.convert import convert
 from transfer.weights.load import Weights, check_config, detector_provenance, load_weights, read_weights
 
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}
@@ -28,8 +29,8 @@ def in_detectron2s_names(arch: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def r50() -> Weights:
     provenance = {
-        "INPUT.FORMAT": "RGB", "MODEL.PIXEL_MEAN": PIXEL_MEAN, "MODEL.PIXEL_STD": PIXEL_STD,
-        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "INPUT.FORMAT": "RGB", "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53], "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
     }  # fmt: skip
     return Weights("w.pth", "0", in_detectron2s_names("resnet50"), provenance)
 
@@ -102,7 +103,34 @@ def test_detectron2s_own_backbone_file(tmp_path: Path) -> None:
     assert set(found.state) == {PREFIX + name for name in names if "tracked" not in name}
     messages: list[str] = []
     check_config(found, tiny_coco.config(tmp_path, "x"), messages.append)
-    assert "has no provenance" in messages[0]
+    assert "does not record MODEL.RESNETS.STRIDE_IN_1X1, MODEL.PIXEL_MEAN" in messages[0]
+
+
+def test_a_detector_of_the_model_zoo_needs_its_config(tmp_path: Path) -> None:
+    model = {name: tensor.numpy() for name, tensor in in_detectron2s_names("resnet50").items()}
+    content = {"model": model, "__author__": "Detectron2 Model Zoo"}
+    (tmp_path / "model_final.pkl").write_bytes(pickle.dumps(content))
+    zoo = read_weights(tmp_path / "model_final.pkl")
+    refused(lambda: check_config(zoo, tiny_coco.config(tmp_path, "x", **R50)), "is RGB", "BGR")
+    refused(lambda: read_backbone(tmp_path / "model_final.pkl"), "BGR", "1x1")
+    msra = {
+        "INPUT__FORMAT": "BGR",
+        "MODEL__RESNETS__STRIDE_IN_1X1": True,
+        "MODEL__PIXEL_MEAN": [103.53, 116.28, 123.675],
+    }
+    check_config(zoo, tiny_coco.config(tmp_path, "x", **R50, **msra, MODEL__PIXEL_STD=[1.0] * 3), pytest.fail)
+    convert(tmp_path / "model_final.pkl", tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth").provenance["INPUT.FORMAT"] == "BGR"
+    model["pixel_std"] = np.array([57.375, 57.12, 58.395]).reshape(3, 1, 1)  # one that was trained from random values
+    (tmp_path / "scratch.pkl").write_bytes(pickle.dumps(content))
+    assert read_weights(tmp_path / "scratch.pkl").provenance == {}
+
+
+def test_detectors_that_lie_in_a_file_with_others(tmp_path: Path, r18: Weights) -> None:
+    torch.save({"model": r18.state, "optimizer": {"state": {}}, "loss": torch.ones(1)}, tmp_path / "w.pth")
+    assert read_weights(tmp_path / "w.pth").state.keys() == r18.state.keys()
+    torch.save({"model": r18.state, "ema": r18.state}, tmp_path / "w.pth")
+    refused(lambda: read_weights(tmp_path / "w.pth"), tmp_path / "w.pth", "model, ema")
 
 
 def test_a_detectors_config_replaces_its_provenance(tmp_path: Path, r18: Weights) -> None:

@@ -1,0 +1,148 @@
+"""Finds every ResNet among the tensors of a file, whatever its prefix, under the names of several projects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .errors import shortlist
+from .resnet_names import DEPTHS, names, to_transformers
+from .weights_file import WRAPPERS
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
+_SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query", "q", "online", "student"}}
+_AVERAGES = {"ema", "swa", "average", "averaged", "avg"}
+# Modules that change the features, if they stand next to the ResNet's own; any other is a head.
+_BODY = re.compile(r"(conv|bn|gn|norm|layer|block|stage|res)_?\d|stem|maxpool|relu|act\d?\.|adapter|lora|prompt")
+# What a file holds that no ResNet here has: names in it -> what it is, and what to do.
+_KINDS = {
+    r"lora_|adapter": "adapters such as LoRA; merge them into the weights and save these",
+    r"flat_param": "a shard of FSDP; gather the full state dict and save it",
+    r"/~/|(^|\.)(kernel|w)$": "weights of JAX or TensorFlow; convert them to PyTorch first",
+    r"(^|\.)conv1_w$": "a ResNet in Caffe2's names; convert it with tools/convert_to_d2.py",
+    r"attn\.|attention|cls_token": "a transformer; only ResNets are read",
+    r"^conv1\.\d|stem\.\d|^(conv|bn)[23]\.|downsample\.[23]\.": "a ResNet-D or another stem, which are not read",
+    r"\.se\.|main_conv|\.convs\.": "an SE-ResNet or another variant, which are not read",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A ResNet in a file, complete or not.
+
+    Attributes:
+        prefix: of its tensors in the file.
+        state: what its features depend on, under torchvision's names; those of an adapter or another stem stay.
+        names: under which the file holds them.
+    """
+
+    prefix: str
+    state: dict[str, Tensor]
+    names: frozenset[str]
+
+    @property
+    def side(self) -> str:
+        """Which of a method's two encoders it is, by its prefix: query | key; empty: not said."""
+        return next((side for side, words in _SIDES.items() if words & self._words()), "")
+
+    @property
+    def is_average(self) -> bool:
+        """Whether its prefix says that its weights are an average over steps."""
+        return bool(_AVERAGES & self._words())
+
+    def equals(self, other: Network) -> bool:
+        """Whether both have bitwise equal tensors."""
+        return self.state.keys() == other.state.keys() and all(
+            torch.equal(tensor, other.state[name]) for name, tensor in self.state.items()
+        )
+
+    def _words(self) -> set[str]:
+        return {word.lower() for word in _WORD.findall(self.prefix)}
+
+
+def find_networks(tensors: Mapping[str, Tensor]) -> list[Network]:
+    """Every ResNet of which ``tensors`` has the first block, each with all tensors that change its features."""
+    # In Detectron2's C4 detectors, the last stage is in the head.
+    stored = {re.sub(r"(^|\.)roi_heads\.res5\.(?!norm\.)", r"\1backbone.res5.", name): name for name in tensors}
+    networks: list[Network] = []
+    for table in _tables():
+        modules = {name.split(".")[0] for name in table}
+        anchor = next(name for name, ours in table.items() if ours == "layer1.0.bn1.weight").removesuffix("weight")
+        matches = (re.fullmatch(rf"(|.*\.){re.escape(anchor)}\w+", name) for name in stored)
+        for prefix in dict.fromkeys(match[1] for match in matches if match):
+            body: dict[str, str] = {}
+            for name in stored:
+                short = name.removeprefix(prefix)
+                is_body = short.split(".")[0] in modules or _BODY.match(short)
+                if name.startswith(prefix) and is_body and not short.startswith("stem.fc."):  # Detectron2's classifier
+                    body[table.get(short, short)] = stored[name]
+            state = {name: tensors[original] for name, original in body.items()}
+            networks.append(Network(prefix, state, frozenset(body.values())))
+    return networks
+
+
+def with_prefix(networks: Sequence[Network], prefix: str) -> Sequence[Network]:
+    """The networks of this prefix (``.``: none), else those whose prefix begins with it, else those that hold it.
+
+    Empty: all networks.
+    """
+    wanted = "." + "".join(f"{part}." for part in prefix.split(".") if part and part not in WRAPPERS)
+    fits = (str.__eq__, str.startswith, str.__contains__) if prefix else (str.__contains__,)
+    matches = ([network for network in networks if fit(f".{network.prefix}", wanted)] for fit in fits)
+    return next(filter(None, matches), [])
+
+
+def describe_kind(tensors: Iterable[str]) -> str:
+    """What tensors with these names are, and what to do, for an error; empty: unknown."""
+    return next((f": {what}" for sign, what in _KINDS.items() if any(re.search(sign, name) for name in tensors)), "")
+
+
+def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen: Network) -> str:
+    """The modules and other networks in a file that are no part of the ``chosen`` one, in a short list."""
+    prefixes = [other.prefix for other in networks if other.prefix not in ("", chosen.prefix)]
+    modules: dict[str, list[str]] = {}
+    for name in tensors:
+        if name not in chosen.names:
+            parents = chosen.prefix.split(".")[:-1]
+            while parents and not name.startswith(".".join(parents) + "."):
+                parents.pop()
+            short = name.removeprefix("".join(f"{parent}." for parent in parents))
+            module = ".".join(short.split(".")[:-1][:2]) or short
+            other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)
+            modules.setdefault(other, []).append(short)
+    return shortlist([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
+
+
+@cache
+def _tables() -> list[dict[str, str]]:
+    """Per project: its name of every tensor -> torchvision's."""
+    detectron2 = {ours: theirs for arch in DEPTHS for ours, theirs in names(arch).items()}
+    # SupContrast, TCL and most ResNets for CIFAR have `shortcut`.
+    plain = {ours.replace("downsample", part): ours for part in ("downsample", "shortcut") for ours in detectron2}
+    return [
+        plain,
+        {theirs: ours for ours, theirs in detectron2.items()},
+        {to_transformers(theirs): ours for ours, theirs in detectron2.items()},
+        {_in_simclr_v2(ours): ours for ours in detectron2},
+        *({_in_sequential(theirs, first): ours for theirs, ours in plain.items()} for first in (4, 3, 2)),
+    ]
+
+
+def _in_sequential(name: str, first: int) -> str:
+    """The name in a Sequential of torchvision's children: ``first`` is 4, or less without ReLU and max pooling."""
+    name = re.sub(r"^layer(\d)", lambda m: str(int(m[1]) + first - 1), name)
+    return re.sub(r"^conv1", "0", re.sub(r"^bn1", "1", name))
+
+
+def _in_simclr_v2(name: str) -> str:
+    """The name in SimCLR v2 as converted from TensorFlow (Separius/SimCLRv2-Pytorch), without selective kernels."""
+    name = re.sub(r"^conv1\.", "net.0.0.", re.sub(r"^bn1\.", "net.0.1.0.", name))
+    name = re.sub(r"^layer(\d)\.(\d+)", r"net.\1.blocks.\2", name)
+    name = re.sub(r"\.conv(\d)", lambda m: f".net.{2 * int(m[1]) - 2}", name)
+    name = re.sub(r"\.bn(\d)", lambda m: f".net.{2 * int(m[1]) - 1}.0", name)
+    return name.replace("downsample.0", "projection.shortcut").replace("downsample.1", "projection.bn.0")

@@ -39,7 +39,7 @@ from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, reduce_metrics
 from .state import find_checkpoint, from_checkpoint, to_checkpoint
-from .steps import Training, training_step
+from .steps import TrainState, training_step
 from .watch import Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
@@ -56,7 +56,7 @@ class _Run:
     loader: Loader
     images: str  # `ImageData.digest` of the training images
     total_steps: int
-    training: Training
+    training: TrainState
     watch: Watch
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
@@ -98,7 +98,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
     cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
-    batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
+    total = run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
@@ -108,7 +108,7 @@ def _train(run: _Run, first_step: int) -> None:
 
         done = step + 1
         if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
-            _log(run, done, lr, {"loss": loss, **metrics}, len(batch.index_N) / batch_size)
+            _log(run, done, lr, {"loss": loss, **metrics})
         stop, probe_due = agreed_stop.poll(), run.probe_due(done)
         if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
             watch.check()
@@ -139,9 +139,9 @@ def _open(
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
-    objective = build_objective(cfg, device, len(loader), log.info, read_weights=resumed is None)
+    objective = build_objective(cfg, device, len(loader), read_weights=resumed is None)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+    training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     step, state = 0, resumed[1] if resumed else {}
     if resumed:
         step = distributed.on_every_rank(lambda: from_checkpoint(training, state, log.info))
@@ -218,8 +218,8 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
         )
 
 
-def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, waited = reduce_metrics(values, share, run.progress.seconds_waited)
+def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor]) -> None:
+    means, waited = reduce_metrics(values, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return

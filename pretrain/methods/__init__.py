@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import jcl, moco, multikey, ressl, sce, supcon, tcl
-from .method import Method, Objective
+from .method import LossOutput, Method
 
 METHODS: dict[str, Method] = {
     "mocov1": moco.METHOD,
@@ -17,4 +17,4 @@ METHODS: dict[str, Method] = {
     "simclr": supcon.SIMCLR,
 }
 
-__all__ = ["METHODS", "Objective"]
+__all__ = ["METHODS", "LossOutput"]

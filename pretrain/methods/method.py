@@ -56,7 +56,7 @@ class Method:
             may read hyperparameters that are no keywords of the objective. None: they do not change.
     """
 
-    objective: Callable[..., Objective]
+    objective: Callable[..., LossOutput]
     kind: Literal["queue", "batch"]
     hyper: Mapping[str, Hyperparameter]
     many_keys: bool = False
@@ -68,7 +68,7 @@ class Method:
         return [*self.hyper.values(), *([NUM_KEYS] if self.many_keys else []), *([LABELS] if self.supervised else [])]
 
 
-class Objective(NamedTuple):
+class LossOutput(NamedTuple):
     """Result of an objective.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0, SHARE, Choice
-from .method import KEY_TEMPERATURE, TEMPERATURE, Hyperparameter, Method, Objective
+from .method import KEY_TEMPERATURE, TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ def sce(
     key_temperature: float,
     lambda_: float,
     mask_positive: bool,
-) -> Objective:
+) -> LossOutput:
     r"""L_SCE of SCE (Denize et al. 2023, Sec. 3.2; Algorithm 1 of its supplement), against a queue.
 
     .. math:: L = -\frac1N \sum_i \sum_{j=0}^K w_{ij} \log p_{ij}, \quad
@@ -51,15 +51,15 @@ def sce(
     """
     import torch
 
-    from .common import checked_queue_inputs, info_nce, negatives_and_relation, queue_metrics
+    from .ops import check_queue_inputs, info_nce, queue_logsumexp_and_target, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
     SHARE.check("lambda", lambda_)
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0]
 
-    negatives_N, hardest_N, relation = negatives_and_relation(q_ND, keys_ND, queue_DK, temperature, key_temperature)
+    negatives_N, hardest_N, relation = queue_logsumexp_and_target(q_ND, keys_ND, queue_DK, temperature, key_temperature)
     positive_share_N = torch.zeros_like(relation.logsumexp_N)
     if not mask_positive:
         positive_share_N = torch.sigmoid(-relation.logsumexp_N)  # e^0 / (e^0 + sum_j e^(k.n_j / tau_m))
@@ -74,7 +74,7 @@ def sce(
     loss = (weight_N * contrastive_N + rest_N * relational_N).mean()
     metrics = queue_metrics(positive_N, hardest_N, temperature)
     metrics["target_positive"] = weight_N.mean()
-    return Objective(loss, keys_ND.detach(), metrics)
+    return LossOutput(loss, keys_ND.detach(), metrics)
 
 
 METHOD = Method(

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0, AT_LEAST_0
-from .method import TEMPERATURE, Hyperparameter, Method, Objective
+from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ def tcl(
     temperature: float,
     k1: float,
     k2: float,
-) -> Objective:
+) -> LossOutput:
     r"""TCL (Animesh and Chandraker): the loss per sample of its supplement, Eq. (6), with D of Eq. (19)-(22).
 
     .. math:: L_i = \log D_i - \frac{1}{\tau |P_i|} \sum_{p \in P_i} z_i \cdot z_p, \quad
@@ -55,7 +55,7 @@ def tcl(
     """
     import torch
 
-    from .common import at_least_float32, sum_over_rows
+    from .ops import at_least_float32, chunked_loss
 
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
@@ -64,7 +64,7 @@ def tcl(
     columns_B = torch.arange(candidates_BD.shape[0], device=candidates_BD.device)
     sums: list[dict[str, Tensor]] = []
 
-    def loss_of(similarity_RB: Tensor, rows: slice) -> Tensor:
+    def loss_fn(similarity_RB: Tensor, rows: slice) -> Tensor:
         same_RB = anchor_labels_A[rows, None] == candidate_labels_B[None, :]
         positive_RB = same_RB & (columns_B[None, :] != self_index_A[rows, None])
         count_R = positive_RB.sum(dim=1)
@@ -73,7 +73,7 @@ def tcl(
         sums.append(_batch_sums(similarity_RB.detach(), positive_RB, same_RB))
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
-    loss = sum_over_rows(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_of) / len(anchors_AD)
+    loss = chunked_loss(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_fn) / len(anchors_AD)
     totals = {name: torch.stack([block[name] for block in sums]).sum(dim=0) for name in sums[0]}
     pairs = totals["pairs"]
     metrics = {
@@ -81,7 +81,7 @@ def tcl(
         "positive_similarity": totals["similar"] / pairs.clamp(min=1),
         "positives_per_anchor": pairs / len(anchors_AD),
     }
-    return Objective(loss, None, metrics)
+    return LossOutput(loss, None, metrics)
 
 
 def _log_denominator(

@@ -24,7 +24,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def checked_queue_inputs(
+def check_queue_inputs(
     q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: float = math.inf
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The three tensors in at least float32.
@@ -102,7 +102,7 @@ class _Negatives(torch.autograd.Function):
         return grad_N[:, None] * mean_ND, None, None
 
 
-def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def queue_logsumexp(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau; both (N,).
 
     The gradient reaches the queries only: the queue is data, and the largest logit serves metrics.
@@ -111,7 +111,7 @@ def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tenso
     return logsumexp_N, largest_N
 
 
-def negatives_and_relation(
+def queue_logsumexp_and_target(
     q_ND: Tensor, keys_ND: Tensor, queue_DK: Tensor, temperature: float, key_temperature: float
 ) -> tuple[Tensor, Tensor, QueueSoftmax]:
     """`negatives` of the queries, and the keys' softmax over the queue at their own temperature, without gradient.
@@ -152,18 +152,18 @@ def keys_variance(keys_MND: Tensor) -> Tensor:
 _ROWS = 256  # anchors whose similarities to all candidates are held at a time
 
 
-class _OverRows(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     """The gradient is found with the loss, block by block: nothing of size A x B is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
+    def forward(ctx, anchors_AD: Tensor, candidates_BD: Tensor, loss_fn: LossOfRows) -> Tensor:
         total = anchors_AD.new_zeros(())
         grad_AD, grad_BD = torch.zeros_like(anchors_AD), torch.zeros_like(candidates_BD)
         for start in range(0, len(anchors_AD), _ROWS):
             rows = slice(start, start + _ROWS)
             with torch.enable_grad():
                 similarity_RB = (anchors_AD[rows] @ candidates_BD.T).detach().requires_grad_()
-                loss = loss_of(similarity_RB, rows)
+                loss = loss_fn(similarity_RB, rows)
                 (grad_RB,) = torch.autograd.grad(loss, similarity_RB)
             total += loss.detach()
             torch.mm(grad_RB, candidates_BD, out=grad_AD[rows])
@@ -178,10 +178,10 @@ class _OverRows(torch.autograd.Function):
         return grad * grad_AD, grad * grad_BD, None
 
 
-def sum_over_rows(anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
-    """The sum of ``loss_of(similarity_RB, rows)`` over blocks of anchors; it is called once per block.
+def chunked_loss(anchors_AD: Tensor, candidates_BD: Tensor, loss_fn: LossOfRows) -> Tensor:
+    """The sum of ``loss_fn(similarity_RB, rows)`` over blocks of anchors; it is called once per block.
 
     Args:
         loss_of: from the similarities (R, B) of the anchors in ``rows`` to all candidates, the sum of their losses.
     """
-    return _OverRows.apply(anchors_AD, candidates_BD, loss_of)
+    return _ChunkedLoss.apply(anchors_AD, candidates_BD, loss_fn)

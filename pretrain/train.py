@@ -32,6 +32,7 @@ from .data.loader import Loader, build_loader
 from .data.recipes import RECIPES
 from .methods import METHODS
 from .model.objectives import build_objective
+from .monitor import TrainingMonitor
 from .optim import build_optimizer, set_learning_rate
 from .preflight import refuse_edited_modules
 from .probe import knn
@@ -40,7 +41,6 @@ from .probe.protocol import protocol
 from .progress import Progress, reduce_metrics
 from .state import find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import TrainState, training_step
-from .watch import Watch
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
@@ -57,7 +57,7 @@ class _Run:
     images: str  # `ImageData.digest` of the training images
     total_steps: int
     training: TrainState
-    watch: Watch
+    watch: TrainingMonitor
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
@@ -165,7 +165,7 @@ def _open(
             log.warning(f"the recipe was changed after {change}")
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
-        Watch(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
+        TrainingMonitor(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
         state.get("recipe_changes", []),

@@ -1,4 +1,4 @@
-"""METHODS: every method by its name. A method's own file declares all that the rest of the pipeline knows of it."""
+"""The registry of methods, by name; each method's own file declares it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> LossOutput:
-    r"""Eq. (8)-(9) and Algorithm 1 of JCL (Cai et al. 2020).
+    r"""Compute JCL's loss, Eq. (8)-(9) and Algorithm 1 (Cai et al. 2020).
 
     .. math:: L_i = \log \Big[ \exp\big(q_i \cdot \mu_i / \tau + \tfrac{\lambda}{2 \tau^2} q_i^T \Sigma_i q_i\big)
               + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau) \Big] - q_i \cdot \mu_i / \tau, \quad L = \frac1N \sum_i L_i
@@ -53,7 +53,7 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
 
 
 def _scheduled(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, Any]:
-    """Lambda in an epoch: ``constant`` (the paper), or ``linear``: lambda (epoch + 1) / epochs (its released code)."""
+    """Return the keywords in an epoch; lambda is ``constant`` (the paper) or ``linear`` (its released code)."""
     jcl_lambda = hyper["lambda_"]
     if hyper["lambda_schedule"] == "linear":
         jcl_lambda = jcl_lambda * (epoch + 1) / epochs
@@ -67,10 +67,12 @@ METHOD = Method(
         "temperature": TEMPERATURE,
         "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance"),
         "lambda_schedule": Hyperparameter(
-            "METHOD.LAMBDA_SCHEDULE", "constant", Choice(("constant", "linear")),
+            "METHOD.LAMBDA_SCHEDULE",
+            "constant",
+            Choice(("constant", "linear")),
             "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
         ),
     },
     many_keys=True,
     schedule=_scheduled,
-)  # fmt: skip
+)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
-    r"""InfoNCE, Eq. (1) of JCL (Cai et al. 2020); MoCo (He et al. 2020), Eq. (1).
+    r"""Compute InfoNCE, Eq. (1) of JCL (Cai et al. 2020); MoCo (He et al. 2020), Eq. (1).
 
     .. math:: L = -\frac1N \sum_i \log \frac{\exp(q_i \cdot k_i / \tau)}
               {\exp(q_i \cdot k_i / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}

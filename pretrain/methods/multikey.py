@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
-    r"""The mean of M' InfoNCE losses, Eq. (2)-(3) of JCL (Cai et al. 2020).
+    r"""Compute the mean of M' InfoNCE losses, Eq. (2)-(3) of JCL (Cai et al. 2020).
 
     .. math:: L = \frac1N \sum_i \frac1{M'} \sum_m -\log \frac{\exp(q_i \cdot k_{im} / \tau)}
               {\exp(q_i \cdot k_{im} / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}

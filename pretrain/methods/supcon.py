@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def supcon(*batch: Tensor, temperature: float) -> LossOutput:
-    r"""L_out of SupCon (Khosla et al. 2020), Eq. (2): TCL with k1 = 0 and k2 = 1.
+    r"""Compute L_out of SupCon (Khosla et al. 2020), Eq. (2): TCL with k1 = 0 and k2 = 1.
 
     .. math:: L_i = \frac{-1}{|P_i|} \sum_{p \in P_i} \log \frac{\exp(z_i \cdot z_p / \tau)}
               {\sum_{a \ne i} \exp(z_i \cdot z_a / \tau)}

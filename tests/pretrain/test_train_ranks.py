@@ -72,7 +72,7 @@ def test_ranks_agree_from_the_stop_to_the_end_which_is_an_uninterrupted_runs(ima
 
 
 def _one_rank_diverges(images: Path, output: Path) -> None:
-    real_step, rank = train.Watch.step, distributed.rank()
+    real_step, rank = train.TrainingMonitor.step, distributed.rank()
     seen: list[str] = []
     losses: list[tuple[float, int]] = []
 
@@ -83,7 +83,7 @@ def _one_rank_diverges(images: Path, output: Path) -> None:
             seen[:] = [self._image_name(i) for i in index_N.tolist()]
         real_step(self, loss, step, lr, index_N)
 
-    train.Watch.step = watch
+    train.TrainingMonitor.step = watch
     text = refused(lambda: run(images, output, "SOLVER.IMS_PER_BATCH", "4"), "step 2 on rank 1", "rate ")
     assert ", ".join(gather_objects(seen)[1]) in text
     (first, of_first), (second, of_second) = (seen[1] for seen in gather_objects(losses))

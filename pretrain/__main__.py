@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get("RANK", "0") == "0":
         folder = run_folder(cfg)
         preflight.refuse_missing_data(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
-        preflight.refuse_indivisible(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+        preflight.check_divisible(cfg, "pretrain", int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that
 
     train.main(cfg)

@@ -105,7 +105,7 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         "SOLVER.WEIGHT_DECAY": (1e-4, AT_LEAST_0, "of the optimizer"),
         "SOLVER.LARS_TRUST": (0.001, ABOVE_0, "lars: trust coefficient eta; a layer's rate is lr x eta |w| / |g|"),
         "SOLVER.LARS_CLIP": (False, None, "lars: a layer's rate is min(eta |w| / |g|, lr), as in LARC and solo-learn"),
-        "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "N, the global batch, whatever the number of processes"),
+        "SOLVER.IMS_PER_BATCH": (256, _AT_LEAST_1, "global batch size N, a multiple of processes x ACCUMULATE"),
         "SOLVER.ACCUMULATE": (
             1, _AT_LEAST_1,
             "micro-batches of each process's batch: less memory; loss and gradients are the same up to rounding with "

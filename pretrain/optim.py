@@ -11,14 +11,14 @@ from .common.sgd import fused_sgd
 
 
 def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
-    """SGD decays every parameter, as MoCo's recipe does; AdamW and LARS leave biases and norm parameters alone.
+    """Build SGD, which decays every parameter as in MoCo's recipe, or AdamW or LARS, which decay no biases and norms.
 
     A layer's rate under LARS is lr times its trust ratio (You et al. 2017); with LARS_CLIP it is the smaller of the
-    two, as in LARC and solo-learn.
-    SGD and AdamW run fused, in one pass over the parameters instead of several.
+    two, as in LARC and solo-learn. SGD and AdamW run fused, in one pass over the parameters instead of several.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
+    lr = solver.BASE_LR
+    decay = solver.WEIGHT_DECAY
     if solver.OPTIMIZER == "sgd":
         return fused_sgd(trained, lr, solver.MOMENTUM, weight_decay=decay)
     groups = [
@@ -29,17 +29,24 @@ def build_optimizer(model: nn.Module, solver: CfgNode) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr, fused=True)
     from timm.optim.lars import Lars  # slow to import
 
-    groups[0]["always_adapt"] = True  # without weight decay, too
+    groups[0]["always_adapt"] = True  # timm's LARS otherwise skips groups without weight decay
     return Lars(groups, lr, momentum=solver.MOMENTUM, trust_coeff=solver.LARS_TRUST, trust_clip=solver.LARS_CLIP)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, solver: CfgNode, step: int, steps_per_epoch: int) -> float:
-    """Sets and returns the learning rate of a step."""
+    """Set and return the learning rate of a step."""
     scale = solver.IMS_PER_BATCH / solver.REFERENCE_BATCH if solver.REFERENCE_BATCH else 1.0
     lr = schedule.learning_rate(
-        step, steps_per_epoch, solver.EPOCHS, base_lr=solver.BASE_LR * scale, kind=solver.LR_SCHEDULE,
-        milestones=solver.STEPS, gamma=solver.GAMMA, warmup_epochs=solver.WARMUP_EPOCHS, per_step=solver.PER_STEP_LR,
-    )  # fmt: skip
+        step,
+        steps_per_epoch,
+        solver.EPOCHS,
+        base_lr=solver.BASE_LR * scale,
+        kind=solver.LR_SCHEDULE,
+        milestones=solver.STEPS,
+        gamma=solver.GAMMA,
+        warmup_epochs=solver.WARMUP_EPOCHS,
+        per_step=solver.PER_STEP_LR,
+    )
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

@@ -8,13 +8,13 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from .common import extensions
-from .common.batch_split import local_bn_groups
 from .common.config_io import flatten
 from .common.errors import UserError
 from .common.files import existing_file
 from .config import FREE_ON_RESUME, from_yaml_text
 from .data import datasets
 from .methods import METHODS
+from .model.batch_split import check_multiple, count_bn_groups
 
 # Keys that a resumed run may change although they distinguish runs: the digest of the images, not their path, decides
 # whether the data are the same; MAX_STEPS cuts the same schedule; the memory format changes only rounding.
@@ -46,12 +46,18 @@ def refuse_edited_modules(cfg: CfgNode) -> None:
         )
 
 
-def refuse_indivisible(cfg: CfgNode, processes: int) -> None:
-    """Raises UserError unless the batch can be divided among processes, micro-batches and BN groups."""
-    has_keys = METHODS[cfg.METHOD.NAME].kind == "queue"
-    local_bn_groups(
-        cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, has_keys, lambda _: None, cfg.SOLVER.ACCUMULATE, ranks=processes
-    )
+def check_divisible(cfg: CfgNode, stage: str, processes: int) -> None:
+    """Raise UserError unless the stage's batch divides evenly among processes, micro-batches and BN groups."""
+    if stage == "pretrain":
+        count_bn_groups(
+            cfg.SOLVER.IMS_PER_BATCH,
+            cfg.MODEL.BN_GROUPS,
+            processes=processes,
+            accumulate=cfg.SOLVER.ACCUMULATE,
+            has_keys=METHODS[cfg.METHOD.NAME].kind == "queue",
+        )
+    elif stage == "linear":
+        check_multiple("LINEAR.IMS_PER_BATCH", cfg.LINEAR.IMS_PER_BATCH, processes, f"{processes} processes")
 
 
 def check_same_run(cfg: CfgNode, earlier: str, what: str, folder: str | Path) -> list[str]:

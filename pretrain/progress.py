@@ -103,16 +103,15 @@ class Progress:
         self._bar.close()
 
 
-def reduce_metrics(values: dict[str, Tensor], share: float, seconds_waited: float) -> tuple[dict[str, float], float]:
-    """Means over the global batch, and the seconds the slowest rank waited for its data.
+def reduce_metrics(values: dict[str, Tensor], seconds_waited: float) -> tuple[dict[str, float], float]:
+    """Return the means over the global batch, and the seconds that the slowest rank waited for its data.
 
     Args:
         values: means over this rank's images.
-        share: this rank's share of the images of the global batch.
     """
-    of_rank = torch.tensor([share, seconds_waited], device=next(iter(values.values())).device)
-    row = torch.cat([of_rank, torch.stack([v.float() for v in values.values()])])
-    rows = distributed.gather(row[None], [1] * distributed.world_size()).tolist()
-    shares, waits, *columns = zip(*rows, strict=True)
-    means = [sum(share * value for share, value in zip(shares, column, strict=True)) for column in columns]
+    waited = torch.tensor([seconds_waited], device=next(iter(values.values())).device)
+    row = torch.cat([waited, torch.stack([value.float() for value in values.values()])])
+    rows = distributed.gather(row[None]).tolist()
+    waits, *columns = zip(*rows, strict=True)
+    means = [sum(column) / len(column) for column in columns]
     return dict(zip(values, means, strict=True)), max(waits)

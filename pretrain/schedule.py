@@ -1,7 +1,7 @@
-"""Learning rate and EMA momentum as pure functions of progress in [0, 1) (the share of training steps done).
+"""Learning rate and EMA momentum as pure functions of progress in [0, 1), the fraction of training steps done.
 
 The cosine is fvcore's. Warm-up and steps are not: fvcore rounds progress to a millionth of the run and milestones to
-whole updates, whereas a recipe's take effect exactly where it says.
+whole updates, whereas recipes give exact epochs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _half_cosine = CosineParamScheduler(1.0, 0.0)  # MoCo v2; Loshchilov & Hutter 20
 
 
 def ema_momentum(progress: float, base: float, kind: str) -> float:
-    """m of the key encoder: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
+    """Return m of the key encoder: ``constant``, or ``cosine`` from ``base`` to 1 (BYOL's schedule)."""
     return base if kind == "constant" else CosineParamScheduler(base, 1.0)(progress)
 
 
@@ -31,7 +31,7 @@ def learning_rate(
     warmup_epochs: float = 0.0,
     per_step: bool = True,
 ) -> float:
-    """The learning rate of one optimizer step: a linear warm-up from 0, then ``kind``.
+    """Return the learning rate of one optimizer step: a linear warm-up from 0, then ``kind``.
 
     Args:
         step: optimizer steps done before this one.
@@ -43,7 +43,8 @@ def learning_rate(
     epoch = step / steps_per_epoch
     if not per_step and epoch >= warmup_epochs:
         epoch = max(step // steps_per_epoch, warmup_epochs)
-    progress, warmup = epoch / epochs, min(warmup_epochs / epochs, 1.0)
+    progress = epoch / epochs
+    warmup = min(warmup_epochs / epochs, 1.0)
     if progress < warmup:
         return base_lr * (progress / warmup)
     if kind == "cosine":

@@ -12,11 +12,11 @@ from fvcore.common.config import CfgNode
 from .common import checkpoint, distributed
 from .common.errors import UserError
 from .preflight import check_same_run
-from .steps import Training
+from .steps import TrainState
 
 
 def to_checkpoint(
-    training: Training, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
+    training: TrainState, cfg: CfgNode, step: int, steps_per_epoch: int, skipped_steps: int
 ) -> dict[str, Any]:
     """Everything that resuming needs after ``step`` steps.
 
@@ -42,7 +42,7 @@ def to_checkpoint(
     }  # fmt: skip
 
 
-def from_checkpoint(training: Training, state: dict[str, Any], log: Callable[[str], None]) -> int:
+def from_checkpoint(training: TrainState, state: dict[str, Any], log: Callable[[str], None]) -> int:
     """Restores what `to_checkpoint` returned; returns the step to continue from.
 
     Args:

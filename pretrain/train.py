@@ -33,6 +33,7 @@ from .data.loader import Loader, build_loader
 from .data.recipes import RECIPES
 from .methods import METHODS
 from .model.objectives import build_objective
+from .monitor import TrainingMonitor
 from .optim import build_optimizer, set_learning_rate
 from .preflight import refuse_edited_modules
 from .probe import knn
@@ -40,8 +41,7 @@ from .probe.data import ProbeData
 from .probe.protocol import protocol
 from .progress import Progress, reduce_metrics
 from .state import find_checkpoint, from_checkpoint, to_checkpoint
-from .steps import Training, training_step
-from .watch import Watch
+from .steps import TrainState, training_step
 
 _IMAGES_SHOWN, _VIEWS_SHOWN = 6, 8  # in views.png
 
@@ -57,8 +57,8 @@ class _Run:
     loader: Loader
     images: str  # `ImageData.digest` of the training images
     total_steps: int
-    training: Training
-    watch: Watch
+    training: TrainState
+    watch: TrainingMonitor
     metrics: MetricsWriter | None  # None on ranks other than 0, which do not write
     probe_data: ProbeData | None
     progress: Progress
@@ -100,7 +100,7 @@ def main(cfg: CfgNode) -> dict[str, Any]:
 def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
     cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
-    batch_size, total = cfg.SOLVER.IMS_PER_BATCH, run.total_steps
+    total = run.total_steps
     for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
         lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
@@ -110,7 +110,7 @@ def _train(run: _Run, first_step: int) -> None:
 
         done = step + 1
         if done % cfg.SOLVER.LOG_PERIOD == 0 or done == total:
-            _log(run, done, lr, {"loss": loss, **metrics}, len(batch.index_N) / batch_size)
+            _log(run, done, lr, {"loss": loss, **metrics})
         stop, probe_due = agreed_stop.poll(), run.probe_due(done)
         if stop or probe_due or done == total or done % (cfg.SOLVER.CHECKPOINT_PERIOD or run.steps_per_epoch) == 0:
             watch.check()
@@ -141,9 +141,9 @@ def _open(
         _describe(cfg, data, len(loader), log)
     images, all_steps = data.digest(), len(loader) * cfg.SOLVER.EPOCHS
     total_steps = min(all_steps, cfg.SOLVER.MAX_STEPS or all_steps)
-    objective = build_objective(cfg, device, len(loader), log.info, read_weights=resumed is None)
+    objective = build_objective(cfg, device, len(loader), read_weights=resumed is None)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
-    training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+    training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     step, state = 0, resumed[1] if resumed else {}
     if resumed:
         step = distributed.on_every_rank(lambda: from_checkpoint(training, state, log.info))
@@ -167,7 +167,7 @@ def _open(
             log.warning(f"the recipe was changed after {change}")
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
-        Watch(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
+        TrainingMonitor(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
         metrics, None if results else knn.open_data(cfg, data, log.info),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
         state.get("recipe_changes", []),
@@ -220,8 +220,8 @@ def _describe(cfg: CfgNode, data: datasets.ImageData, steps_per_epoch: int, log:
         )
 
 
-def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor], share: float) -> None:
-    means, waited = reduce_metrics(values, share, run.progress.seconds_waited)
+def _log(run: _Run, done: int, lr: float, values: dict[str, Tensor]) -> None:
+    means, waited = reduce_metrics(values, run.progress.seconds_waited)
     rates = run.progress.rates(waited)
     if run.metrics is None:
         return

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pretrain import METHODS
 from pretrain.common.limits import AT_LEAST_0
-from pretrain.methods.common import checked_queue_inputs, info_nce, negatives, queue_metrics
-from pretrain.methods.method import TEMPERATURE, Hyperparameter, Method, Objective
+from pretrain.methods.method import TEMPERATURE, Hyperparameter, LossOutput, Method
+from pretrain.methods.ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
 
 def margin_info_nce(
     q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, margin: float
-) -> Objective:
+) -> LossOutput:
     """InfoNCE of the logits (q.k - margin) / tau and q.n / tau.
 
     Args:
@@ -24,11 +24,11 @@ def margin_info_nce(
         keys_MND: (1, N, D) unit-norm keys of the momentum encoder.
         queue_DK: (D, K) negatives.
     """
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     positive_N = ((keys_MND[0] * q_ND).sum(dim=1) - margin) / temperature
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     loss = info_nce(positive_N, negatives_N).mean()
-    return Objective(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
+    return LossOutput(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
 
 
 MARGIN = Hyperparameter("METHOD.MARGIN", 0.0, AT_LEAST_0, "what the positive similarity is lowered by")

@@ -1,8 +1,7 @@
 """Ranks, collectives and agreement; in a single process each of them is the identity.
 
 The process group comes from the environment that torchrun and submitit set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR,
-MASTER_PORT). The global batch of N images is divided into contiguous slices whose sizes differ by at most one, so N
-need not be a multiple of the number of processes.
+MASTER_PORT). The global batch of N images is divided into contiguous slices of equal size.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import extensions, interrupt
-from .batch_split import slice_bounds
 from .copies import AsyncHostCopy
 from .device import can_use_gpus
 from .errors import UserError
@@ -80,48 +78,50 @@ def in_turns() -> Iterator[None]:
             dist.destroy_process_group(group)
 
 
-def slice_sizes(total: int) -> list[int]:
-    """Every rank's share of ``total`` items, in rank order."""
-    bounds = [slice_bounds(total, r, world_size()) for r in range(world_size())]
-    return [stop - start for start, stop in bounds]
+def rank_slice(total: int) -> slice:
+    """Return this rank's contiguous part of ``total`` items; the parts differ by at most one item."""
+    return slice(rank() * total // world_size(), (rank() + 1) * total // world_size())
 
 
-def gather(x: Tensor, sizes: list[int], with_grad: bool = False) -> Tensor:
-    """Concatenates every rank's rows in rank order.
+def gather(x_n: Tensor, with_grad: bool = False) -> Tensor:
+    """Concatenate every rank's rows in rank order.
 
     Args:
-        x: (sizes[rank], ...) rows of this rank.
-        sizes: rows of every rank.
-        with_grad: gradients flow back to the rank a row came from, summed over ranks.
+        x_n: (n, ...) rows of this rank, as many as every other rank has.
+        with_grad: Gradients flow back to the rank that a row came from, summed over ranks.
 
     Returns:
-        (sum(sizes), ...) on every rank.
+        (world size x n, ...) on every rank.
     """
     if world_size() == 1:
-        return x
+        return x_n
     if with_grad:
-        return _Gather.apply(x, sizes)  # type: ignore[return-value]
-    longest = max(sizes)
-    if x.shape[0] < longest:  # the collective needs equal shapes; the padding is removed below
-        x = torch.cat([x, x.new_zeros(longest - x.shape[0], *x.shape[1:])])
-    parts = [torch.empty_like(x) for _ in sizes]
-    dist.all_gather(parts, x.contiguous())
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return cast(Tensor, _Gather.apply(x_n))
+    x_N = x_n.new_empty(world_size() * x_n.shape[0], *x_n.shape[1:])
+    dist.all_gather_into_tensor(x_N, x_n.contiguous())
+    return x_N
+
+
+def gather_uneven(x_n: Tensor) -> Tensor:
+    """Concatenate every rank's rows in rank order; ranks may have different numbers of rows."""
+    sizes = gather_objects(x_n.shape[0])
+    padding = x_n.new_zeros(max(sizes) - x_n.shape[0], *x_n.shape[1:])
+    padded = gather(torch.cat([x_n, padding])).split(max(sizes))
+    return torch.cat([rows[:size] for rows, size in zip(padded, sizes, strict=True)])
 
 
 class _Gather(torch.autograd.Function):
     """`gather` whose gradient is the sum over ranks of each rank's gradient of its rows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
-        return gather(x, sizes)
+    def forward(ctx: Any, x_n: Tensor) -> Tensor:
+        return gather(x_n)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
         total = grads[0].clone(memory_format=torch.contiguous_format)  # autograd may still need its own
         dist.all_reduce(total)
-        return total.split(ctx.sizes)[rank()], None
+        return total.chunk(world_size())[rank()]
 
 
 def mean_(x: Tensor) -> Tensor:
@@ -177,9 +177,9 @@ def data_parallel(module: nn.Module, device: torch.device) -> nn.Module:
         )
 
 
-def averaged_after(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Within it, gradients of `data_parallel`'s ``module`` are averaged over ranks only if this part is the last."""
-    if last or not isinstance(module, DistributedDataParallel):
+def average_gradients(module: nn.Module, when: bool) -> contextlib.AbstractContextManager[None]:
+    """Average the gradients of `data_parallel`'s ``module`` over ranks in this context only ``when`` it is True."""
+    if when or not isinstance(module, DistributedDataParallel):
         return contextlib.nullcontext()
     return cast(contextlib.AbstractContextManager[None], module.no_sync())
 

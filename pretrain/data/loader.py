@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..common import distributed, interrupt
-from ..common.batch_split import slice_bounds
 from ..common.errors import UserError
 from ..common.image_io import CorruptImage
 from ..common.workers import ShieldedDataLoader
@@ -84,13 +83,14 @@ class Loader:
 
     def _items(self, first_step: int, total_steps: int) -> Iterator[list[tuple[int, int]]]:
         """Yields, step by step, (epoch, position) of each image of this rank's share of the batch."""
-        start, stop = slice_bounds(self.batch_size, self.rank, self.world_size)
+        size = self.batch_size // self.world_size
         order = None
         for step in range(first_step, total_steps):
             epoch, at = divmod(step, len(self))
             if order is None or at == 0:
                 order = stream(self.seed, epoch, _ORDER, 0).permutation(len(self.data))
-            yield [(epoch, int(i)) for i in order[at * self.batch_size + start : at * self.batch_size + stop]]
+            start = at * self.batch_size + self.rank * size
+            yield [(epoch, int(i)) for i in order[start : start + size]]
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:

@@ -1,9 +1,9 @@
-"""METHODS: every method by its name. A method's own file declares all that the rest of the pipeline knows of it."""
+"""The registry of methods, by name; each method's own file declares it."""
 
 from __future__ import annotations
 
 from . import jcl, moco, multikey, ressl, sce, supcon, tcl
-from .method import Method, Objective
+from .method import LossOutput, Method
 
 METHODS: dict[str, Method] = {
     "mocov1": moco.METHOD,
@@ -17,4 +17,4 @@ METHODS: dict[str, Method] = {
     "simclr": supcon.SIMCLR,
 }
 
-__all__ = ["METHODS", "Objective"]
+__all__ = ["METHODS", "LossOutput"]

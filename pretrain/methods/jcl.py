@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..common.limits import ABOVE_0, AT_LEAST_0, Choice
-from .method import TEMPERATURE, Hyperparameter, Method, Objective
+from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> Objective:
-    r"""Eq. (8)-(9) and Algorithm 1 of JCL (Cai et al. 2020).
+def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, lambda_: float) -> LossOutput:
+    r"""Compute JCL's loss, Eq. (8)-(9) and Algorithm 1 (Cai et al. 2020).
 
     .. math:: L_i = \log \Big[ \exp\big(q_i \cdot \mu_i / \tau + \tfrac{\lambda}{2 \tau^2} q_i^T \Sigma_i q_i\big)
               + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau) \Big] - q_i \cdot \mu_i / \tau, \quad L = \frac1N \sum_i L_i
@@ -35,25 +35,25 @@ def jcl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float,
     Raises:
         ValueError: tau or lambda out of range, M' = 0 or shapes that disagree.
     """
-    from .common import checked_queue_inputs, info_nce, keys_variance, negatives, queue_metrics
+    from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("lambda", lambda_)
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK)
     logits_MN = (keys_MND * q_ND).sum(dim=2) / temperature
     mean_N = logits_MN.mean(dim=0)
     variance_N = logits_MN.var(dim=0, correction=0)
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
-    bonus_N = lambda_ / 2 * variance_N
-    loss = (bonus_N + info_nce(mean_N + bonus_N, negatives_N)).mean()
+    negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
+    covariance_N = lambda_ / 2 * variance_N
+    loss = (covariance_N + info_nce(mean_N + covariance_N, negatives_N)).mean()
     metrics = queue_metrics(mean_N, hardest_N, temperature)
     metrics["positive_variance"] = keys_variance(keys_MND)
     metrics["query_variance"] = variance_N.detach().mean() * temperature**2
-    return Objective(loss, keys_MND.detach().mean(dim=0), metrics)
+    return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)
 
 
 def _scheduled(epoch: int, epochs: int, hyper: dict[str, Any]) -> dict[str, Any]:
-    """Lambda in an epoch: ``constant`` (the paper), or ``linear``: lambda (epoch + 1) / epochs (its released code)."""
+    """Return the keywords in an epoch; lambda is ``constant`` (the paper) or ``linear`` (its released code)."""
     jcl_lambda = hyper["lambda_"]
     if hyper["lambda_schedule"] == "linear":
         jcl_lambda = jcl_lambda * (epoch + 1) / epochs
@@ -67,10 +67,12 @@ METHOD = Method(
         "temperature": TEMPERATURE,
         "lambda_": Hyperparameter("METHOD.JCL_LAMBDA", 1.0, AT_LEAST_0, "lambda, the weight of the covariance"),
         "lambda_schedule": Hyperparameter(
-            "METHOD.LAMBDA_SCHEDULE", "constant", Choice(("constant", "linear")),
+            "METHOD.LAMBDA_SCHEDULE",
+            "constant",
+            Choice(("constant", "linear")),
             "linear: lambda rises over the epochs to JCL_LAMBDA, as in the released code",
         ),
     },
     many_keys=True,
     schedule=_scheduled,
-)  # fmt: skip
+)

@@ -1,6 +1,6 @@
-"""What a method declares, and what its objective returns.
+"""Declaration of a method, and the result of its loss function.
 
-Command lines read the declarations. Neither this module nor those of the methods therefore import torch at their top.
+Command lines read the declarations, so neither this module nor those of the methods import torch at their top.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Hyperparameter(NamedTuple):
 
     Attributes:
         key: ``METHOD.K1``.
-        default: its value where no config sets it; methods that share a key share the default.
+        default: its value unless a config sets it; methods that share a key share the default.
         allowed: the values it may have.
         meaning: a phrase.
     """
@@ -35,28 +35,30 @@ TEMPERATURE = Hyperparameter("METHOD.TEMPERATURE", 0.2, ABOVE_0, "tau, which div
 KEY_TEMPERATURE = Hyperparameter("METHOD.KEY_TEMPERATURE", 0.05, ABOVE_0, "tau_m, of the key encoder's similarities")
 NUM_KEYS = Hyperparameter("METHOD.NUM_KEYS", 1, Range(1, 1024), "M', positive keys per image")
 LABELS = Hyperparameter(
-    "METHOD.LABELS", "index", Choice(("index", "class")),
+    "METHOD.LABELS",
+    "index",
+    Choice(("index", "class")),
     "index: only views of the same image are positives; class: all images of its class",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class Method:
-    """What the rest of the pipeline knows of a method.
+    """Declaration of a method.
 
     Attributes:
         objective: the pure function.
         kind: ``queue``: objective(q_ND, keys_MND, queue_DK, **hyper); the keys come from the momentum encoder.
             ``batch``: objective(anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A, **hyper);
             every view goes through one encoder, and there is no queue and no momentum encoder.
-        hyper: keyword of the objective -> the hyperparameter that feeds it.
-        many_keys: takes METHOD.NUM_KEYS positive keys; others take one.
-        supervised: METHOD.LABELS class makes it learn from the images' classes.
+        hyper: keyword of the objective -> the hyperparameter that supplies it.
+        many_keys: The method takes METHOD.NUM_KEYS positive keys; others take one.
+        supervised: The method can learn from the images' classes (METHOD.LABELS class).
         schedule: (epoch from 0, epochs, hyperparameters as in the config) -> the objective's keywords in that epoch;
-            may read hyperparameters that are no keywords of the objective. None: they do not change.
+            it may read hyperparameters that are no keywords of the objective. None means that they do not change.
     """
 
-    objective: Callable[..., Objective]
+    objective: Callable[..., LossOutput]
     kind: Literal["queue", "batch"]
     hyper: Mapping[str, Hyperparameter]
     many_keys: bool = False
@@ -64,16 +66,21 @@ class Method:
     schedule: Callable[[int, int, dict[str, Any]], dict[str, Any]] | None = None
 
     def hyperparameters(self) -> list[Hyperparameter]:
-        """Every config key that only some methods read, and that this one does."""
-        return [*self.hyper.values(), *([NUM_KEYS] if self.many_keys else []), *([LABELS] if self.supervised else [])]
+        """List the config keys that this method reads, among those that only some methods read."""
+        keys = list(self.hyper.values())
+        if self.many_keys:
+            keys.append(NUM_KEYS)
+        if self.supervised:
+            keys.append(LABELS)
+        return keys
 
 
-class Objective(NamedTuple):
-    """Result of an objective.
+class LossOutput(NamedTuple):
+    """Result of a method's loss function.
 
     Attributes:
         loss: scalar, the mean over the N queries (or the A anchors) given.
-        enqueue_ND: vectors to push on the queue, detached; None for objectives without a queue.
+        enqueue_ND: vectors to push to the queue, detached; None for methods without a queue.
         metrics: named detached scalars (``queue_accuracy`` from 0 to 100, ``positive_similarity``, ...).
     """
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0
-from .method import TEMPERATURE, Method, Objective
+from .method import TEMPERATURE, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
-    r"""InfoNCE, Eq. (1) of JCL (Cai et al. 2020); MoCo (He et al. 2020), Eq. (1).
+def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
+    r"""Compute InfoNCE, Eq. (1) of JCL (Cai et al. 2020); MoCo (He et al. 2020), Eq. (1).
 
     .. math:: L = -\frac1N \sum_i \log \frac{\exp(q_i \cdot k_i / \tau)}
               {\exp(q_i \cdot k_i / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}
@@ -29,14 +29,14 @@ def moco(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float
     Raises:
         ValueError: tau out of range, shapes that disagree, or more than one key per query.
     """
-    from .common import checked_queue_inputs, info_nce, negatives, queue_metrics
+    from .ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     positive_N = (q_ND * keys_MND[0]).sum(dim=1) / temperature
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     loss = info_nce(positive_N, negatives_N).mean()
-    return Objective(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
+    return LossOutput(loss, keys_MND[0].detach(), queue_metrics(positive_N, hardest_N, temperature))
 
 
 METHOD = Method(moco, "queue", {"temperature": TEMPERATURE})

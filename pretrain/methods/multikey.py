@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0
-from .method import TEMPERATURE, Method, Objective
+from .method import TEMPERATURE, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> Objective:
-    r"""The mean of M' InfoNCE losses, Eq. (2)-(3) of JCL (Cai et al. 2020).
+def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float) -> LossOutput:
+    r"""Compute the mean of M' InfoNCE losses, Eq. (2)-(3) of JCL (Cai et al. 2020).
 
     .. math:: L = \frac1N \sum_i \frac1{M'} \sum_m -\log \frac{\exp(q_i \cdot k_{im} / \tau)}
               {\exp(q_i \cdot k_{im} / \tau) + \sum_{j=1}^K \exp(q_i \cdot n_j / \tau)}
@@ -33,16 +33,16 @@ def multikey(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: f
     Raises:
         ValueError: tau out of range, M' = 0 or shapes that disagree.
     """
-    from .common import checked_queue_inputs, info_nce, keys_variance, negatives, queue_metrics
+    from .ops import check_queue_inputs, info_nce, keys_variance, queue_logsumexp, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK)
     positive_MN = (keys_MND * q_ND).sum(dim=2) / temperature
-    negatives_N, hardest_N = negatives(q_ND, queue_DK, temperature)
+    negatives_N, hardest_N = queue_logsumexp(q_ND, queue_DK, temperature)
     loss = info_nce(positive_MN, negatives_N).mean()
     metrics = queue_metrics(positive_MN, hardest_N, temperature)
     metrics["positive_variance"] = keys_variance(keys_MND)
-    return Objective(loss, keys_MND.detach().mean(dim=0), metrics)
+    return LossOutput(loss, keys_MND.detach().mean(dim=0), metrics)
 
 
 METHOD = Method(multikey, "queue", {"temperature": TEMPERATURE}, many_keys=True)

@@ -1,18 +1,20 @@
-"""ReSSL: the query's similarities to the queue follow the key's; there is no positive pair."""
+"""ReSSL: trains the query's similarity distribution over the queue to match the key's; it has no positive pair."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0
-from .method import KEY_TEMPERATURE, TEMPERATURE, Method, Objective
+from .method import KEY_TEMPERATURE, TEMPERATURE, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float) -> Objective:
-    r"""L_ReSSL (Zheng et al. 2021), in the notation of SCE's supplement, Sec. B.
+def ressl(
+    q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: float, key_temperature: float
+) -> LossOutput:
+    r"""Compute L_ReSSL (Zheng et al. 2021), in the notation of SCE's supplement, Sec. B.
 
     .. math:: L = -\frac1N \sum_i \sum_{j=1}^K s_{ij} \log \frac{\exp(q_i \cdot n_j / \tau)}{\sum_l
               \exp(q_i \cdot n_l / \tau)}, \quad s_i = \mathrm{softmax}([k_i \cdot n_1, \dots, k_i \cdot n_K] / \tau_m)
@@ -24,7 +26,7 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
         keys_MND: (1, N, D) unit-norm keys of the momentum encoder, of weak views.
         queue_DK: (D, K) negatives.
         temperature: tau > 0.
-        key_temperature: tau_m > 0; below tau, or the features collapse.
+        key_temperature: tau_m > 0; it should be below tau, or the features collapse.
 
     Returns:
         The mean loss; the keys to enqueue (N, D); queue_accuracy and positive_similarity.
@@ -32,17 +34,17 @@ def ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, *, temperature: floa
     Raises:
         ValueError: tau or tau_m out of range, shapes that disagree, or more than one key per query.
     """
-    from .common import checked_queue_inputs, negatives_and_relation, queue_metrics
+    from .ops import check_queue_inputs, queue_logsumexp_and_target, queue_metrics
 
     ABOVE_0.check("temperature", temperature)
     ABOVE_0.check("key_temperature", key_temperature)
-    q_ND, keys_MND, queue_DK = checked_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
+    q_ND, keys_MND, queue_DK = check_queue_inputs(q_ND, keys_MND, queue_DK, most_keys=1)
     keys_ND = keys_MND[0].detach()
-    negatives_N, hardest_N, relation = negatives_and_relation(q_ND, keys_ND, queue_DK, temperature, key_temperature)
+    negatives_N, hardest_N, target = queue_logsumexp_and_target(q_ND, keys_ND, queue_DK, temperature, key_temperature)
     # sum_j s_j = 1, so -sum_j s_j log p_j = log Z - q.(sum_j s_j n_j) / tau
-    loss = (negatives_N - (q_ND * relation.mean_ND).sum(dim=1) / temperature).mean()
+    loss = (negatives_N - (q_ND * target.mean_ND).sum(dim=1) / temperature).mean()
     positive_N = (q_ND * keys_ND).sum(dim=1) / temperature
-    return Objective(loss, keys_ND, queue_metrics(positive_N, hardest_N, temperature))
+    return LossOutput(loss, keys_ND, queue_metrics(positive_N, hardest_N, temperature))
 
 
 METHOD = Method(ressl, "queue", {"temperature": TEMPERATURE, "key_temperature": KEY_TEMPERATURE})

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .method import TEMPERATURE, Method, Objective
+from .method import TEMPERATURE, LossOutput, Method
 from .tcl import tcl
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def supcon(*batch: Tensor, temperature: float) -> Objective:
-    r"""L_out of SupCon (Khosla et al. 2020), Eq. (2): TCL with k1 = 0 and k2 = 1.
+def supcon(*batch: Tensor, temperature: float) -> LossOutput:
+    r"""Compute L_out of SupCon (Khosla et al. 2020), Eq. (2): TCL with k1 = 0 and k2 = 1.
 
     .. math:: L_i = \frac{-1}{|P_i|} \sum_{p \in P_i} \log \frac{\exp(z_i \cdot z_p / \tau)}
               {\sum_{a \ne i} \exp(z_i \cdot z_a / \tau)}

@@ -1,4 +1,4 @@
-"""Tuned Contrastive Learning: SupCon with weights on what hard positives and hard negatives contribute."""
+"""Tuned Contrastive Learning: SupCon with weights for hard positives and negatives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..common.limits import ABOVE_0, AT_LEAST_0
-from .method import TEMPERATURE, Hyperparameter, Method, Objective
+from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +22,8 @@ def tcl(
     temperature: float,
     k1: float,
     k2: float,
-) -> Objective:
-    r"""TCL (Animesh and Chandraker): the loss per sample of its supplement, Eq. (6), with D of Eq. (19)-(22).
+) -> LossOutput:
+    r"""Compute TCL (Animesh and Chandraker): the loss per sample of its supplement, Eq. (6), with D of Eq. (19)-(22).
 
     .. math:: L_i = \log D_i - \frac{1}{\tau |P_i|} \sum_{p \in P_i} z_i \cdot z_p, \quad
               D_i = \sum_{p \in P_i} \big( e^{z_i \cdot z_p / \tau} + k_1 e^{-z_i \cdot z_p} \big)
@@ -46,8 +46,8 @@ def tcl(
         k2: weight of the negatives' term, at least 0. k1 = 0 and k2 = 1 is SupCon.
 
     Returns:
-        The mean loss; nothing to enqueue; batch_accuracy (share of positive pairs more similar than the anchor's most
-        similar negative, from 0 to 100), positive_similarity (mean over positive pairs, from -1 to 1) and
+        The mean loss; nothing to enqueue; batch_accuracy (percentage of positive pairs more similar than the anchor's
+        most similar negative), positive_similarity (mean over positive pairs, from -1 to 1) and
         positives_per_anchor.
 
     Raises:
@@ -55,7 +55,7 @@ def tcl(
     """
     import torch
 
-    from .common import at_least_float32, sum_over_rows
+    from .ops import at_least_float32, chunked_loss
 
     ABOVE_0.check("temperature", temperature)
     AT_LEAST_0.check("k1", k1)
@@ -64,7 +64,7 @@ def tcl(
     columns_B = torch.arange(candidates_BD.shape[0], device=candidates_BD.device)
     sums: list[dict[str, Tensor]] = []
 
-    def loss_of(similarity_RB: Tensor, rows: slice) -> Tensor:
+    def loss_fn(similarity_RB: Tensor, rows: slice) -> Tensor:
         same_RB = anchor_labels_A[rows, None] == candidate_labels_B[None, :]
         positive_RB = same_RB & (columns_B[None, :] != self_index_A[rows, None])
         count_R = positive_RB.sum(dim=1)
@@ -73,24 +73,24 @@ def tcl(
         sums.append(_batch_sums(similarity_RB.detach(), positive_RB, same_RB))
         return torch.where(count_R > 0, log_d_R - mean_R, 0.0).sum()
 
-    loss = sum_over_rows(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_of) / len(anchors_AD)
+    loss = chunked_loss(at_least_float32(anchors_AD), at_least_float32(candidates_BD), loss_fn) / len(anchors_AD)
     totals = {name: torch.stack([block[name] for block in sums]).sum(dim=0) for name in sums[0]}
     pairs = totals["pairs"]
     metrics = {
-        "batch_accuracy": totals["right"] / pairs.clamp(min=1) * 100,
+        "batch_accuracy": totals["correct"] / pairs.clamp(min=1) * 100,
         "positive_similarity": totals["similar"] / pairs.clamp(min=1),
         "positives_per_anchor": pairs / len(anchors_AD),
     }
-    return Objective(loss, None, metrics)
+    return LossOutput(loss, None, metrics)
 
 
 def _log_denominator(
     similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor, temperature: float, k1: float, k2: float
 ) -> Tensor:
-    """(A,) log D, Eq. (19)-(22)."""
+    """Return log D (A,), Eq. (19)-(22)."""
     import torch
 
-    # exp(lowest - anything) is 0 as for -inf, but a row of nothing else keeps a finite value and gradient
+    # exp(lowest - x) is 0, as for -inf, but a row without terms keeps a finite value and gradient.
     lowest = torch.finfo(similarity_AB.dtype).min
     scaled_AB = similarity_AB / temperature
     terms_AB = torch.where(positive_AB, scaled_AB, lowest)
@@ -104,27 +104,29 @@ def _log_denominator(
 
 
 def _logsumexp(x_AB: Tensor) -> Tensor:
-    """Over B, through exp2: on a CPU, torch's exp is a hundred times slower where it underflows (masked terms)."""
+    """Reduce over B, through exp2: on a CPU, exp is a hundred times slower where it underflows (masked terms)."""
     largest_A1 = x_AB.detach().amax(dim=1, keepdim=True)
     return ((x_AB - largest_A1) / math.log(2)).exp2().sum(dim=1).log() + largest_A1[:, 0]
 
 
 def _batch_sums(similarity_AB: Tensor, positive_AB: Tensor, same_AB: Tensor) -> dict[str, Tensor]:
-    """Positive pairs, those more similar than the anchor's most similar negative, and the sum of their similarities."""
+    """Count positive pairs and those more similar than the anchor's most similar negative; sum their similarities."""
     import torch
 
     hardest_A = similarity_AB.masked_fill(same_AB, -math.inf).amax(dim=1)
-    right = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()
+    correct = (positive_AB & (similarity_AB > hardest_A[:, None])).sum()
     similar = torch.where(positive_AB, similarity_AB, 0.0).sum()
     pairs = positive_AB.sum()
-    return {"pairs": pairs.to(similar.dtype), "right": right.to(similar.dtype), "similar": similar}
+    return {"pairs": pairs.to(similar.dtype), "correct": correct.to(similar.dtype), "similar": similar}
 
 
 def _check_shapes(
     anchors_AD: Tensor, candidates_BD: Tensor, anchor_labels_A: Tensor, candidate_labels_B: Tensor, self_index_A: Tensor
 ) -> None:
     shapes = [tuple(x.shape) for x in (anchors_AD, candidates_BD, anchor_labels_A, candidate_labels_B, self_index_A)]
-    a, b, d = shapes[0][0], shapes[1][0], shapes[0][-1]
+    a = shapes[0][0]
+    b = shapes[1][0]
+    d = shapes[0][-1]
     if shapes != [(a, d), (b, d), (a,), (b,), (a,)] or 0 in (a, b, d):
         raise ValueError(
             f"anchors, candidates, their labels and self_index are {shapes}; they must be (A, D), (B, D), (A,), (B,) "

@@ -9,26 +9,38 @@ channels, D dimensions, K negatives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..methods import Objective
+from ..methods import LossOutput
 
 
-class Locations(NamedTuple):
-    """What an encoder with a dense head finds at the locations of n images; all are unit vectors."""
+@dataclass(frozen=True)
+class DenseFeatures:
+    """Dense outputs for n images, as unit vectors; those of keys have a leading axis M.
 
-    embedding_nLD: Tensor  # float32
-    pooled_nD: Tensor  # of the mean over an image's locations, float32: a dense negative
-    feature_nLC: Tensor  # the backbone's, without gradient; half: ranks exchange them and only the best match matters
+    Attributes:
+        embedding_nLD: embeddings of the locations, float32.
+        pooled_nD: embeddings of the mean over an image's locations, float32; a dense negative.
+        feature_nLC: the backbone's features, without gradient; in half precision, because ranks exchange them and only
+            the best match matters.
+    """
+
+    embedding_nLD: Tensor
+    pooled_nD: Tensor
+    feature_nLC: Tensor
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> DenseFeatures:
+        """Return the features with ``function`` applied to each tensor."""
+        return DenseFeatures(function(self.embedding_nLD), function(self.pooled_nD), function(self.feature_nLC))
 
 
 class DenseResNet(ResNet):
-    """A ResNet with a second head, ``dense``: 1x1 convolution, ReLU, 1x1 convolution. Other names are as before.
+    """A ResNet with a second head, ``dense``: 1x1 convolution, ReLU, 1x1 convolution. Other names are unchanged.
 
     Its forward pass returns the embeddings (n, D) of images, of their locations (n, D, S, S), and the last feature map
     (n, C, S, S) without gradient.
@@ -43,23 +55,23 @@ class DenseResNet(ResNet):
 
 
 def add_dense_head(encoder: ResNet, channels: int, dim: int) -> None:
-    """Makes ``encoder`` with C ``channels`` a `DenseResNet`, in place; later random numbers are as without it."""
+    """Turn ``encoder`` with C ``channels`` into a `DenseResNet`, in place; it consumes no random numbers."""
     encoder.__class__ = DenseResNet
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed() + 1)  # torch.manual_seed would re-seed CUDA, too
         encoder.dense = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.ReLU(), nn.Conv2d(channels, dim, 1))
 
 
-def locations(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> Locations:
-    """The maps of `DenseResNet` as unit vectors."""
+def dense_features(embedding_nDSS: Tensor, feature_nCSS: Tensor) -> DenseFeatures:
+    """Return the maps of `DenseResNet` as unit vectors."""
     embedding_nLD = embedding_nDSS.float().flatten(2).transpose(1, 2)
     feature_nLC = F.normalize(feature_nCSS.float().flatten(2).transpose(1, 2), dim=2).half()
-    return Locations(F.normalize(embedding_nLD, dim=2), F.normalize(embedding_nLD.mean(1), dim=1), feature_nLC)
+    return DenseFeatures(F.normalize(embedding_nLD, dim=2), F.normalize(embedding_nLD.mean(1), dim=1), feature_nLC)
 
 
 @torch.no_grad()
 def matched_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tensor:
-    """The key (M, n, L, D) of each location of each query: c_s = argmax_t cos(F^q_s, F^k_t) (Sec. 3.3).
+    """Return the key (M, n, L, D) of each location of each query: c_s = argmax_t cos(F^q_s, F^k_t) (Sec. 3.3).
 
     Args:
         query_nLC, key_MnLC: unit-norm backbone features.
@@ -72,20 +84,26 @@ def matched_keys(query_nLC: Tensor, key_MnLC: Tensor, key_MnLD: Tensor) -> Tenso
     return torch.stack(matched)
 
 
-def with_dense(
-    result: Objective, method: Callable[..., Objective], queries: Locations, keys: Locations, queue_DK: Tensor,
+def mix_dense_loss(
+    output: LossOutput,
+    loss: Callable[..., LossOutput],
+    queries: DenseFeatures,
+    keys: DenseFeatures,
+    queue_DK: Tensor,
     weight: float,
-) -> Objective:  # fmt: skip
-    """L = (1 - w) L_global + w L_dense (Sec. 3.4, Eq. 3).
+) -> LossOutput:
+    """Return L = (1 - w) L_global + w L_dense (Sec. 3.4, Eq. 3).
 
     Args:
-        method: (q_ND, keys_MND, queue_DK) -> the loss; here N is n L.
-        keys: of M' keys per image, (M, n, ...).
+        output: the images' loss.
+        loss: (q_ND, keys_MND, queue_DK) -> the loss, where N is n L here.
+        keys: features of M' keys per image, (M, n, ...).
 
     Returns:
-        The images' ``result`` with the sum as its loss, and the metrics of the locations as ``dense_<name>``.
+        ``output`` with the sum as its loss, and the metrics of the locations as ``dense_<name>``.
     """
     matched_MnLD = matched_keys(queries.feature_nLC, keys.feature_nLC, keys.embedding_nLD)
-    dense = method(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
-    metrics = {"dense_loss": dense.loss.detach(), **{f"dense_{name}": value for name, value in dense.metrics.items()}}
-    return result._replace(loss=(1 - weight) * result.loss + weight * dense.loss, metrics={**result.metrics, **metrics})
+    dense = loss(queries.embedding_nLD.flatten(0, 1), matched_MnLD.flatten(1, 2), queue_DK)
+    metrics = {**output.metrics, "dense_loss": dense.loss.detach()}
+    metrics |= {f"dense_{name}": value for name, value in dense.metrics.items()}
+    return output._replace(loss=(1 - weight) * output.loss + weight * dense.loss, metrics=metrics)

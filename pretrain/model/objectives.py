@@ -1,12 +1,11 @@
-"""What a step minimizes: objectives with a queue, and objectives within the batch, built from the config.
+"""Builds what a step minimizes from the config: an objective with a queue, or one within the batch.
 
 Shape letters: M positive keys per image, N images of the global batch, n of this rank, D dimensions.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import logging
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,114 +17,236 @@ from torchvision.models import ResNet
 from .. import methods, schedule
 from ..common import distributed
 from ..common.backbone_file import read_backbone
-from ..common.batch_split import MicroBatch, local_bn_groups, micro_batches
 from ..common.config_io import get
 from ..common.errors import UserError
+from .batch_split import count_bn_groups, micro_batches
+from .dense import DenseFeatures, DenseResNet, mix_dense_loss
 from .encoder import build_encoder
+from .momentum_encoder import BatchShuffle, MomentumEncoderPair, embed
 from .queue import NegativeQueue
-from .siamese import Embed, SiameseEncoder, embed
 
-Method = Callable[..., methods.Objective]  # (tensors, step=...) -> the loss with the step's hyperparameters
-
-
-@dataclass(frozen=True)
-class _Objective:
-    """What both kinds have."""
-
-    encoder: ResNet  # the one that is trained
-    query_forward: nn.Module  # the same, or its DistributedDataParallel
-    embed: Embed
-    method: Method
-    batch_size: int  # N
-    micro_batches: Sequence[MicroBatch]  # of this rank's batch
-    bn_groups: int  # parts of the global batch with their own BN statistics; runs with equal results agree on it
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class InBatchObjective(_Objective):
-    """Every view against the other views of the global batch: one encoder, no queue."""
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Networks and settings that both kinds of objective share.
 
-    model: nn.ModuleDict  # ``encoder_q`` alone
-    supervised: bool  # all images of one class are positives, not only the views of one image
+    Attributes:
+        model: everything that a checkpoint saves.
+        encoder: the trained encoder.
+        query_forward: the same, or its DistributedDataParallel.
+        embed_options: keywords of `embed`.
+        method: the pure function and how its hyperparameters change over the epochs.
+        hyper: the values of its hyperparameters, by keyword.
+        accumulate: micro-batches that a rank's batch is divided into.
+        bn_groups: groups of the global batch with their own BN statistics; runs with equal results agree on it.
+    """
+
+    model: nn.Module
+    encoder: ResNet
+    query_forward: nn.Module
+    embed_options: dict[str, Any]
+    method: methods.Method
+    hyper: dict[str, Any]
+    epochs: int
+    steps_per_epoch: int
+    accumulate: int
+    bn_groups: int
+
+    def embed(self, encoder: nn.Module, images: Tensor) -> tuple[Tensor, DenseFeatures | None]:
+        """Embed images with ``encoder``; see `embed`."""
+        return embed(encoder, images, **self.embed_options)
+
+    def loss(self, *tensors: Tensor, step: int) -> methods.LossOutput:
+        """Call the method's function with its hyperparameters at ``step``."""
+        hyper = self.hyper
+        if self.method.schedule:
+            hyper = self.method.schedule(step // self.steps_per_epoch, self.epochs, hyper)
+        return self.method.objective(*tensors, **hyper)
 
 
-@dataclass(frozen=True)
-class QueueObjective(_Objective):
-    """A query against keys of the momentum encoder and a queue of negatives."""
+@dataclass(frozen=True, kw_only=True)
+class InBatchObjective(Objective):
+    """Every view against the other views of the global batch: one encoder, no queue.
 
-    model: SiameseEncoder
-    momentum: Callable[[int], float]  # of the key encoder, by step
-    dense_weight: Callable[[int], float]  # w of `with_dense`, by step
-    ema_first: bool  # update the key encoder before the keys are encoded (MoCo), not after the step (SCE)
-    seed: int  # of the shuffles
+    Attributes:
+        model: ``encoder_q`` alone.
+        supervised: all images of one class are positives, not only the views of one image.
+    """
+
+    model: nn.ModuleDict
+    supervised: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueObjective(Objective):
+    """A query against keys of the momentum encoder and a queue of negatives.
+
+    Attributes:
+        ema_before_keys: the key encoder is updated before it encodes the keys (MoCo), not after the step (SCE).
+        momentum: m of the key encoder at the first step.
+        momentum_schedule: how m changes; see `schedule.ema_momentum`.
+        dense_weight: w of `mix_dense_loss` from ``dense_warmup_steps`` on; 0 before.
+        seed: seed of the shuffles.
+    """
+
+    model: MomentumEncoderPair
+    ema_before_keys: bool
+    momentum: float
+    momentum_schedule: str
+    dense_weight: float
+    dense_warmup_steps: int
+    seed: int
+
+    def update_key_encoder(self, step: int) -> None:
+        """Move the key encoder toward the query encoder."""
+        progress = step / (self.steps_per_epoch * self.epochs)
+        self.model.update_keys(schedule.ema_momentum(progress, self.momentum, self.momentum_schedule))
+
+    @torch.no_grad()
+    def encode_keys(self, images_MnCHW: Tensor, step: int) -> tuple[Tensor, DenseFeatures | None]:
+        """Encode all M' keys of this rank's images in one pass over the shuffled global batch (ShuffleBN).
+
+        Args:
+            images_MnCHW: this rank's key views, which ranks exchange as uint8: a quarter of float32.
+            step: selects the permutation of the M' N rows, which is the same on every rank.
+
+        Returns:
+            (M, n, D) unit-norm keys, and with a dense head the features of their images.
+        """
+        num_keys, n = images_MnCHW.shape[:2]
+        total = num_keys * n * distributed.world_size()
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        shuffle = BatchShuffle(torch.randperm(total, generator=generator), num_keys)
+        rows_nMCHW = shuffle.shuffle(images_MnCHW.flatten(0, 1)).unflatten(0, (n, num_keys))
+        parts = [part for part, _ in micro_batches(n, self.accumulate)]
+        outputs = [self.embed(self.model.encoder_k, rows_nMCHW[part].flatten(0, 1)) for part in parts]
+
+        def join(parts: list[Tensor]) -> Tensor:
+            return shuffle.unshuffle(torch.cat(parts)).unflatten(0, (num_keys, n))
+
+        keys_MnD = join([key for key, _ in outputs])
+        dense = [features for _, features in outputs if features is not None]
+        if not dense:
+            return keys_MnD, None
+        return keys_MnD, DenseFeatures(
+            join([features.embedding_nLD for features in dense]),
+            join([features.pooled_nD for features in dense]),
+            join([features.feature_nLC for features in dense]),
+        )
+
+    def add_dense_loss(
+        self, output: methods.LossOutput, queries: DenseFeatures, keys: DenseFeatures, step: int
+    ) -> methods.LossOutput:
+        """Add the loss of the images' locations (METHOD.DENSE_WEIGHT)."""
+        if step < self.dense_warmup_steps:
+            # DDP needs a gradient for every parameter; 0 * dense_loss could be NaN.
+            head = cast(DenseResNet, self.encoder).dense
+            return output._replace(loss=output.loss + 0 * sum(p.sum() for p in head.parameters()))
+        queue_DK = cast(NegativeQueue, self.model.dense_negatives).queue
+
+        def loss(*tensors: Tensor) -> methods.LossOutput:
+            return self.loss(*tensors, step=step)
+
+        return mix_dense_loss(output, loss, queries, keys, queue_DK, self.dense_weight)
+
+    def enqueue(self, keys_nD: Tensor, dense_keys: DenseFeatures | None) -> None:
+        """Push every rank's keys to the queue, and the mean dense key of each image to the dense queue."""
+        self.model.negatives.enqueue(distributed.gather(keys_nD))
+        if dense_keys is not None and self.model.dense_negatives is not None:
+            self.model.dense_negatives.enqueue(distributed.gather(dense_keys.pooled_nD.mean(0)))
 
 
 def build_objective(
-    cfg: CfgNode, device: torch.device, steps_per_epoch: int, log: Callable[[str], None], read_weights: bool = True
+    cfg: CfgNode, device: torch.device, steps_per_epoch: int, read_weights: bool = True
 ) -> QueueObjective | InBatchObjective:
-    """The objective of METHOD.NAME, with initial weights and queue that are the same on every rank.
+    """Build the objective of METHOD.NAME, with initial weights and queue that are the same on every rank.
 
     Args:
-        log: called with a line for the log.
-        read_weights: start from MODEL.WEIGHTS; a resumed run no longer needs that file.
+        read_weights: Start from MODEL.WEIGHTS. A resumed run no longer needs that file.
+
+    Raises:
+        UserError: the batch does not divide evenly, or MODEL.WEIGHTS does not fit.
     """
     torch.manual_seed(cfg.SEED)
-    method, total = methods.METHODS[cfg.METHOD.NAME], cfg.SOLVER.IMS_PER_BATCH
-    groups = local_bn_groups(
-        total, cfg.MODEL.BN_GROUPS, method.kind == "queue", log, cfg.SOLVER.ACCUMULATE,
-        rank=distributed.rank(), ranks=distributed.world_size(),
-    )  # fmt: skip
-    encoder = _build_query_encoder(cfg, device, groups, read_weights)
-    if method.kind == "queue":
-        size = (cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
-        negatives = NegativeQueue(*size)
-        model = SiameseEncoder(encoder, negatives, NegativeQueue(*size) if cfg.METHOD.DENSE_WEIGHT else None)
+    method = methods.METHODS[cfg.METHOD.NAME]
+    has_keys = method.kind == "queue"
+    processes = distributed.world_size()
+    accumulate = cfg.SOLVER.ACCUMULATE
+    bn_groups = count_bn_groups(
+        cfg.SOLVER.IMS_PER_BATCH, cfg.MODEL.BN_GROUPS, processes=processes, accumulate=accumulate, has_keys=has_keys
+    )
+    if has_keys and cfg.MODEL.BN_GROUPS == 1:
+        log.info("MODEL.BN_GROUPS is 1: query and keys share BN statistics, which can leak the answer (MoCo, Sec. 3.3)")
+    if has_keys and cfg.MODEL.BN_GROUPS == 0 and processes == 1:
+        log.info(f"one process: split BN with {bn_groups} groups replaces ShuffleBN (MODEL.BN_GROUPS {bn_groups})")
+
+    encoder = _build_query_encoder(cfg, device, max(1, bn_groups // (processes * accumulate)), read_weights)
+    memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
+    if has_keys:
+        queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
+        dense_queue = None
+        if cfg.METHOD.DENSE_WEIGHT:
+            dense_queue = NegativeQueue(cfg.MODEL.EMBEDDING_DIM, cfg.MODEL.QUEUE_SIZE)
+        model = MomentumEncoderPair(encoder, queue, dense_queue)
     else:
         model = nn.ModuleDict({"encoder_q": encoder})
-    memory_format = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
     model.to(device).to(memory_format=cast(Any, memory_format)).train()
     if cfg.SOLVER.COMPILE:
         for name, child in model.named_children():
             if name.startswith("encoder"):
                 child.compile()
-    bound_embed = functools.partial(
-        embed, mean=cfg.VIEWS.MEAN, std=cfg.VIEWS.STD, amp=cfg.SOLVER.AMP, memory_format=memory_format
+
+    shared: dict[str, Any] = {
+        "encoder": encoder,
+        "query_forward": distributed.data_parallel(encoder, device),
+        "embed_options": {
+            "mean": cfg.VIEWS.MEAN,
+            "std": cfg.VIEWS.STD,
+            "amp": cfg.SOLVER.AMP,
+            "memory_format": memory_format,
+        },
+        "method": method,
+        "hyper": {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()},
+        "epochs": cfg.SOLVER.EPOCHS,
+        "steps_per_epoch": steps_per_epoch,
+        "accumulate": accumulate,
+        "bn_groups": bn_groups,
+    }
+    if isinstance(model, nn.ModuleDict):
+        return InBatchObjective(model=model, supervised=cfg.METHOD.LABELS == "class", **shared)
+    return QueueObjective(
+        model=model,
+        ema_before_keys=cfg.MODEL.EMA_UPDATE == "before_keys",
+        momentum=cfg.MODEL.EMA_MOMENTUM,
+        momentum_schedule=cfg.MODEL.EMA_SCHEDULE,
+        dense_weight=cfg.METHOD.DENSE_WEIGHT,
+        dense_warmup_steps=cfg.METHOD.DENSE_WARMUP_STEPS,
+        seed=cfg.SEED,
+        **shared,
     )
 
-    def bound_method(*tensors: Tensor, step: int) -> methods.Objective:
-        hyper = {keyword: get(cfg, hyperparameter.key) for keyword, hyperparameter in method.hyper.items()}
-        if method.schedule:
-            hyper = method.schedule(step // steps_per_epoch, cfg.SOLVER.EPOCHS, hyper)
-        return method.objective(*tensors, **hyper)
 
-    shared = (  # in the order of `_Objective`
-        encoder, distributed.data_parallel(encoder, device), bound_embed, bound_method, total,
-        micro_batches(groups, cfg.SOLVER.ACCUMULATE),
-        1 if cfg.MODEL.BN_GROUPS == 1 else len(groups) * distributed.world_size(),
-    )  # fmt: skip
-    if not isinstance(model, SiameseEncoder):
-        return InBatchObjective(*shared, model, supervised=cfg.METHOD.LABELS == "class")
-    return QueueObjective(
-        *shared, model, seed=cfg.SEED, ema_first=cfg.MODEL.EMA_UPDATE == "before_keys",
-        momentum=lambda step: schedule.ema_momentum(
-            step / (steps_per_epoch * cfg.SOLVER.EPOCHS), cfg.MODEL.EMA_MOMENTUM, cfg.MODEL.EMA_SCHEDULE
-        ),
-        dense_weight=lambda step: cfg.METHOD.DENSE_WEIGHT * (step >= cfg.METHOD.DENSE_WARMUP_STEPS),
-    )  # fmt: skip
-
-
-def _build_query_encoder(cfg: CfgNode, device: torch.device, groups: Sequence[int], read_weights: bool) -> ResNet:
-    ranks, model = distributed.world_size(), cfg.MODEL
+def _build_query_encoder(cfg: CfgNode, device: torch.device, bn_groups: int, read_weights: bool) -> ResNet:
+    """Build the trained encoder, from MODEL.WEIGHTS if given; BN_GROUPS 1 on several ranks is SyncBN."""
+    model = cfg.MODEL
+    ranks = distributed.world_size()
     encoder = build_encoder(
-        model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=model.HEAD_BN, dim=model.EMBEDDING_DIM,
-        bn_groups=groups, dense=cfg.METHOD.DENSE_WEIGHT > 0,
-    )  # fmt: skip
+        model.ARCH,
+        model.STEM,
+        hidden_dims=model.HEAD_HIDDEN_DIMS,
+        head_bn=model.HEAD_BN,
+        dim=model.EMBEDDING_DIM,
+        bn_groups=bn_groups,
+        dense=cfg.METHOD.DENSE_WEIGHT > 0,
+    )
     if model.WEIGHTS and read_weights:
         source = read_backbone(model.WEIGHTS)
         if (source.arch, source.stem) != (model.ARCH, model.STEM):
             raise UserError(
-                f"MODEL.WEIGHTS holds a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
-                f"MODEL.STEM {model.STEM}"
+                f"MODEL.WEIGHTS contains a {source.arch} with {source.stem} stem, but MODEL.ARCH is {model.ARCH} and "
+                f"MODEL.STEM {model.STEM}; set them to the file's"
             )
         encoder.load_state_dict(source.state_dict, strict=False)  # only heads are missing: read_backbone is strict
     if model.BN_GROUPS == 1 and ranks > 1:

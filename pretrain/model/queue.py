@@ -10,7 +10,7 @@ from torch.nn import functional as F
 class NegativeQueue(nn.Module):
     """K unit vectors of D dimensions; the newest vectors replace the oldest (He et al. 2020, Sec. 3.2).
 
-    Buffers ``queue`` (D, K) and ``queue_ptr`` (1,) carry MoCo's names. The start is random unit vectors.
+    Buffers ``queue`` (D, K) and ``queue_ptr`` (1,) carry MoCo's names. It is initialized with random unit vectors.
     """
 
     queue: Tensor
@@ -24,7 +24,7 @@ class NegativeQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, vectors_ND: Tensor) -> None:
-        """Replaces the N oldest vectors; of more than K vectors the last K stay."""
+        """Replace the N oldest vectors; of more than K vectors the last K stay."""
         size = self.queue.shape[1]
         if self._ptr is None:
             self._ptr = int(self.queue_ptr)

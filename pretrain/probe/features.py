@@ -12,12 +12,11 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import backbone_file, checkpoint, distributed
-from ..common.batch_split import slice_bounds
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.interrupt import Stopped
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, feature_dim, pooled_features
-from ..model.siamese import autocast
+from ..model.momentum_encoder import autocast
 from .protocol import evaluation_size
 
 _BATCH = 256  # images
@@ -80,9 +79,8 @@ def extract(
             index_N.append(batch[1])
         if reason := stop.poll():
             raise Stopped(reason)
-    all_index_N, all_features_NF = torch.cat(index_N).to(device), torch.cat(features_NF)
-    sizes = gather_objects(len(all_index_N))
-    all_features_NF, all_index_N = distributed.gather(all_features_NF, sizes), distributed.gather(all_index_N, sizes)
+    all_index_N = distributed.gather_uneven(torch.cat(index_N).to(device))
+    all_features_NF = distributed.gather_uneven(torch.cat(features_NF))
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 
@@ -92,5 +90,4 @@ def _positions_of_rank(data: datasets.ImageData, max_images: int) -> np.ndarray:
     labeled = np.flatnonzero(data.labels >= 0)
     if max_images and len(labeled) > max_images:
         labeled = labeled[np.linspace(0, len(labeled) - 1, max_images).round().astype(int)]
-    start, end = slice_bounds(len(labeled), distributed.rank(), distributed.world_size())
-    return labeled[start:end]
+    return labeled[distributed.rank_slice(len(labeled))]

@@ -41,14 +41,12 @@ class Heads(nn.Module):
         return factor
 
     def step(self, features_nF: Tensor, labels_n: Tensor) -> Tensor:
-        """One optimizer step on this rank's share; returns each head's mean loss over the global batch."""
-        ranks = distributed.world_size()
-        share = len(labels_n) * ranks / self.settings.IMS_PER_BATCH  # a rank with more images weighs more
+        """Take one optimizer step on this rank's images; return each head's mean loss over the global batch."""
         losses = torch.stack([F.cross_entropy(head(features_nF), labels_n) for head in self.heads])
         self.optimizer.zero_grad(set_to_none=True)
-        (losses.sum() * share).backward()
-        means = losses.detach() * share
-        if ranks > 1:  # one collective carries losses and gradients
+        losses.sum().backward()
+        means = losses.detach()
+        if distributed.world_size() > 1:  # one collective carries losses and gradients
             grads = [p.grad for p in self.parameters() if p.grad is not None]
             flat = distributed.mean_(torch.cat([means, *(g.flatten() for g in grads)]))
             means, *parts = flat.split([len(means), *(g.numel() for g in grads)])

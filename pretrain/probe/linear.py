@@ -13,7 +13,6 @@ from torch import Tensor
 from torchvision.models import ResNet
 
 from ..common import checkpoint, distributed, interrupt
-from ..common.batch_split import slice_bounds
 from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
 from ..common.metrics import MetricsWriter
@@ -22,7 +21,8 @@ from ..data import recipes, views
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.encoder import feature_dim, pooled_features
-from ..model.siamese import autocast
+from ..model.momentum_encoder import autocast
+from ..preflight import check_divisible
 from ..progress import Progress
 from .data import ProbeData
 from .features import extract, load_frozen
@@ -82,6 +82,7 @@ def _train(
     Args:
         about: what every checkpoint records about the work it belongs to.
     """
+    check_divisible(run.cfg, "linear", distributed.world_size())
     settings, device = run.cfg.LINEAR, run.device
     heads = Heads(feature_dim(backbone), len(data.train.classes), settings).to(device)
     val, held_out, learned = extract(backbone, data.val, run.cfg, device), None, data.train
@@ -177,13 +178,14 @@ class _Cached:
 
     def batches(self, first_step: int, total_steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         features_NF, labels_N, _ = self._features
-        start, stop = slice_bounds(self._total, distributed.rank(), distributed.world_size())
+        size = self._total // distributed.world_size()
         for step in range(first_step, total_steps):
             epoch, at = divmod(step, len(self))
             if step == first_step or at == 0:
                 generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
                 order = torch.randperm(len(labels_N), generator=generator).to(labels_N.device)
-            batch = order[at * self._total + start : at * self._total + stop]
+            start = at * self._total + distributed.rank() * size
+            batch = order[start : start + size]
             yield features_NF[batch], labels_N[batch]
 
     def features(self, batch: Any) -> tuple[Tensor, Tensor]:

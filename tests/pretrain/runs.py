@@ -14,7 +14,7 @@ from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
-from pretrain.steps import Training
+from pretrain.steps import TrainState
 from pretrain.train import main
 
 STEPS_PER_EPOCH = 6
@@ -51,9 +51,9 @@ def assert_same_end(a: Path, b: Path) -> None:
     assert [line["loss"] for line in lines(a, "loss")] == [line["loss"] for line in lines(b, "loss")]
 
 
-def training(cfg: CfgNode, log=lambda _: None) -> Training:
+def training(cfg: CfgNode) -> TrainState:
     """What a step changes, on the CPU; 4 steps per epoch."""
     device = torch.device("cpu")
-    objective = build_objective(cfg, device, 4, log)
+    objective = build_objective(cfg, device, 4)
     scaler = torch.amp.GradScaler("cpu", enabled=cfg.SOLVER.AMP == "fp16")
-    return Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+    return TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)

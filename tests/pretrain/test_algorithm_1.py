@@ -52,7 +52,7 @@ def _embed(encoder: nn.Module, images: Tensor) -> Tensor:
     """Unit vectors of the images, whose parts have their own BN statistics."""
     for module in encoder.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.groups = [1]  # of this project's encoder: no groups
+            module.groups = 1  # of this project's encoder: no groups
     return torch.cat([F.normalize(encoder(part), dim=1) for part in images.chunk(GROUPS)])
 
 
@@ -64,9 +64,9 @@ def _update(target: nn.Module, source: nn.Module) -> None:
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("method", "loss_of", "atol"), [(JCL, _jcl_loss, 1e-4), (SCE, _sce_loss, 1e-3)], ids=["jcl", "sce"]
+    ("method", "loss_fn", "atol"), [(JCL, _jcl_loss, 1e-4), (SCE, _sce_loss, 1e-3)], ids=["jcl", "sce"]
 )
-def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
+def test_three_steps_are_those_of_algorithm_1(method, loss_fn, atol):
     cfg = load_config(None, [str(word) for item in (COMMON | method).items() for word in item])
     run = training(cfg)
     objective = run.objective
@@ -90,7 +90,7 @@ def test_three_steps_are_those_of_algorithm_1(method, loss_of, atol):
         keys = keys.view(m, N, D)
         trained = copy.deepcopy(f)
         queries = _embed(trained, x[0])
-        expected = torch.stack([loss_of(queries[i], keys[:, i], queue) for i in range(N)]).mean()
+        expected = torch.stack([loss_fn(queries[i], keys[:, i], queue) for i in range(N)]).mean()
         gradients = torch.autograd.grad(expected, list(trained.parameters()))
         with torch.no_grad():
             for p, velocity, gradient in zip(f.parameters(), velocities, gradients, strict=True):

@@ -12,7 +12,7 @@ import torch
 
 import pretrain
 from pretrain.common import interrupt
-from pretrain.watch import Watch
+from pretrain.monitor import TrainingMonitor
 from tests.pretrain.runs import overrides
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
@@ -39,13 +39,13 @@ def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
 
 def test_an_interrupted_cell_leaves_a_checkpoint(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keys = {**keys_of(images, tmp_path / "run"), "SOLVER.EPOCHS": 10000}
-    step = Watch.step
+    step = TrainingMonitor.step
 
-    def interrupted(self: Watch, *args: Any, **kwargs: Any) -> None:
+    def interrupted(self: TrainingMonitor, *args: Any, **kwargs: Any) -> None:
         step(self, *args, **kwargs)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Watch, "step", interrupted)
+    monkeypatch.setattr(TrainingMonitor, "step", interrupted)
     with pytest.raises(interrupt.Stopped, match="SIGINT") as caught:
         pretrain.pretrain(overrides=keys)
     assert "holds the checkpoint of step" in caught.value.remedy

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pretrain import preflight
-from pretrain.common.batch_split import local_bn_groups
 from pretrain.config import load_config
+from pretrain.model.batch_split import count_bn_groups, micro_batches
 from tests.errors import refused
 
 
@@ -15,8 +15,10 @@ from tests.errors import refused
     [
         ("SOLVER.IMS_PER_BATCH 48", 1, ()),
         ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 4", 4, ()),
-        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 4", 3, ("BN_GROUPS is 4", "3 processes")),
-        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 99", 1, ("BN_GROUPS is 99", "at most 8")),
+        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 3", 4, ("BN_GROUPS is 3", "4 processes")),
+        ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 99", 1, ("IMS_PER_BATCH is 8", "BN_GROUPS 99", "set 99")),
+        ("SOLVER.IMS_PER_BATCH 256", 6, ("IMS_PER_BATCH is 256", "6 processes", "252 or 258")),
+        ("SOLVER.IMS_PER_BATCH 7", 1, ("IMS_PER_BATCH 7", "6 or 8")),
         ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 2 SOLVER.ACCUMULATE 4", 1, ("1 process x SOLVER.ACCUMULATE 4",)),
         ("SOLVER.IMS_PER_BATCH 8 MODEL.BN_GROUPS 1 SOLVER.ACCUMULATE 2", 2, ("BN_GROUPS is 1", "ACCUMULATE 2")),
         ("SOLVER.IMS_PER_BATCH 3", 4, ("IMS_PER_BATCH is 3", "4 processes")),
@@ -26,22 +28,25 @@ from tests.errors import refused
 def test_a_batch_that_cannot_be_divided(words: str, processes: int, names: tuple[str, ...]) -> None:
     cfg = load_config(None, words.split())
     if names:
-        refused(lambda: preflight.refuse_indivisible(cfg, processes), *names)
+        refused(lambda: preflight.check_divisible(cfg, "pretrain", processes), *names)
     else:
-        preflight.refuse_indivisible(cfg, processes)
+        preflight.check_divisible(cfg, "pretrain", processes)
 
 
-def test_a_single_process_splits_bn_and_says_so():
-    lines: list[str] = []
-    assert local_bn_groups(256, 0, True, lines.append) == [32] * 8
-    assert "split BN with 8 groups stands in for ShuffleBN" in lines[0]
-    for accumulate, groups in ((2, 8), (4, 8), (5, 10), (16, 16)):  # never fewer than without micro-batches
-        assert len(local_bn_groups(256, 0, True, lines.append, accumulate)) == groups
-    assert local_bn_groups(1, 0, True, lines.append) == [1]
+def test_a_linear_probes_batch_is_a_multiple_of_the_processes() -> None:
+    cfg = load_config(None, ["LINEAR.IMS_PER_BATCH", "256"])
+    preflight.check_divisible(cfg, "linear", 8)
+    refused(lambda: preflight.check_divisible(cfg, "linear", 3), "LINEAR.IMS_PER_BATCH is 256", "255 or 258")
 
 
-def test_statistics_that_query_and_keys_share_are_said_to_leak():
-    lines: list[str] = []
-    local_bn_groups(8, 1, True, lines.append, ranks=4)
-    local_bn_groups(8, 1, False, lines.append, ranks=4)  # nothing to leak within the batch
-    assert len(lines) == 1 and "leak" in lines[0]
+def test_a_single_process_has_several_bn_groups_in_place_of_processes():
+    def groups(batch_size: int, accumulate: int = 1) -> int:
+        return count_bn_groups(batch_size, 0, processes=1, accumulate=accumulate, has_keys=True)
+
+    assert [groups(size) for size in (1, 2, 3, 4, 16, 100, 128, 256, 25)] == [1, 1, 1, 2, 2, 4, 4, 8, 5]
+    assert [groups(256, accumulate) for accumulate in (2, 4, 16)] == [8, 8, 16]  # never fewer with micro-batches
+    assert groups(320, 5) == 10
+
+
+def test_micro_batches_are_equal():
+    assert list(micro_batches(6, 3)) == [(slice(0, 2), False), (slice(2, 4), False), (slice(4, 6), True)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.common import checkpoint, distributed, image_io, interrupt
-from pretrain.watch import Watch
+from pretrain.monitor import TrainingMonitor
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
 
@@ -40,14 +40,14 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
         checkpoint.all_in = lambda folder: []
     if fault == "bad images" and rank == 1:
         image_io.read_file = lambda path, *more: b"no image"
-    real = Watch.step
+    real = TrainingMonitor.step
 
-    def step(self: Watch, loss: torch.Tensor, number: int, *more: object) -> None:
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:
         if rank == 1 and number == 5:
             FAULTS[fault]()
         real(self, loss, number, *more)
 
-    Watch.step = step
+    TrainingMonitor.step = step
     ended = "complete"
     try:
         run(images, output / "run")
@@ -92,15 +92,15 @@ GROUPS = ("MODEL.BN_GROUPS", "4", "SOLVER.IMS_PER_BATCH", "16", "SOLVER.BASE_LR"
 
 def _until(images: Path, output: Path, last: int) -> None:
     """Resumes the run and stops it after step ``last``."""
-    real = Watch.step
+    real = TrainingMonitor.step
 
-    def step(self: Watch, loss: torch.Tensor, number: int, *more: object) -> None:
+    def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:
         if number >= last - (1 if torch.distributed.is_initialized() else 0):  # agreed on one step later
             interrupt.request_stop("enough")
         real(self, loss, number, *more)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(interrupt.Stopped):
-        patch.setattr(Watch, "step", step)
+        patch.setattr(TrainingMonitor, "step", step)
         run(images, output, *GROUPS)
     interrupt.clear()
 

@@ -7,11 +7,10 @@ import torch
 from torchvision.models import ResNet
 
 from pretrain.common import distributed
-from pretrain.common.batch_split import slice_bounds
 from pretrain.config import load_config
 from pretrain.data.loader import Batch
 from pretrain.methods import METHODS
-from pretrain.model.siamese import embed
+from pretrain.model.momentum_encoder import embed
 from pretrain.steps import training_step
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
@@ -42,14 +41,15 @@ def batch_of(num_views: int, seed: int = 1, share: slice = slice(N), labels=lamb
 def _two_steps(method: str, *more: str) -> dict[str, torch.Tensor]:
     """The mean loss of each step, gradients of the first one, and all weights, statistics and the queue at the end."""
     cfg = config(method, *more)
-    run, total = training(cfg), cfg.SOLVER.IMS_PER_BATCH
-    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
-    weight, out = (stop - start) * distributed.world_size() / total, {}
+    run = training(cfg)
+    total = cfg.SOLVER.IMS_PER_BATCH
+    rows = distributed.rank_slice(total)
+    out = {}
     for step in range(2):
         whole = batch_of(1 + cfg.METHOD.NUM_KEYS, step, slice(total))
-        views, index, labels = whole.views_VNCHW[:, start:stop], whole.index_N[start:stop], whole.label_N[start:stop]
-        loss, _ = training_step(run, Batch(views, index, labels, {}), step)
-        out[f"loss{step}"] = distributed.mean_(loss * weight)
+        batch = Batch(whole.views_VNCHW[:, rows], whole.index_N[rows], whole.label_N[rows], {})
+        loss, _ = training_step(run, batch, step)
+        out[f"loss{step}"] = distributed.mean_(loss)
         if step == 0:
             out |= {f"grad.{name}": p.grad.clone() for name, p in run.objective.encoder.named_parameters()}
     return out | {f"end.{name}": value.clone() for name, value in run.objective.model.state_dict().items()}
@@ -93,15 +93,14 @@ def _assert_same_steps(
                 ("jcl", *DENSE, "METHOD.DENSE_WARMUP_STEPS", "1"),
                 ("simclr",),
                 ("supcon",),
-                ("simclr", "SOLVER.IMS_PER_BATCH", "9"),
             ],
         ),
-        (4, [("jcl", *DENSE, "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "18")]),  # parts of unequal size
-        (2, [(*case, "SOLVER.IMS_PER_BATCH", "18", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
+        (4, [("jcl", *DENSE, "MODEL.BN_GROUPS", "8", "SOLVER.IMS_PER_BATCH", "24")]),
+        (2, [(*case, "SOLVER.IMS_PER_BATCH", "16", "MODEL.BN_GROUPS", "4") for case in (("jcl",), ("simclr",))]),
     ],
 )
 def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_path):
-    """The last cases divide each process's batch into two parts of unequal size, too."""
+    """The last cases divide each process's batch into two micro-batches, too."""
     more = ("SOLVER.ACCUMULATE", "2") if "4" in cases[0] else ()
     run_ranks(_on_ranks, ranks, tmp_path, [(*case, *more) for case in cases])
     for number, case in enumerate(cases):
@@ -110,7 +109,7 @@ def test_several_processes_equal_one_with_the_same_bn_groups(ranks, cases, tmp_p
 
 @pytest.mark.parametrize("method", [("mocov2",), ("jcl",), ("jcl", *DENSE), ("sce",), ("simclr",), ("tcl",)])
 def test_a_batch_in_parts_gives_the_gradients_of_the_whole(method):
-    case = (*method, "SOLVER.IMS_PER_BATCH", "9", "MODEL.BN_GROUPS", "4")
+    case = (*method, "SOLVER.IMS_PER_BATCH", "12", "MODEL.BN_GROUPS", "4")
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "2"), case, True)
     _assert_same_steps(_two_steps(*case), _two_steps(*case, "SOLVER.ACCUMULATE", "4"), case, True)
 

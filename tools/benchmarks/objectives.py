@@ -1,6 +1,6 @@
 """Losses of the objectives against their equations, with whole rows of logits.
 
-The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretrain/methods/common.py.
+The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretrain/methods/ops.py.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _compared(
 ) -> dict[str, float | None]:
     """Both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
 
-    def with_gradient(loss_of: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        loss = loss_of()
+    def with_gradient(loss_fn: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        loss = loss_fn()
         return loss.detach(), torch.autograd.grad(loss, x)[0]
 
     forms = {"fast": lambda: with_gradient(fast), "naive": lambda: with_gradient(naive)}

@@ -25,7 +25,7 @@ from pretrain.data.recipes import RECIPES
 from pretrain.model.encoder import build_encoder
 from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
-from pretrain.steps import Training, training_step
+from pretrain.steps import TrainState, training_step
 from tools.benchmarks.machine import about
 from tools.benchmarks.objectives import naive_jcl
 from tools.launcher.spec import ROOT
@@ -64,9 +64,9 @@ def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
     loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE,
                           batch_size=cfg.SOLVER.IMS_PER_BATCH)  # fmt: skip
-    objective = build_objective(cfg, _DEVICE, len(loader), lambda _: None)
+    objective = build_objective(cfg, _DEVICE, len(loader))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    training = Training(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
+    training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     batches = loader.batches(0, 1 << 30)
     while True:
         began = time.perf_counter()

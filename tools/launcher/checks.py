@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 from pretrain.common.errors import UserError
 from pretrain.common.run_folder import check_stage_of, read_json
 from pretrain.config import from_yaml_text
-from pretrain.preflight import check_same_run, refuse_indivisible, refuse_missing_data
+from pretrain.preflight import check_divisible, check_same_run, refuse_missing_data
 from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_parts
 from transfer.preflight import refuse_inputs, refuse_unsupported
@@ -94,8 +94,7 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
         cfg = from_yaml_text(spec.config)
         if sees_data:
             refuse_missing_data(cfg, spec.stage, weights=is_new)
-        if spec.stage == "pretrain":
-            refuse_indivisible(cfg, world)
+        check_divisible(cfg, spec.stage, world)
 
 
 def _world_size(spec: StageSpec, options: Options) -> int:

@@ -12,9 +12,8 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
-from pretrain.common.batch_split import slice_bounds
 from pretrain.common.copies import to_device
-from pretrain.common.distributed import is_main, rank, world_size
+from pretrain.common.distributed import is_main, rank_slice
 
 from ..coco.results import Metrics, score
 from ..distributed import predict
@@ -30,7 +29,7 @@ def evaluate(cfg: CfgNode, model: Detector, pictures: int, *, final: bool) -> di
     metrics: dict[str, Metrics] = {}
     for name in cfg.DATASETS.TEST:
         records, category_ids, _ = load_coco(name, cfg.OUTPUT_DIR)
-        share = range(*slice_bounds(len(records), rank(), world_size()))
+        share = range(len(records))[rank_slice(len(records))]
         detect = partial(results, model, category_ids=category_ids)
         predictions = predict(model, evaluation_batches(cfg, records, share), len(share), detect, log.info)
         if is_main():

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 
 from pretrain.common import distributed
-from pretrain.common.batch_split import slice_bounds
 from pretrain.common.errors import UserError
-from pretrain.model.siamese import ExchangePlan
+from pretrain.model.momentum_encoder import BatchShuffle
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from transfer import distributed as fine_tuning
@@ -83,39 +82,38 @@ def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
 
 
 def _on_three_ranks(turns: Path) -> None:
-    for total, many in ((4, 1), (5, 3), (7, 2), (1, 2)):
-        _exchange(total, many)
-    for total in (4, 5):
-        _gather(total)
+    for total, num_keys in ((3, 1), (6, 3), (12, 2)):
+        _shuffle(total, num_keys)
+    _gather()
     assert distributed.mean_(torch.tensor([float(distributed.rank())])).item() == 1
     _each_rank_its_own_way()
     _rank_0_decides()
     _take_turns(turns)
 
 
-def _exchange(total: int, many: int) -> None:
-    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
-    everything = torch.arange(many * total, dtype=torch.uint8).view(many, total, 1)
-    order = torch.randperm(many * total, generator=torch.Generator().manual_seed(5))
-    plan = ExchangePlan(order, many, total)
-    share = everything[:, start:stop].flatten(0, 1)
-    received = plan.scatter(share)
-    assert torch.equal(received, everything.flatten(0, 1)[order[many * start : many * stop]])
-    assert torch.equal(plan.collect(received.float() * 2), share.float() * 2)
+def _shuffle(total: int, num_keys: int) -> None:
+    everything = torch.arange(num_keys * total, dtype=torch.uint8).view(num_keys, total, 1)
+    order = torch.randperm(num_keys * total, generator=torch.Generator().manual_seed(5))
+    shuffle = BatchShuffle(order, num_keys)
+    rows = everything[:, distributed.rank_slice(total)].flatten(0, 1)
+    received = shuffle.shuffle(rows)
+    assert torch.equal(received, everything.flatten(0, 1)[order[distributed.rank_slice(num_keys * total)]])
+    assert torch.equal(shuffle.unshuffle(received.float() * 2), rows.float() * 2)
 
 
-def _gather(total: int) -> None:
-    start, stop = slice_bounds(total, distributed.rank(), distributed.world_size())
-    everything = torch.arange(float(total))[:, None].repeat(1, 3)
-    share = everything[start:stop].clone().requires_grad_()
-    gathered = distributed.gather(share, distributed.slice_sizes(total), with_grad=True)
+def _gather() -> None:
+    rank = distributed.rank()
+    everything = torch.arange(6.0)[:, None].repeat(1, 3)
+    rows = everything[distributed.rank_slice(6)].clone().requires_grad_()
+    gathered = distributed.gather(rows, with_grad=True)
     assert torch.equal(gathered, everything)
     gradients: list[torch.Tensor] = []
     gathered.register_hook(gradients.append)
     # Each rank's loss weighs every row by (rank + 1); the gradient of a row is the sum over ranks.
-    (torch.full_like(everything, distributed.rank() + 1) * gathered).sum().backward()
-    assert torch.equal(gradients[0], torch.full_like(gathered, distributed.rank() + 1))  # autograd's own is left alone
-    assert torch.equal(share.grad, torch.full_like(share, 1 + 2 + 3))
+    (torch.full_like(everything, rank + 1) * gathered).sum().backward()
+    assert torch.equal(gradients[0], torch.full_like(gathered, rank + 1))  # autograd's own is left alone
+    assert torch.equal(rows.grad, torch.full_like(rows, 1 + 2 + 3))
+    assert torch.equal(distributed.gather_uneven(everything[:rank]), everything[[0, 0, 1]])
 
 
 def _raise(error: Exception) -> NoReturn:

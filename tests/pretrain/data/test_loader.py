@@ -38,8 +38,8 @@ def data(folder: Path) -> ImageData:
     return load(f"folder:{folder}", "train")
 
 
-def make(data: ImageData, num_workers: int = 0, seed: int = 7, **more) -> Loader:
-    return Loader(data, RECIPES, 16, batch_size=BATCH, seed=seed, num_workers=num_workers, **more)
+def make(data: ImageData, num_workers: int = 0, seed: int = 7, batch_size: int = BATCH, **more) -> Loader:
+    return Loader(data, RECIPES, 16, batch_size=batch_size, seed=seed, num_workers=num_workers, **more)
 
 
 def epoch(loader: Loader, number: int, start: int = 0) -> Iterator[Batch]:
@@ -91,8 +91,9 @@ def test_steps_from_any_on_are_the_tail_of_all(data: ImageData):
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_ranks_share_the_batch_of_one_process(data: ImageData, world_size: int):
-    ranks = [epoch(make(data, rank=rank, world_size=world_size), 0) for rank in range(world_size)]
-    for whole, *shares in zip(epoch(make(data), 0), *ranks, strict=True):
+    size = 2 * world_size
+    ranks = [epoch(make(data, batch_size=size, rank=r, world_size=world_size), 0) for r in range(world_size)]
+    for whole, *shares in zip(epoch(make(data, batch_size=size), 0), *ranks, strict=True):
         assert torch.equal(torch.cat([s.views_VNCHW for s in shares], dim=1), whole.views_VNCHW)
         assert torch.equal(torch.cat([s.index_N for s in shares]), whole.index_N)
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from pretrain.common.config_io import get
 from pretrain.config import default_config
-from pretrain.methods import METHODS, Objective, common
+from pretrain.methods import METHODS, LossOutput, ops
 from tests.errors import refused
 from tests.pretrain.methods.draws import LABELS, SEEDS, TWO_VIEWS, batch_case, drawn, queue_case, unit
 
@@ -24,7 +24,7 @@ ORDINARY = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_p
 EXTREME = {**ORDINARY, "temperature": 0.01, "key_temperature": 0.01, "k1": 10_000.0}
 
 
-def call(name: str, inputs: tuple[Tensor, ...], values: dict[str, Any]) -> Objective:
+def call(name: str, inputs: tuple[Tensor, ...], values: dict[str, Any]) -> LossOutput:
     method = METHODS[name]
     return method.objective(*inputs, **{keyword: values[keyword] for keyword in method.hyper if keyword in values})
 
@@ -113,12 +113,12 @@ def test_no_overflow_and_the_value_of_float64(name: str, dtype: torch.dtype):
 
 
 def test_the_largest_logit_carries_no_gradient():
-    logsumexp_N, largest_N = common.negatives(torch.ones(3, 4).requires_grad_(), torch.eye(4), 0.1)
+    logsumexp_N, largest_N = ops.queue_logsumexp(torch.ones(3, 4).requires_grad_(), torch.eye(4), 0.1)
     assert logsumexp_N.requires_grad and not largest_N.requires_grad
 
 
 def test_a_loss_near_0_keeps_its_digits():
-    loss = common.info_nce(torch.tensor(30.0), torch.tensor(0.0))
+    loss = ops.info_nce(torch.tensor(30.0), torch.tensor(0.0))
     assert math.isclose(loss.item(), math.exp(-30.0), rel_tol=1e-5)
 
 
@@ -128,8 +128,8 @@ def test_slices_of_the_queue_add_up_to_the_whole(seed: int):
     scaled = q.detach() / 0.05
     logits = scaled @ queue
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(common, "_slice_size", lambda _: 4)
-        found = common.queue_softmax(scaled, queue)
+        patch.setattr(ops, "_slice_size", lambda _: 4)
+        found = ops.queue_softmax(scaled, queue)
     torch.testing.assert_close(found.logsumexp_N, logits.logsumexp(dim=1))
     torch.testing.assert_close(found.largest_N, logits.amax(dim=1))
     torch.testing.assert_close(found.mean_ND, logits.softmax(dim=1) @ queue.T)

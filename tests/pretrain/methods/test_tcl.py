@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pretrain.methods import common
+from pretrain.methods import ops
 from pretrain.methods.supcon import supcon
 from pretrain.methods.tcl import tcl
 from tests.pretrain.methods.draws import LABELS, SEEDS, TEMPERATURES, BatchCase, batch_case, drawn, sets
@@ -55,7 +55,7 @@ def test_blocks_of_anchors_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, 
         return [result.loss, *gradients, *(metric.double() for metric in result.metrics.values())]
 
     whole = found()
-    monkeypatch.setattr(common, "_ROWS", 3)  # the last block is smaller
+    monkeypatch.setattr(ops, "_ROWS", 3)  # the last block is smaller
     torch.testing.assert_close(found(), whole)
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from pretrain.common import checkpoint
 from pretrain.common.backbone_file import read_backbone
-from pretrain.methods import METHODS, Objective
-from pretrain.model.dense import Locations, add_dense_head, matched_keys, with_dense
+from pretrain.methods import METHODS, LossOutput
+from pretrain.model.dense import DenseFeatures, add_dense_head, matched_keys, mix_dense_loss
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.steps import training_step
 from tests.pretrain.runs import assert_same_end, run, training
@@ -41,9 +41,9 @@ def test_the_dense_loss_is_the_objective_of_each_location_and_its_match(name: st
         matched_MD = torch.stack([keys[m, i, t] for m, t in enumerate(matches)])
         total = total + method(query[i, s][None], matched_MD[:, None], queue).loss / (n * L)
 
-    images = Objective(torch.tensor(3.0, dtype=torch.float64), None, {})
-    queries, of_keys = Locations(query, query[:, 0], query_map), Locations(keys, keys[:, :, 0], key_maps)
-    result = with_dense(images, method, queries, of_keys, queue, 0.25)
+    images = LossOutput(torch.tensor(3.0, dtype=torch.float64), None, {})
+    queries, of_keys = DenseFeatures(query, query[:, 0], query_map), DenseFeatures(keys, keys[:, :, 0], key_maps)
+    result = mix_dense_loss(images, method, queries, of_keys, queue, 0.25)
     torch.testing.assert_close(result.loss, 0.75 * 3 + 0.25 * total)
     torch.testing.assert_close(torch.autograd.grad(result.loss, query), torch.autograd.grad(0.25 * total, query))
 

@@ -39,20 +39,19 @@ def test_pooling_by_way_of_channels_last_changes_no_bit(memory_format):
     assert torch.equal(*(torch.autograd.grad(y, x, gradient)[0] for y in (pooled, expected)))
 
 
-@pytest.mark.parametrize("count, groups", [(12, [4, 4, 4]), (13, [4, 4, 5]), (26, [4, 4, 5]), (12, [6])])
+@pytest.mark.parametrize("groups", [1, 3, 4])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_grouped_bn_is_one_bn_per_group(count, groups, channels_last):
-    x = torch.randn(count, 4, 5, 5, dtype=torch.float64)
+def test_grouped_bn_is_one_bn_per_group(groups, channels_last):
+    x = torch.randn(12, 4, 5, 5, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    bn = GroupedBatchNorm2d(4).double()
-    bn.groups = groups
+    bn = GroupedBatchNorm2d(4, groups).double()
     nn.init.uniform_(bn.weight)
     nn.init.uniform_(bn.bias)
-    plain = [nn.BatchNorm2d(4).double() for _ in groups]
+    plain = [nn.BatchNorm2d(4).double() for _ in range(groups)]
     for other in plain:
         other.load_state_dict(bn.state_dict())
-    parts = x.split([count // sum(groups) * images for images in groups])
+    parts = x.chunk(groups)
     torch.testing.assert_close(bn(x), torch.cat([other(part) for other, part in zip(plain, parts, strict=True)]))
     torch.testing.assert_close(bn.running_mean, torch.stack([p.running_mean for p in plain]).mean(0))
     torch.testing.assert_close(bn.running_var, torch.stack([p.running_var for p in plain]).mean(0))

@@ -28,12 +28,12 @@ MASK, RECIPE = CONFIGS / "coco_mask_R50_FPN_1x_jcl.yaml", CONFIGS / "pretrain" /
 ENGINES = ["torchvision", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 _SLOW_STEPS = """
 import time
-from pretrain.watch import Watch
-real = Watch.step
+from pretrain.monitor import TrainingMonitor
+real = TrainingMonitor.step
 def step(*args):
     time.sleep(5)
     real(*args)
-Watch.step = step
+TrainingMonitor.step = step
 """
 _STUCK_CHECKPOINT = """
 import os, time

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from pretrain.common import skipped_steps
-from pretrain.watch import CAUSES, Watch
+from pretrain.monitor import CAUSES, TrainingMonitor
 from tests.errors import refused
 from tests.pretrain.runs import run
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 INDEX = torch.arange(9)
 
 
-def _watch(skipped_steps: int = 0) -> Watch:
+def _watch(skipped_steps: int = 0) -> TrainingMonitor:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return Watch(torch.device("cpu"), scaler, lambda i: f"{i}.png", skipped_steps)
+    return TrainingMonitor(torch.device("cpu"), scaler, lambda i: f"{i}.png", skipped_steps)
 
 
 def test_skipped_steps_are_counted_and_too_many_in_a_row_are_an_error(monkeypatch):

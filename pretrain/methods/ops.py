@@ -1,4 +1,4 @@
-"""The steps and checks that objectives share.
+"""Operations and checks shared by the objectives.
 
 Shape letters of this package: N queries of this rank, M' positive keys per query (M), D dimensions, K negatives in the
 queue, A anchors of this rank, B candidates of all ranks.
@@ -13,27 +13,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LossOfRows = Callable[[Tensor, slice], Tensor]
+BlockLoss = Callable[[Tensor, slice], Tensor]
 
-_LOGITS = 2**18  # held at a time by one thread: they stay in its cache
-_MANY_LOGITS = 2**21  # by several, or a GPU: threads wait for each other after every operation, which must be long
+_LOGITS = 2**18  # chunk size with one thread: small enough for its cache
+_MANY_LOGITS = 2**21  # chunk size with several threads or a GPU: large enough to amortize synchronization
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half types become float32, because exp(1 / 0.01) overflows them; float32 and float64 stay."""
+    """Convert half types to float32, because exp(1 / 0.01) overflows them; keep float32 and float64."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def checked_queue_inputs(
+def check_queue_inputs(
     q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor, most_keys: float = math.inf
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The three tensors in at least float32.
+    """Check the shapes of an objective's inputs and return them in at least float32.
 
     Raises:
         ValueError: their shapes disagree, one of N, M', D and K is 0, or M' is above ``most_keys``.
     """
     shapes = [tuple(x.shape) for x in (q_ND, keys_MND, queue_DK)]
-    n, m, d, k = shapes[0][0], shapes[1][0], shapes[0][-1], shapes[2][-1]
+    n = shapes[0][0]
+    m = shapes[1][0]
+    d = shapes[0][-1]
+    k = shapes[2][-1]
     if shapes != [(n, d), (m, n, d), (d, k)] or 0 in (n, m, d, k) or m > most_keys:
         raise ValueError(
             f"q, keys and queue are {shapes}; they must be (N, D), (M', N, D) and (D, K), "
@@ -51,7 +54,7 @@ class QueueSoftmax(NamedTuple):
 
 
 def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
-    """Softmax of ``scaled_ND @ queue_DK`` over K, one slice of the queue at a time; without gradient.
+    """Compute the softmax of ``scaled_ND @ queue_DK`` over K, one slice of the queue at a time, without gradient.
 
     Nothing of size N x K outlives its slice: the running sums are rescaled whenever a slice brings a larger logit.
 
@@ -59,8 +62,10 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
         scaled_ND: vectors already divided by their temperature.
         queue_DK: the queue.
     """
-    scaled_ND, queue_DK = scaled_ND.detach(), queue_DK.detach()
-    count, slice_size = len(scaled_ND), min(queue_DK.shape[1], _slice_size(scaled_ND))
+    scaled_ND = scaled_ND.detach()
+    queue_DK = queue_DK.detach()
+    count = len(scaled_ND)
+    slice_size = min(queue_DK.shape[1], _slice_size(scaled_ND))
     largest_N = scaled_ND.new_full((count,), -math.inf)
     total_N = torch.zeros_like(largest_N)
     weighted_DN = scaled_ND.new_zeros(scaled_ND.shape[1], count)  # (D, S) by (S, N) is faster than the other way round
@@ -68,7 +73,8 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
     for slice_DS in queue_DK.split(slice_size, dim=1):
         exp_NS = logits[: count * slice_DS.shape[1]].view(count, -1)
         torch.mm(scaled_ND, slice_DS, out=exp_NS)
-        previous_N, largest_N = largest_N, torch.maximum(largest_N, exp_NS.amax(dim=1))
+        previous_N = largest_N
+        largest_N = torch.maximum(largest_N, exp_NS.amax(dim=1))
         exp_NS.sub_(largest_N[:, None]).exp_()
         shrink_N = (previous_N - largest_N).exp()
         total_N.mul_(shrink_N).add_(exp_NS.sum(dim=1))
@@ -77,23 +83,24 @@ def queue_softmax(scaled_ND: Tensor, queue_DK: Tensor) -> QueueSoftmax:
 
 
 def _slice_size(scaled_ND: Tensor) -> int:
-    """How many negatives to compare with all vectors at once."""
-    alone = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
-    return max(256, (_LOGITS if alone else _MANY_LOGITS) // len(scaled_ND))
+    """Return the number of negatives per slice."""
+    is_one_thread = scaled_ND.device.type == "cpu" and torch.get_num_threads() == 1
+    return max(256, (_LOGITS if is_one_thread else _MANY_LOGITS) // len(scaled_ND))
 
 
-class _Negatives(torch.autograd.Function):
-    """The forward pass already finds the gradient (the softmax mean), so no logit is kept for the backward pass."""
+class _QueueLogsumexp(torch.autograd.Function):
+    """`queue_logsumexp`; the forward pass also computes the gradient (the softmax mean), so no logit is saved."""
 
     @staticmethod
-    def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor, others_RD: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx, scaled_ND: Tensor, queue_DK: Tensor, keys_ND: Tensor | None) -> tuple[Tensor, ...]:
         count = len(scaled_ND)
-        rows = scaled_ND if others_RD is None else torch.cat([scaled_ND, others_RD])
+        rows = scaled_ND if keys_ND is None else torch.cat([scaled_ND, keys_ND])
         softmax = queue_softmax(rows, queue_DK)
         ctx.save_for_backward(softmax.mean_ND[:count])
-        largest_N, others = softmax.largest_N[:count], tuple(part[count:] for part in softmax)
-        ctx.mark_non_differentiable(largest_N, *others)
-        return softmax.logsumexp_N[:count], largest_N, *others
+        largest_N = softmax.largest_N[:count]
+        key_softmax = tuple(tensor[count:] for tensor in softmax)
+        ctx.mark_non_differentiable(largest_N, *key_softmax)
+        return softmax.logsumexp_N[:count], largest_N, *key_softmax
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -102,39 +109,39 @@ class _Negatives(torch.autograd.Function):
         return grad_N[:, None] * mean_ND, None, None
 
 
-def negatives(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau; both (N,).
+def queue_logsumexp(q_ND: Tensor, queue_DK: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return log sum_j exp(q_i.n_j / tau) over the queue, and the largest q_i.n_j / tau; both (N,).
 
-    The gradient reaches the queries only: the queue is data, and the largest logit serves metrics.
+    The gradient reaches only the queries: the queue is data, and the largest logit serves metrics.
     """
-    logsumexp_N, largest_N, *_ = _Negatives.apply(q_ND / temperature, queue_DK, None)
+    logsumexp_N, largest_N, *_ = _QueueLogsumexp.apply(q_ND / temperature, queue_DK, None)
     return logsumexp_N, largest_N
 
 
-def negatives_and_relation(
+def queue_logsumexp_and_target(
     q_ND: Tensor, keys_ND: Tensor, queue_DK: Tensor, temperature: float, key_temperature: float
 ) -> tuple[Tensor, Tensor, QueueSoftmax]:
-    """`negatives` of the queries, and the keys' softmax over the queue at their own temperature, without gradient.
+    """Return `queue_logsumexp` of the queries, and the keys' softmax over the queue at their own temperature.
 
-    Both in one pass over the queue, which costs less than two.
+    Both come from one pass over the queue, which costs less than two. The target has no gradient.
     """
-    scaled_ND, keys_ND = q_ND / temperature, keys_ND.detach() / key_temperature
-    logsumexp_N, largest_N, *relation = _Negatives.apply(scaled_ND, queue_DK, keys_ND)
-    return logsumexp_N, largest_N, QueueSoftmax(*relation)
+    scaled_keys_ND = keys_ND.detach() / key_temperature
+    logsumexp_N, largest_N, *target = _QueueLogsumexp.apply(q_ND / temperature, queue_DK, scaled_keys_ND)
+    return logsumexp_N, largest_N, QueueSoftmax(*target)
 
 
 def info_nce(positive: Tensor, negatives_lse: Tensor) -> Tensor:
-    """-log(e^p / (e^p + e^z)) of positive logits p and negatives' log-sum-exp z, elementwise.
+    """Return -log(e^p / (e^p + e^z)) of positive logits p and the negatives' log-sum-exp z, elementwise.
 
-    As -log sigmoid(p - z) no row of K + 1 logits is built, and a loss near 0 keeps its digits.
+    Computing it as -log sigmoid(p - z) builds no row of K + 1 logits and avoids cancellation near 0.
     """
     return -torch.nn.functional.logsigmoid(positive - negatives_lse)
 
 
 def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float) -> dict[str, Tensor]:
-    """The metrics all queue objectives share, from positive logits (..., N).
+    """Compute the metrics that all queue objectives share, from positive logits (..., N).
 
-    ``queue_accuracy``: share of the positives whose logit exceeds every negative's, from 0 to 100.
+    ``queue_accuracy``: percentage of the positives whose logit exceeds every negative's.
     ``positive_similarity``: mean q.k, from -1 to 1.
     """
     positive_logits = positive_logits.detach()
@@ -145,25 +152,26 @@ def queue_metrics(positive_logits: Tensor, hardest_N: Tensor, temperature: float
 
 
 def keys_variance(keys_MND: Tensor) -> Tensor:
-    """Mean diagonal entry of the keys' covariance, over the queries: JCL's Fig. 3(b). Biased, as in its Algorithm 1."""
+    """Return the mean diagonal entry of the keys' biased covariance, over the queries (JCL, Fig. 3(b), Algorithm 1)."""
     return keys_MND.detach().var(dim=0, correction=0).mean()
 
 
-_ROWS = 256  # anchors whose similarities to all candidates are held at a time
+_ROWS = 256  # anchors per block
 
 
-class _OverRows(torch.autograd.Function):
-    """The gradient is found with the loss, block by block: nothing of size A x B is kept for the backward pass."""
+class _ChunkedLoss(torch.autograd.Function):
+    """`chunked_loss`; each block computes its gradient with its loss, so nothing of size A x B is saved."""
 
     @staticmethod
-    def forward(ctx, anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
+    def forward(ctx, anchors_AD: Tensor, candidates_BD: Tensor, loss_fn: BlockLoss) -> Tensor:
         total = anchors_AD.new_zeros(())
-        grad_AD, grad_BD = torch.zeros_like(anchors_AD), torch.zeros_like(candidates_BD)
+        grad_AD = torch.zeros_like(anchors_AD)
+        grad_BD = torch.zeros_like(candidates_BD)
         for start in range(0, len(anchors_AD), _ROWS):
             rows = slice(start, start + _ROWS)
             with torch.enable_grad():
                 similarity_RB = (anchors_AD[rows] @ candidates_BD.T).detach().requires_grad_()
-                loss = loss_of(similarity_RB, rows)
+                loss = loss_fn(similarity_RB, rows)
                 (grad_RB,) = torch.autograd.grad(loss, similarity_RB)
             total += loss.detach()
             torch.mm(grad_RB, candidates_BD, out=grad_AD[rows])
@@ -178,10 +186,10 @@ class _OverRows(torch.autograd.Function):
         return grad * grad_AD, grad * grad_BD, None
 
 
-def sum_over_rows(anchors_AD: Tensor, candidates_BD: Tensor, loss_of: LossOfRows) -> Tensor:
-    """The sum of ``loss_of(similarity_RB, rows)`` over blocks of anchors; it is called once per block.
+def chunked_loss(anchors_AD: Tensor, candidates_BD: Tensor, loss_fn: BlockLoss) -> Tensor:
+    """Sum ``loss_fn(similarity_RB, rows)`` over blocks of anchors; it is called once per block.
 
     Args:
-        loss_of: from the similarities (R, B) of the anchors in ``rows`` to all candidates, the sum of their losses.
+        loss_fn: (similarities (R, B) of the anchors in ``rows`` to all candidates, rows) -> the sum of their losses.
     """
-    return _OverRows.apply(anchors_AD, candidates_BD, loss_of)
+    return _ChunkedLoss.apply(anchors_AD, candidates_BD, loss_fn)

@@ -30,7 +30,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common import config_overrides, extensions
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, existing_file
+from pretrain.common.files import check_name, existing_file, refuse_inside
 from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, stage_of, write_json
 from pretrain.data.folders import images_below
 from transfer import preflight
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     extensions.add(args.extensions)
     images, (engine, cfg, classes) = _listed(args.images), _configure(args)
     output = Path(args.output)
+    for folder in filter(os.path.isdir, args.images):
+        refuse_inside(args.output, folder, "--output")
     if (output / "predictions.json").exists():
         raise UserError(f"--output {output} holds earlier predictions; choose another folder, or remove it")
     check_writable(output / "predictions.json")
@@ -151,7 +153,7 @@ def _listed(given: Sequence[str]) -> dict[str, str]:
     images: dict[str, str] = {}
     for path in given:
         is_folder = os.path.isdir(path)
-        names = list(images_below(Path(path))) if is_folder else [existing_file(path, "image or folder").name]
+        names = images_below(Path(path)) if is_folder else [existing_file(path, "image or folder").name]
         if not names:
             raise UserError(f"no images in {path}")
         for name in names:

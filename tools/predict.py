@@ -45,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     extensions.add(args.extensions)
     images, (engine, cfg, classes) = _listed(args.images), _configure(args)
     output = Path(args.output)
-    for folder in filter(os.path.isdir, args.images):
-        refuse_inside(args.output, folder, "--output")
     if (output / "predictions.json").exists():
         raise UserError(f"--output {output} holds earlier predictions; choose another folder, or remove it")
     check_writable(output / "predictions.json")
@@ -141,6 +139,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
     check_name(args.output, "--output")
+    for folder in filter(os.path.isdir, images):
+        refuse_inside(args.output, folder, "--output")
     return args
 
 

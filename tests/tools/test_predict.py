@@ -33,11 +33,13 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     run = train_net.work(train_net.parse(words))["predictions"][name]
     (data / "0.png").write_bytes((data / "1.png").read_bytes()[:300])
     (data / "more").mkdir()
+    (data / "more" / "a.HEIC").touch()
     (data / "6.png").rename(data / "more" / "6.png")
     predict.main([str(data), "--run", str(out), "--output", str(made), "--threshold", "0"])
     shown = capsys.readouterr()
     assert "6 images, 1 skipped; " in shown.out and f"the {engine} engine" in shown.out
     assert "0.png" in shown.err and shown.err.count("skipped: ") == 1
+    assert "1 file is not read: .heic" in shown.err
     truth = COCO(str(made / "images.json"))
     assert len(truth.loadRes(str(made / "predictions.json")).anns) > 20
     number = {Path(image["file_name"]).stem: image["id"] for image in truth.dataset["images"]}
@@ -81,6 +83,7 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) 
         (["empty", "--run", "data"], "no images in empty"),
         (["data", "data/1.png", "--run", "data"], "two images are called 1.png"),
         (["data", "--run", "data", "--threshold", "50"], "--threshold is 50"),
+        ([".", "--run", "data"], "--output made lies in ."),
     ],
 )
 def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
+import struct
 from pathlib import Path
 from unittest import mock
 
@@ -51,6 +53,67 @@ def test_16_bit_png_is_scaled_to_8_bit(channels: int):
     got = decode(data, "x")
     assert got.dtype == np.uint8 and got.shape == (40, 56, 3)
     assert np.abs(got - deep[:, :, None] / 257).max() <= 1
+
+
+def of_values(values: np.ndarray, suffix: str) -> bytes:
+    return cv2.imencode(suffix, values)[1].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int16", "int32"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, channels: int):
+    """Clipped to 8 bits, floating-point numbers from 0 to 1 would be black, and large integers white."""
+    path = tmp_path / "a.tif"
+    path.write_bytes(of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif"))
+    for read in (lambda: decode(path.read_bytes(), str(path)), lambda: image_io.open_upright(str(path))):
+        with pytest.raises(CorruptImage, match=r"a\.tif: .*8 (and|or) 16 bits"):
+            read()
+
+
+def packed_tiff(values: np.ndarray) -> bytes:
+    """Gray of 12 bits, two pixels in three bytes, as microscopes write it."""
+    left, right = values[:, ::2].astype(int), values[:, 1::2].astype(int)
+    pixels = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], -1).astype(np.uint8).tobytes()
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(pixels)}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
+@pytest.mark.parametrize("form", ["PGM", "PPM", "TIFF"])
+def test_12_bits_that_the_header_states_are_scaled(tmp_path: Path, form: str):
+    values = np.linspace(0, 4095, 40 * 56).reshape(40, 56).astype(np.uint16)
+    shown = np.dstack([values] * 3) if form == "PPM" else values
+    header = b"%s\n56 40\n4095\n" % (b"P6" if form == "PPM" else b"P5")
+    data = packed_tiff(values) if form == "TIFF" else header + shown.astype(">u2").tobytes()
+    (tmp_path / "a").write_bytes(data)
+    for got in (decode(data, "x"), image_io.open_upright(f"{tmp_path}/a").convert("RGB")):
+        assert np.abs(np.asarray(got)[..., 1] - values / 4095 * 255).max() <= 1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_files_of_fewer_bits_are_named_once(tmp_path: Path, monkeypatch, caplog, suffix: str, channels: int):
+    values = np.linspace(0, 4000, 40 * 56 * channels).reshape(40, 56, channels).astype(np.uint16)
+    data, path = of_values(values, suffix), tmp_path / f"b{suffix}"
+    path.write_bytes(data)
+    decode(of_values(values * 16, suffix), "full")
+    decode(of_values((values // 256).astype(np.uint8), suffix), "8 bits")
+    assert not caplog.records
+    for read in (lambda: decode(data, path.name), lambda: image_io.open_upright(str(path))):
+        caplog.clear()
+        monkeypatch.setattr(image_io, "_dark", [])
+        read()
+        read()
+        (record,) = caplog.records
+        assert path.name in record.message and "15 of 255" in record.message.replace("16 of", "15 of")
+
+
+def test_opencv_writes_no_lines_of_its_own(capfd):
+    for data in (packed_tiff(np.zeros((40, 56), np.uint16)), encoded(PIL_RGB, "TIFF")[:3000]):
+        with contextlib.suppress(CorruptImage):
+            decode(data, "x")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -16,7 +16,6 @@ from .common import extensions
 from .common.config_io import get, kind, merge_file, merge_overrides, parse_yaml
 from .common.config_overrides import Key
 from .common.errors import UserError
-from .common.files import refuse_inside
 from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .data.recipes import RECIPES
 from .methods import METHODS
@@ -249,8 +248,10 @@ def validate(cfg: CfgNode) -> None:
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
     for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
-        if name.startswith("folder:"):
-            refuse_inside(cfg.OUTPUT_DIR or "runs", name.removeprefix("folder:"), "OUTPUT_DIR")
+        folder = Path(name.removeprefix("folder:")).expanduser().resolve()
+        output = Path(cfg.OUTPUT_DIR or "runs").resolve()
+        if name.startswith("folder:") and output.is_relative_to(folder):
+            raise UserError(f"OUTPUT_DIR {output} lies in {name}, so that its pictures are images; choose another folder")
     _refuse_unread_keys(cfg)
     solver = cfg.SOLVER
     if solver.LR_SCHEDULE == "step" and any(epoch >= solver.EPOCHS for epoch in solver.STEPS):

@@ -30,7 +30,7 @@ from fvcore.common.config import CfgNode
 
 from pretrain.common import config_overrides, extensions
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, existing_file, refuse_inside
+from pretrain.common.files import check_name, existing_file
 from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, stage_of, write_json
 from pretrain.data.folders import images_below
 from transfer import preflight
@@ -139,8 +139,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not 0 <= args.threshold <= 1:
         raise UserError(f"--threshold is {args.threshold:g}; scores are between 0 and 1")
     check_name(args.output, "--output")
-    for folder in filter(os.path.isdir, images):
-        refuse_inside(args.output, folder, "--output")
     return args
 
 

@@ -36,12 +36,6 @@ def check_name(path: str, option: str) -> None:
         )
 
 
-def refuse_inside(output: str, images: str | Path, option: str) -> None:
-    """Raises UserError if ``output`` lies in a folder of images, which would later hold its pictures, too."""
-    if Path(output).resolve().is_relative_to(Path(images).expanduser().resolve()):
-        raise UserError(f"{option} {output} lies in {images}, a folder of images; choose a folder outside it")
-
-
 def empty_or_text(path: Path) -> str:
     """Describes a file that is empty or holds text, such as an error page or a Git LFS pointer; or ""."""
     with open(path, "rb") as file:

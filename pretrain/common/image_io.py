@@ -32,7 +32,6 @@ with contextlib.suppress(ImportError):
     SUFFIXES += (".heic", ".heif", ".hif")
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # CorruptImage says it, with the file's name
 _log = logging.getLogger("pretrain.common.image_io")
-_PILLOW_ERRORS = (OSError, ValueError, SyntaxError)  # SyntaxError: a broken PNG
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
@@ -98,7 +97,7 @@ def _decoding(name: str) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         excess = one_line(error).partition(",")[0]  # what follows speaks of an attack
         raise CorruptImage(f"cannot decode image {name}: {excess}; cut it into tiles, or shrink it") from error
-    except _PILLOW_ERRORS as error:
+    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
         reason = one_line(error)
         if isinstance(error, UnidentifiedImageError):  # its text is an address in memory
             reason = "it is in no format that is read (TIFF: of 8 or 16 bits; HEIC: pip install pillow-heif)"

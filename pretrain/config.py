@@ -251,7 +251,7 @@ def validate(cfg: CfgNode) -> None:
         folder = Path(name.removeprefix("folder:")).expanduser().resolve()
         output = Path(cfg.OUTPUT_DIR or "runs").resolve()
         if name.startswith("folder:") and output.is_relative_to(folder):
-            raise UserError(f"OUTPUT_DIR {output} lies in {name}, so that its pictures are images; choose another folder")
+            raise UserError(f"OUTPUT_DIR {output} lies in {name}: its pictures would be images; choose another folder")
     _refuse_unread_keys(cfg)
     solver = cfg.SOLVER
     if solver.LR_SCHEDULE == "step" and any(epoch >= solver.EPOCHS for epoch in solver.STEPS):

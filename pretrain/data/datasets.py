@@ -28,8 +28,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
     Args:
         name: one of FOLDERS or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
-            Folders in it that are named like splits (train, training, val, valid, validation, test) are splits, never
-            classes; test is the val split where there is no other.
+            Folders in it that are named like splits (train, training, val, valid, validation, test, with or without
+            a year) are splits, never classes; test is the val split where there is no other.
         split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
             labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.

@@ -247,6 +247,11 @@ def validate(cfg: CfgNode) -> None:
     for key in ("VIEWS.MEAN", "VIEWS.STD"):
         if len(get(cfg, key)) != 3:
             raise UserError(f"{key} is {get(cfg, key)}; it must be 3 numbers, one per RGB channel")
+    for name in (cfg.DATA.TRAIN, cfg.DATA.PROBE_TRAIN, cfg.DATA.VAL):
+        folder = Path(name.removeprefix("folder:")).expanduser().resolve()
+        output = Path(cfg.OUTPUT_DIR or "runs").resolve()
+        if name.startswith("folder:") and output.is_relative_to(folder):
+            raise UserError(f"OUTPUT_DIR {output} lies in {name}: its pictures would be images; choose another folder")
     _refuse_unread_keys(cfg)
     solver = cfg.SOLVER
     if solver.LR_SCHEDULE == "step" and any(epoch >= solver.EPOCHS for epoch in solver.STEPS):

@@ -201,9 +201,10 @@ def _open_folder(
 
 def _open_data(cfg: CfgNode) -> datasets.ImageData:
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
-    if cfg.METHOD.LABELS == "class" and data.labels is None:
+    if cfg.METHOD.LABELS == "class" and data.class_count() < 2:
         raise UserError(
-            f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has no labels; use one folder per class, or index"
+            f"METHOD.LABELS is class, but {cfg.DATA.TRAIN} has labels of {data.class_count()} classes; use one folder "
+            "per class, two or more, or index"
         )
     return data
 

@@ -152,7 +152,7 @@ def _listed(given: Sequence[str]) -> dict[str, str]:
     images: dict[str, str] = {}
     for path in given:
         is_folder = os.path.isdir(path)
-        names = list(images_below(Path(path))) if is_folder else [existing_file(path, "image or folder").name]
+        names = images_below(Path(path)) if is_folder else [existing_file(path, "image or folder").name]
         if not names:
             raise UserError(f"no images in {path}")
         for name in names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import logging
 import os
 import time
 import warnings
@@ -18,13 +19,19 @@ from typing import Protocol
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from .errors import UserError, one_line
 
-_TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
-_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, *_TOO_LARGE)  # SyntaxError: a broken PNG
-_REMEDY = "restore it, or remove it from the data set"
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+SUFFIXES += (".avif", ".jp2", ".j2k", ".mpo", ".pbm", ".pnm")
+with contextlib.suppress(ImportError):
+    import pillow_heif  # pyright: ignore[reportMissingImports]
+
+    pillow_heif.register_heif_opener()
+    SUFFIXES += (".heic", ".heif", ".hif")
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # CorruptImage says it, with the file's name
+_log = logging.getLogger("pretrain.common.image_io")
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
@@ -45,7 +52,7 @@ def read_file(path: str) -> bytes:
             return Path(path).read_bytes()
         except OSError as error:
             if error.errno in _ABOUT_THE_FILE:
-                raise CorruptImage(f"cannot read image {path}: {error.strerror}; {_REMEDY}") from error
+                raise CorruptImage(f"cannot read image {path}: {error.strerror}; replace it") from error
             if is_last_try:
                 raise UserError(
                     f"cannot read image {path}: {error.strerror or error}, twice; check the disk or the file server"
@@ -55,7 +62,7 @@ def read_file(path: str) -> bytes:
 
 
 def decode(encoded: bytes, name: str) -> np.ndarray:
-    """Decodes JPEG, PNG, WebP, TIFF, BMP, PNM or GIF.
+    """Decodes a file in one of the formats of SUFFIXES.
 
     Gray, palette and CMYK become RGB, 16 bits become 8, alpha is dropped, the EXIF rotation is applied.
 
@@ -67,15 +74,19 @@ def decode(encoded: bytes, name: str) -> np.ndarray:
         (H, W, 3) uint8, RGB.
 
     Raises:
-        CorruptImage: truncated, damaged, not an image, or too large for Pillow (Image.MAX_IMAGE_PIXELS).
+        CorruptImage: truncated, damaged, not an image, of 32-bit values, or larger than Pillow and torchvision allow
+            (twice Image.MAX_IMAGE_PIXELS).
     """
+    image = None
     with _decoding(name):
         header = _open(encoded)
         with contextlib.suppress(cv2.error):  # a header that OpenCV cannot parse
-            image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
-            if image is not None:
-                return image
-        return np.array(upright(header).convert("RGB"))
+            if header.format != "PPM":  # whose largest value the header states, which OpenCV ignores
+                image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR_RGB)
+        if image is None:
+            image = np.array(upright(header).convert("RGB"))
+    _warn_if_dark(encoded, image, name)
+    return image
 
 
 @contextlib.contextmanager
@@ -83,36 +94,60 @@ def _decoding(name: str) -> Iterator[None]:
     """Raises CorruptImage, with the image's name, in the place of what Pillow raises."""
     try:
         yield
-    except UnidentifiedImageError as error:  # its text would be an address in memory
-        raise CorruptImage(f"cannot decode image {name}: it is not in a known image format; {_REMEDY}") from error
-    except _PILLOW_ERRORS as error:
-        raise CorruptImage(f"cannot decode image {name}: {one_line(error)}; {_REMEDY}") from error
+    except Image.DecompressionBombError as error:
+        excess = one_line(error).partition(",")[0]  # what follows speaks of an attack
+        raise CorruptImage(f"cannot decode image {name}: {excess}; cut it into tiles, or shrink it") from error
+    except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: a broken PNG
+        reason = one_line(error)
+        if isinstance(error, UnidentifiedImageError):  # its text is an address in memory
+            reason = "it is in no format that is read (TIFF: of 8 or 16 bits; HEIC: pip install pillow-heif)"
+        raise CorruptImage(f"cannot decode image {name}: {reason}; replace or convert it") from error
 
 
-def _open(encoded: bytes) -> Image.Image:
+def _open(encoded: bytes) -> ImageFile.ImageFile:
     """Opens an image with Pillow, which reads no more than the header."""
     with warnings.catch_warnings(action="ignore"):  # for example about odd EXIF data
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(io.BytesIO(encoded))
+        image = Image.open(io.BytesIO(encoded))
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError("its values are signed or have 32 bits, of unknown range (8 and 16 bits are read)")
+    return image
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """An image that Pillow opened: decoded, turned as its EXIF data say, 16-bit gray scaled to 8 bits.
+def _warn_if_dark(encoded: bytes, image: Image.Image | np.ndarray, name: str) -> None:
+    """Names the process's first image of 16 bits that uses 14 or fewer: the range that was meant cannot be known."""
+    brightest = int(np.max(np.asarray(image)))
+    if brightest < 64 and not _dark:
+        header = _open(encoded)
+        if ";16" in f"{header.mode} {header.tile}":  # RGB of 16 bits has the mode RGB
+            _dark.append(name)
+            _log.warning(
+                f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; if all are dark "
+                "(12-bit values in 16 bits, say), multiply their values until they fill 16 bits"
+            )
+
+
+_dark: list[str] = []  # images that a warning has named
+
+
+def upright(header: ImageFile.ImageFile) -> Image.Image:
+    """An image that Pillow opened: decoded, turned as its EXIF data say, gray of more than 8 bits scaled to 8.
 
     Pillow's own conversion clips: every value above 255 would be white.
     """
-    image.load()  # first, so that a damaged file fails: the EXIF reader ignores errors
-    # "I" has 32 bits, of which these formats use 16
-    deep = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-    image = ImageOps.exif_transpose(image)
-    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if deep else image
+    surplus_bits = 4 if "I;12" in str(header.tile) else 8
+    header.load()  # first, so that a damaged file fails: the EXIF reader ignores errors
+    deep = header.mode.startswith("I")  # "I" has 32 bits, of which PNG and PPM use 16
+    image = ImageOps.exif_transpose(header)
+    return Image.fromarray((np.asarray(image) >> surplus_bits).astype(np.uint8)) if deep else image
 
 
 def open_upright(path: str) -> Image.Image:
     """The image of a file (see `upright`), by Pillow alone: for pixels that equal Detectron2's."""
     encoded = read_file(path)
     with _decoding(path):
-        return upright(_open(encoded))
+        image = upright(_open(encoded))
+    _warn_if_dark(encoded, image, path)
+    return image
 
 
 class Source(Protocol):

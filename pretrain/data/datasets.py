@@ -15,10 +15,10 @@ from .image_data import ImageData, MissingSplit
 
 __all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "load", "refuse_missing"]
 
-FOLDERS = {  # where a named data set may lie in DATA.ROOT
-    "imagenet": ("imagenet",),
-    "imagenet100": ("imagenet100", "imagenet"),
-    **{name: (layout.partition("/")[0],) for name, layout in archives.LAYOUTS.items()},
+FOLDERS = {  # the usual name of a data set's folder in DATA.ROOT
+    "imagenet": "imagenet",
+    "imagenet100": "imagenet100",
+    **{name: layout.partition("/")[0] for name, layout in archives.LAYOUTS.items()},
 }
 LOADERS: dict[str, Callable[[str, Path], ImageData]] = {}  # by name, (split, DATA.ROOT) -> images: the user's own
 
@@ -28,8 +28,8 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
 
     Args:
         name: one of FOLDERS or LOADERS, or ``folder:/path``, which holds images (no labels) or one folder per class.
-            Folders in it that are named like splits (train, training, val, valid, validation, test) are splits, never
-            classes; test is the val split where there is no other.
+            Folders in it that are named like splits (train, training, val, valid, validation, test, with or without
+            a year) are splits, never classes; test is the val split where there is no other.
         split: ``train`` or ``val`` (the test split where a data set has no other). The ``train`` split of stl10 is its
             labeled images followed by its unlabeled ones (label -1).
         root: the folder of the named data sets.
@@ -52,10 +52,13 @@ def refuse_missing(name: str, root: str | Path = "datasets", download: bool = Fa
     """Raises UserError for an unknown name or a folder that is not there; listing the images would take long."""
     if name in LOADERS:  # they know where their images are
         return
-    places = [Path(root) / folder for folder in FOLDERS.get(name, ())]
     if name.startswith("folder:"):
-        places, download = [_path_in(name)], False
-    if not any(map(os.path.isdir, places)) and not (places and download):
+        is_there = os.path.isdir(_path_in(name))
+    elif name in ("imagenet", "imagenet100"):
+        is_there = folders.imagenet_folder(name, Path(root))
+    else:
+        is_there = name in FOLDERS and (download or os.path.isdir(Path(root) / FOLDERS[name]))
+    if not is_there:
         load(name, "train", root)  # raises the error that shows the layout expected
 
 
@@ -75,4 +78,7 @@ def _load(name: str, split: str, root: Path, download: bool) -> ImageData:
 
 
 def _path_in(name: str) -> Path:
-    return Path(os.path.expanduser(name.partition(":")[2]))
+    path = name.partition(":")[2].strip()
+    if not path:
+        raise UserError(f"{name!r} names no folder; write folder:/path (is a variable of the shell empty?)")
+    return Path(os.path.expanduser(path))

@@ -54,6 +54,10 @@ class ImageData:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()[:16]
 
+    def class_count(self) -> int:
+        """The number of classes that have images."""
+        return 0 if self.labels is None else len(np.unique(self.labels[self.labels >= 0]))
+
     def labeled(self) -> ImageData:
         """Only the images that have a label; ``self`` if all have one."""
         if self.labels is None or (self.labels >= 0).all():

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     views_VNCHW: Tensor  # uint8, with the channels of a pixel side by side in memory
     index_N: Tensor  # int64, position in the data set of the image used
     label_N: Tensor  # int64, -1 where the image has no label
-    replaced: dict[int, str]  # position -> name of the corrupt images that other images replace
+    replaced: dict[int, str]  # position -> error of the corrupt images that other images replace
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Loader:
 
     def _count_corrupt(self, replaced: dict[int, str]) -> None:
         for position in replaced.keys() - self._corrupt_images:
-            _log.warning(f"{replaced[position]} cannot be read; another image replaces it (DATALOADER.ON_CORRUPT skip)")
+            _log.warning(f"{replaced[position]}; another image replaces it (DATALOADER.ON_CORRUPT skip)")
         self._corrupt_images.update(replaced)
         if len(self._corrupt_images) > max(1, len(self.data) // 1000):
             raise UserError(
@@ -179,10 +179,10 @@ class _Views(Dataset):
             at = (position + shift) % len(self.data)
             try:
                 return self.data.read(at), at
-            except CorruptImage:
+            except CorruptImage as error:
                 if not self.skip_corrupt:
                     raise
-                replaced[at] = self.data.image_name(at)
+                replaced[at] = str(error)
         raise UserError(f"none of the {len(self.data)} images can be read; the first: {self.data.image_name(0)}")
 
 
@@ -215,6 +215,8 @@ def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: 
         views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
     )
     for item in loader:
+        if isinstance(item, CorruptImage):
+            raise CorruptImage(f"{item}, or set DATALOADER.ON_CORRUPT skip: no run resumes once an image is removed")
         if isinstance(item, UserError):
             raise item
         yield item

@@ -36,6 +36,8 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
     if opened is None or cfg.DATA.PROBE_TRAIN:
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     train = _labeled(train_name, opened)  # before a missing val split, which unlabeled images do not need
+    if train.class_count() == 1:
+        raise NotProbeable(f"{train_name} has one class: nothing to score; make one folder per class")
     val = _labeled(val_name, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD))
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
@@ -52,6 +54,6 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
 
 
 def _labeled(name: str, data: datasets.ImageData) -> datasets.ImageData:
-    if data.labels is None or not (data.labels >= 0).any():
+    if not data.class_count():
         raise NotProbeable(f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL")
     return data

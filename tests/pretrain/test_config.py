@@ -1,5 +1,6 @@
 """Every key is read by someone; values that cannot work are refused in one line."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def test_overrides_come_last_and_the_text_round_trips():
 def test_values_that_cannot_work_are_refused_with_the_key(words: str):
     key = words.split()[-2].replace("LR_SCHEDULE", "STEPS" if "step" in words else "LR_SCHEDULE")
     refused(lambda: load_config(None, words.split()), key.removesuffix("R") if key.endswith("LRR") else key)
+
+
+@pytest.mark.parametrize("key", ["DATA.TRAIN", "DATA.PROBE_TRAIN", "DATA.VAL"])
+def test_a_run_folder_in_the_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str):
+    """Its pictures would become images, and the run could not be resumed."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (tmp_path / "link").symlink_to(photos)
+    monkeypatch.chdir(photos)
+    for output in (f"{photos}/runs/a", f"{tmp_path}/link/run", ".", ""):
+        words = [key, f"folder:{photos}", "OUTPUT_DIR", output]
+        refused(functools.partial(load_config, None, words), "OUTPUT_DIR", photos)
+    load_config(None, [key, f"folder:{photos}/a", "OUTPUT_DIR", f"{photos}/ab"])
 
 
 def test_the_nearest_name_is_suggested():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", ["MASK", "KEYPOINT"])
-def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, kind: str, capsys) -> None:
+def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, kind: str, capsys, monkeypatch) -> None:
     """The run names the engine; an image that cannot be read is named and skipped."""
     data, out, made = tmp_path / "data", tmp_path / "out", tmp_path / "made"
     name = tiny_coco.write(data, keypoints=kind == "KEYPOINT")
@@ -33,11 +34,15 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, engine: str, ki
     run = train_net.work(train_net.parse(words))["predictions"][name]
     (data / "0.png").write_bytes((data / "1.png").read_bytes()[:300])
     (data / "more").mkdir()
+    (data / "more" / "a.HEIC").touch()
     (data / "6.png").rename(data / "more" / "6.png")
+    warnings: list[str] = []
+    monkeypatch.setattr(logging.getLogger("pretrain.data.folders"), "warning", warnings.append)
     predict.main([str(data), "--run", str(out), "--output", str(made), "--threshold", "0"])
     shown = capsys.readouterr()
     assert "6 images, 1 skipped; " in shown.out and f"the {engine} engine" in shown.out
     assert "0.png" in shown.err and shown.err.count("skipped: ") == 1
+    assert len(warnings) == 1 and "1 file is not read: .heic" in warnings[0]
     truth = COCO(str(made / "images.json"))
     assert len(truth.loadRes(str(made / "predictions.json")).anns) > 20
     number = {Path(image["file_name"]).stem: image["id"] for image in truth.dataset["images"]}

@@ -109,7 +109,7 @@ def _slurm() -> Finding:
 
 
 def _data(root: Path) -> Finding:
-    names = [name for name, folders in {**datasets.FOLDERS, "coco": ["coco"]}.items() if (root / folders[0]).is_dir()]
+    names = [name for name, folder in {**datasets.FOLDERS, "coco": "coco"}.items() if (root / folder).is_dir()]
     if names:
         return "data", "ok", f"{', '.join(names)} in {root}; a run checks its own before it starts"
     return "data", "note", f"no named data set in {root}; set DATA.ROOT, or use DATA.TRAIN folder:/path"

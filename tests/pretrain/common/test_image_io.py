@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import logging
 import os
+import re
+import struct
 from pathlib import Path
 from unittest import mock
 
@@ -53,6 +57,68 @@ def test_16_bit_png_is_scaled_to_8_bit(channels: int):
     assert np.abs(got - deep[:, :, None] / 257).max() <= 1
 
 
+def of_values(values: np.ndarray, suffix: str) -> bytes:
+    return cv2.imencode(suffix, values)[1].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int16", "int32"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, channels: int):
+    """Clipped to 8 bits, floating-point numbers from 0 to 1 would be black, and large integers white."""
+    path = tmp_path / "a.tif"
+    path.write_bytes(of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif"))
+    for read in (lambda: decode(path.read_bytes(), str(path)), lambda: image_io.open_upright(str(path))):
+        with pytest.raises(CorruptImage, match=r"a\.tif: .*8 (and|or) 16 bits"):
+            read()
+
+
+def packed_tiff(values: np.ndarray) -> bytes:
+    """Gray of 12 bits, two pixels in three bytes, as microscopes write it."""
+    left, right = values[:, ::2].astype(int), values[:, 1::2].astype(int)
+    pixels = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], -1).astype(np.uint8).tobytes()
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(pixels)}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
+@pytest.mark.parametrize("form", ["PGM", "PPM", "TIFF"])
+def test_12_bits_that_the_header_states_are_scaled(tmp_path: Path, form: str):
+    values = np.linspace(0, 4095, 40 * 56).reshape(40, 56).astype(np.uint16)
+    shown = np.dstack([values] * 3) if form == "PPM" else values
+    header = b"%s\n56 40\n4095\n" % (b"P6" if form == "PPM" else b"P5")
+    data = packed_tiff(values) if form == "TIFF" else header + shown.astype(">u2").tobytes()
+    (tmp_path / "a").write_bytes(data)
+    for got in (decode(data, "x"), image_io.open_upright(f"{tmp_path}/a").convert("RGB")):
+        assert np.abs(np.asarray(got)[..., 1] - values / 4095 * 255).max() <= 1
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_16_bit_files_of_fewer_bits_are_named_once(tmp_path: Path, monkeypatch, suffix: str, channels: int):
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("pretrain.common.image_io"), "warning", lines.append)
+    values = np.linspace(0, 4000, 40 * 56 * channels).reshape(40, 56, channels).astype(np.uint16)
+    data, path = of_values(values, suffix), tmp_path / f"b{suffix}"
+    path.write_bytes(data)
+    decode(of_values(values * 16, suffix), "full")
+    decode(of_values((values // 256).astype(np.uint8), suffix), "8 bits")
+    assert not lines
+    for read in (lambda: decode(data, path.name), lambda: image_io.open_upright(str(path))):
+        lines.clear()
+        monkeypatch.setattr(image_io, "_dark", [])
+        read()
+        read()
+        assert len(lines) == 1 and path.name in lines[0] and re.search("is 1[56] of 255", lines[0])
+
+
+def test_opencv_writes_no_lines_of_its_own(capfd):
+    for data in (packed_tiff(np.zeros((40, 56), np.uint16)), encoded(PIL_RGB, "TIFF")[:3000]):
+        with contextlib.suppress(CorruptImage):
+            decode(data, "x")
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_exif_orientation_is_applied(orientation: int, form: str):
@@ -84,14 +150,18 @@ def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
 
 
-@pytest.mark.parametrize("limit", [1000, 2000])  # above it Pillow warns, above twice as many it refuses
-def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch, limit: int):
+def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, monkeypatch):
+    """Above Pillow's limit it warns and torchvision reads; above twice as many, both refuse."""
+    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 3 - 1)
+    np.testing.assert_array_equal(Files(tmp_path, ["a.png"]).read(0), RGB)
     monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(image_io, "upright", lambda *_: pytest.fail("decoded"))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
     for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
-        with pytest.raises(CorruptImage, match=r"a\.png: .* exceeds limit of"):
+        with pytest.raises(
+            CorruptImage, match=r"a\.png: .* exceeds limit of 2238 pixels; cut it into tiles, or shrink it$"
+        ):
             read()
 
 

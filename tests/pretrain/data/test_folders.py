@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pretrain.data import folders
-from pretrain.data.datasets import ImageData, load
+from pretrain.data.datasets import ImageData, MissingSplit, load, refuse_missing
 from tests.errors import refused
 from tests.pretrain.images import picture, write_folder
 
@@ -26,6 +29,68 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path):
     assert names(data, tmp_path) == ["a.JPG", "b.png"]
     assert data.labels is None and data.classes == []
     np.testing.assert_array_equal(data.read(1), picture(0))
+
+
+def test_what_pillow_reads_is_an_image(tmp_path: Path):
+    formats = {"a.avif": "AVIF", "b.JFIF": "JPEG", "c.jp2": "JPEG2000", "d.mpo": "MPO", "e.pbm": "PPM"}
+    for name, form in formats.items():
+        Image.fromarray(picture(0)).convert("1" if form == "PPM" else "RGB").save(tmp_path / name, form)
+    data = load(f"folder:{tmp_path}", "train")
+    assert names(data, tmp_path) == list(formats)
+    assert [data.read(i).shape for i in range(len(data))] == [(40, 56, 3)] * 5
+
+
+def test_heic_is_read_where_pillow_heif_is_installed(tmp_path: Path):
+    """In another process, and by a stand-in that reads PNG under that suffix."""
+    write_folder(tmp_path / "photos", ["IMG_1.HEIC"])
+    (tmp_path / "pillow_heif.py").write_text("def register_heif_opener(): print('registered')\n")
+    words = (
+        "from pathlib import Path; from pretrain.data.folders import images_below; print(images_below(Path('photos')))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(folders.__file__).parents[2])])}
+    done = subprocess.run([sys.executable, "-c", words], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout == "registered\n['IMG_1.HEIC']\n", done.stderr
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("pretrain.data.folders"), "warning", lines.append)
+    return lines
+
+
+def test_files_that_are_not_read_are_counted(tmp_path: Path, warnings: list[str]):
+    write_folder(tmp_path, ["cat/1.png", "dog/deep/2.png"])
+    for name in (
+        "cat/3.HEIC",
+        "dog/deep/4.heic",
+        "5.Mov",
+        "cat/notes.txt",
+        "labels.json",
+        "dog/Thumbs.db",
+        "cat/.x.psd",
+    ):
+        (tmp_path / name).touch()
+    for read in (lambda: load(f"folder:{tmp_path}", "train"), lambda: folders.images_below(tmp_path)):
+        warnings.clear()
+        read()
+        assert len(warnings) == 1 and f"3 files are not read: .heic 2, .mov (in {tmp_path}); " in warnings[0]
+    warnings.clear()
+    write_folder(tmp_path / "cat", ["6.png"])
+    (tmp_path / "cat" / "3.HEIC").unlink()
+    load(f"folder:{tmp_path / 'cat'}", "train")
+    assert not warnings
+
+
+def test_folders_of_a_nas_and_links_to_nothing(tmp_path: Path, warnings: list[str]):
+    """Neither images nor classes; what may have been a class is named."""
+    write_folder(tmp_path, ["cat/1.png", "@eaDir/1.png/THUMB.jpg", "__MACOSX/cat/2.png", "cat/@eaDir/3.png/THUMB.jpg"])
+    write_folder(tmp_path, ["cat/4.png/5.png"])
+    (tmp_path / "dog").symlink_to(tmp_path / "not mounted")
+    data = load(f"folder:{tmp_path}", "train")
+    assert data.classes == ["cat"] and names(data, tmp_path) == ["cat/1.png"]
+    assert len(warnings) == 1
+    assert f"2 files are not read: broken link {tmp_path}/dog, folders called *.png" in warnings[0]
 
 
 def test_one_folder_per_class(tmp_path: Path):
@@ -54,6 +119,17 @@ def test_imagenet(tmp_path: Path):
     assert val.labels is not None and val.labels.tolist() == [0, 1]
     write_folder(root, ["val/loose.JPEG"])
     refused(lambda: load("imagenet", "val", tmp_path), root / "val", "one folder per class")
+    with pytest.raises(MissingSplit):  # pretraining goes on without kNN
+        load("imagenet", "val", tmp_path)
+
+
+@pytest.mark.parametrize("place", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
+def test_other_names_of_imagenets_folder(tmp_path: Path, place: str):
+    write_folder(tmp_path / place, ["train/n02/b.JPEG", "train/n01/a.JPEG"])
+    refuse_missing("imagenet", tmp_path)
+    assert names(load("imagenet", "train", tmp_path), tmp_path / place / "train") == ["n01/a.JPEG", "n02/b.JPEG"]
+    with pytest.raises(MissingSplit):
+        load("imagenet", "val", tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["imagenet", "imagenet100"])
@@ -77,10 +153,41 @@ def test_links_are_followed(tmp_path: Path):
     assert Image.fromarray(data.read(0)).size == (56, 40)
 
 
+@pytest.mark.parametrize(
+    ("paths", "holder", "to_name"),
+    [
+        (["Data/CLS/train/n01/1.png", "Data/CLS/val/2.png", "Data/CLS/test/3.png"], "Data/CLS", "train"),
+        (["images/train/1.png", "images/val/2.png", "labels/x.png"], "images", "train"),
+        (["images/val2017/1.png", "images/test2017/2.png"], "images", "test2017"),
+        (["bottle/train/good/1.png", "bottle/test/broken/2.png", "cable/train/good/3.png"], "bottle", "train"),
+        (["train_images/1.png", "test_images/2.png"], "", "train_images"),
+        (["seg_Train/a/1.png", "seg_Test/a/2.png"], "", "seg_Train"), (["trainA/1.png", "testA/2.png"], "", "trainA"),
+        (["flat.png", "Training_set/1.png", "VALIDATION_set/2.png"], "", "Training_set"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_splits_below_the_folder_are_not_read_as_one(
+    tmp_path: Path, paths: list[str], holder: str, to_name: str, split: str
+):
+    write_folder(tmp_path, paths, 4, 4)
+    place = tmp_path / holder
+    refused(lambda: load(f"folder:{tmp_path}", split), f"{place} holds ", f"folder:{place / to_name}")
+    assert len(load(f"folder:{place / to_name}", "train")) == 1
+
+
+@pytest.mark.parametrize("classes", ["train_station valley", "trainer tests", "train_a train_b", "a/train b/test"])
+def test_classes_whose_names_resemble_splits(tmp_path: Path, classes: str):
+    write_folder(tmp_path, [f"{name}/1.png" for name in classes.split()], 4, 4)
+    assert len(load(f"folder:{tmp_path}", "train")) == 2
+
+
 LAYOUTS = {  # folders of the root -> the folder of each split, or what the error names
     "train val": ("train", "val"), "train test": ("train", "test"), "train val test": ("train", "val"),
     "train test valid": ("train", "valid"), "Training validation extra": ("Training", "validation"),
     "train": ("train", ["val"]), "val test": (["train"], "val"), "test": (["train"], "test"),
+    "train2017 val2017 test2017 annotations": ("train2017", "val2017"),
+    "Train_1 Val": (["Train_1/", "Val/"],) * 2,
+    "train2014 train2017 val2017": (["train2014/", "train2017/"], "val2017"),
     "train training val": (["train/", "training/"], "val"), "train val valid": ("train", ["val/", "valid/"]),
     "extra train": (["train/", "extra/"],) * 2, "cat dog test": (["test/", "cat/"],) * 2,
     "cat dog": ("", ""), "trainer tests": ("", ""),
@@ -126,8 +233,11 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         ("cifar10", "train", "/cifar-10-batches-py"), ("cifar100", "val", "/cifar-100-python"),
         ("fashion_mnist", "val", "/FashionMNIST/raw"), ("stl10", "train", "/stl10_binary"),
         ("tiny_imagenet", "val", "/tiny-imagenet-200"), (".", "train", "folder:."), ("cifra10", "train", "'cifar10'"),
-        ("cifar10", "test", "'test'"),
+        ("cifar10", "test", "'test'"), ("folder:", "train", "'folder:'"), ("folder: ", "val", "'folder: '"),
+        ("imagenet", "train", "DATA.ROOT {}"), ("imagenet", "train", "folder:/path"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
-    refused(lambda: load(name.format(tmp_path), split, tmp_path), named)
+    refused(lambda: load(name.format(tmp_path), split, tmp_path), named.format(tmp_path))
+    if split == "train":
+        refused(lambda: refuse_missing(name.format(tmp_path / "none"), tmp_path / "none"))

@@ -111,6 +111,17 @@ def test_a_mistake_in_named_probe_data_ends_pretraining_before_its_first_step(im
     assert not lines(tmp_path / "run", "loss")
 
 
+def test_one_class_alone_is_not_scored_and_not_supervised(images, tmp_path):
+    for split in ("train", "val"):
+        shutil.copytree(images / split / "class0", tmp_path / "photos" / split / "only")
+    (tmp_path / "photos" / "train" / "empty").mkdir()
+    cfg = _config(images, tmp_path / "run", "DATA.TRAIN", f"folder:{tmp_path}/photos")
+    with pytest.raises(knn.NotProbeable, match="photos has one class"):
+        knn.probe_data(cfg)
+    words = ("DATA.TRAIN", f"folder:{tmp_path}/photos", "METHOD.NAME", "supcon", "METHOD.LABELS", "class")
+    refused(lambda: train.main(_config(images, tmp_path / "run", *words)), "METHOD.LABELS", "photos", "1 class")
+
+
 def test_data_that_cannot_be_probed_can_be_pretrained_on(images, tmp_path):
     """Unlabeled photos in train/ alone: labels are what is missing, not a val split."""
     shutil.copytree(images / "train/class0", tmp_path / "photos/train")

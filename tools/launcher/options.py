@@ -234,9 +234,6 @@ def _check(options: Options) -> None:
             if asks_for_gpus(key, value):
                 hint = "write --gpus TYPE:NUMBER, as a100:8 (or --gpus 0 --tasks NUMBER, if the site wants gres)"
             raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
-    clusters = options.sbatch.get("clusters", "")
-    if "," in clusters or clusters == "all":
-        raise UserError(f"clusters {clusters!r} are several; name one (--sbatch clusters=NAME) for all jobs")
     if options.cluster != "slurm" and options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if options.signal_delay >= options.minutes * 60:

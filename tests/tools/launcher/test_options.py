@@ -85,7 +85,6 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
         ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
         ({"sbatch": [("gres", "gpu:a100:8")]}, "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0"),
-        ({"sbatch": [("clusters", "a,b")]}, "clusters 'a,b' are several; name one"),
         *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
         ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
         *(

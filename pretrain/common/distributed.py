@@ -151,22 +151,21 @@ def join(cuda: bool) -> torch.device:
         device = torch.device("cuda", 0 if is_only_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        timeout, (store, rank, size) = datetime.timedelta(seconds=TIMEOUT_S), _meet()
-        store.set_timeout(timeout)
-        dist.init_process_group(
-            "nccl" if cuda else "gloo", store=store, rank=rank, world_size=size, timeout=timeout,
-            device_id=device if cuda else None,
-        )  # fmt: skip
+        timeout, place = datetime.timedelta(seconds=TIMEOUT_S), _meet()
+        place["store"].set_timeout(timeout)
+        device_id = device if cuda else None
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device_id, **place)
         check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
 
 
-def _meet() -> tuple[dist.Store, int, int]:
+def _meet() -> dict[str, Any]:
     """The store that all ranks share, this rank and their number; waits minutes for the others, not `TIMEOUT_S`."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         socket.getaddrinfo(os.environ.get("MASTER_ADDR"), None)  # the store would try for as long as it may
-        return next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
+        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
+        return {"store": store, "rank": rank, "world_size": size}
     except (OSError, dist.DistError) as error:
         raise UserError(
             f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "

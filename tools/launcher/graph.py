@@ -177,7 +177,7 @@ def _submit_all(graph: Graph, options: Options) -> int:
             if len(batch) == 1:
                 print(f"{batch[0].key}: job {new[0].job_id} {dependency}".rstrip())
             else:
-                array, most = new[0].job_id.split("_")[0], options.array_parallelism
+                array, most = new[0].job_id.split("_")[0], options.sbatch_parameters["array_parallelism"]
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
         if graph.report:
             dependency = _dependency("afterany", [*jobs.values(), *earlier_report])

@@ -111,18 +111,13 @@ class Options:
         return parse_minutes(self.time) if self.time else 240
 
     @property
-    def array_parallelism(self) -> int:
-        return self.parallel or 8
-
-    @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
         given = {name: getattr(self, name) for name in ("nodes", "cpus_per_task", "partition", "account")}
-        given["gpus_per_node"] = self._typed(self.gpus_per_node)
         return {
-            **{name: value for name, value in given.items() if value},
+            **{name: value for name, value in {**given, "gpus_per_node": self.typed_gpus()}.items() if value},
             "time": self.minutes, "ntasks_per_node": self.tasks_per_node, "signal_delay_s": self.signal_delay,
-            "array_parallelism": self.array_parallelism,
+            "array_parallelism": self.parallel or 8,
         }  # fmt: skip
 
     def fitting(self, spec: StageSpec) -> Options:
@@ -134,7 +129,7 @@ class Options:
             options = options._without_gpus() if options.cluster == "slurm" else replace(options, gpus=0)
         if not spec.one_process:
             return options
-        return replace(options, nodes=1, gpus=options._typed(min(1, options.gpus_per_node)), tasks=1)
+        return replace(options, nodes=1, gpus=options.typed_gpus(most=1), tasks=1)
 
     def _without_gpus(self) -> Options:
         """For stages that take minutes on a CPU: what fits GPU nodes alone is left out on other nodes."""
@@ -150,10 +145,10 @@ class Options:
             sbatch={**sbatch, **{key: value for key, value in cpu.items() if key not in _OF_CPU_BLOCK}},
         )  # fmt: skip
 
-    def _typed(self, gpus: int) -> int | str:
-        """``a100:2``, if the type was given."""
-        kind = str(self.gpus).rpartition(":")[0]
-        return f"{kind}:{gpus}" if kind and gpus else gpus
+    def typed_gpus(self, most: int = 99) -> int | str:
+        """GPUs per node, with their type if one was given: ``a100:2``."""
+        kind, count = str(self.gpus).rpartition(":")[0], min(most, self.gpus_per_node)
+        return f"{kind}:{count}" if kind and count else count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +179,7 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     given = {name: value for name, value in given.items() if value is not None}
     cluster = given.get("cluster") or site.get("cluster", "auto")
     if cluster == "auto":
-        cluster = _choose_cluster()
+        cluster = slurm.cluster_here()
     if cluster == "local":
         for name in (*given, *(["cluster_file"] if cluster_file and "cluster" not in site else [])):
             if name in (*_SLURM_ONLY, "cluster_file"):
@@ -207,15 +202,6 @@ def from_record(values: dict[str, Any]) -> Options:
     """The options of a record, which has a value for each; a local job's for SLURM mean nothing."""
     is_local = values.get("cluster") == "local"
     return resolve({name: value for name, value in values.items() if not (is_local and name in _SLURM_ONLY)})
-
-
-def _choose_cluster() -> str:
-    """SLURM where sbatch answers, but this machine inside an allocation, whose GPUs are at hand."""
-    job_id = os.environ.get("SLURM_JOB_ID")
-    if job_id is None:
-        return "slurm" if slurm.is_here() else "local"
-    print(f"inside allocation {job_id}: on this machine ({slurm.check_allocated(job_id)})", file=sys.stderr)
-    return "local"
 
 
 def _check(options: Options) -> None:

@@ -13,7 +13,10 @@ from pretrain.common.errors import UserError, nearest, one_line
 from pretrain.common.files import existing_file
 
 GPUS = r"([\w.-]+:)?\d+"  # a number, or with a type: a100:8
-_FORMS = {"setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines")}
+_FORMS = {
+    "setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines"),
+    "stages": (dict, "a block 'cpu:' of 'option: value' lines"),
+}  # fmt: skip
 
 
 def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -31,8 +34,7 @@ def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[s
         if name not in known:
             raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
         if name == "stages":
-            site[name] = _read_stages(value or {}, path)
-            continue
+            value = value.get("cpu") if isinstance(value, dict) and list(value) == ["cpu"] else [value]
         if "least" in known[name] and not re.fullmatch(GPUS if name == "gpus" else r"\d+", str(value)):
             form = ", or TYPE:NUMBER, such as a100:8" * (name == "gpus")
             raise UserError(f"{name} in {path} is {value!r}; it must be a whole number{form}")
@@ -44,15 +46,6 @@ def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[s
         if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
             raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
         site[name] = int(str(value)) if "least" in known[name] and str(value).isdecimal() else value
+    if "stages" in site:
+        site["stages"] = {"cpu": {key.replace("_", "-"): text for key, text in site["stages"].items()}}
     return site
-
-
-def _read_stages(value: Any, path: Path) -> dict[str, dict[str, str]]:
-    """The options of stages that use no GPU."""
-    cpu = value.get("cpu") if isinstance(value, dict) and value.keys() <= {"cpu"} else None
-    if not isinstance(cpu, dict) or not all(isinstance(part, str) for part in cpu.values()):
-        raise UserError(
-            f"stages in {path} is {value!r}; it must be 'cpu:' with 'option: value' lines (partition, account, time, "
-            "or an option of sbatch) for stages that use no GPU"
-        )
-    return {"cpu": {str(key).replace("_", "-"): text for key, text in cpu.items()}}

@@ -15,48 +15,46 @@ from submitit.slurm.slurm import SlurmParseException, _parse_node_list
 
 from pretrain.common.errors import UserError
 
+_CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this machine"
 _TIMEOUT_S = 60.0  # for a scheduler under load
 # Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
 _HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
 _MEANING = {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PENDING", "SUSPENDED": "RUNNING"}
 
 
-def is_here() -> bool:
-    """Whether sbatch is installed and a cluster configured.
+def cluster_here() -> str:
+    """What ``--cluster auto`` means: slurm where it answers; local without it, and on a node of this allocation.
 
     Raises:
-        UserError: the cluster does not answer.
+        UserError: SLURM does not answer, or the allocation in the environment is elsewhere.
     """
+    if "SLURM_JOB_ID" in os.environ:
+        _check_allocated(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NODELIST", ""))
+        return "local"
     if shutil.which("sbatch") is None:
-        return False
+        return "local"
     try:
         _ask(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), 20).check_returncode()
+        return "slurm"
     except (OSError, subprocess.SubprocessError) as error:
         reason = " ".join(str(getattr(error, "stderr", "") or error).split())
-        if "Could not establish a configuration source" not in reason:
-            raise UserError(
-                f"sbatch is installed, but SLURM does not answer ({reason}); try again, or add --cluster slurm to "
-                "submit, or --cluster local to run on this machine"
-            ) from error
-        print("sbatch is installed, but no cluster is configured here: on this machine", file=sys.stderr)
-        return False
-    return True
+    if "Could not establish a configuration source" not in reason:
+        raise UserError(f"sbatch is installed, but SLURM does not answer ({reason}); try again, or {_CHOOSE}")
+    print("sbatch is installed, but no cluster is configured here: on this machine", file=sys.stderr)
+    return "local"
 
 
-def check_allocated(job_id: str) -> str:
-    """Returns this machine's name; UserError unless it is one of the nodes of the allocation in the environment."""
-    nodes, host = os.environ.get("SLURM_JOB_NODELIST", ""), socket.gethostname()
+def _check_allocated(job_id: str, nodes: str) -> None:
+    host = socket.gethostname()
     names = {os.environ.get("SLURMD_NODENAME"), host, host.partition(".")[0]}  # a node may not be named after its host
     try:
         allocated = _parse_node_list(nodes)
     except SlurmParseException:
         allocated = [nodes]
     if names.isdisjoint({*allocated, *(node.partition(".")[0] for node in allocated)}):
-        raise UserError(
-            f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'}); start "
-            "this by srun, or add --cluster slurm to submit, or --cluster local to run on this machine"
-        )
-    return host
+        what = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
+        raise UserError(f"{what}; start this by srun, or {_CHOOSE}")
+    print(f"inside allocation {job_id}: on this machine ({host})", file=sys.stderr)
 
 
 def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:

@@ -53,7 +53,7 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
                     check_not_running(folder, job, states[key])
             if key in missing:
                 check_stage(missing[key], options)
-                if graph.report is None:  # nothing before it is run first
+                if graph.kind == "stage":  # nothing before it is run first
                     missing[key].spec.check_parents()
         except UserError as error:
             refused[key] = str(error)

@@ -76,7 +76,7 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str = "", 
         count: dict[str, Any] = {"map_count": len(specs)} if len(specs) > 1 else {}
         script = _make_sbatch_string(command=command, folder=log_folder, **parameters, **count)
         variables = [f"{name}={value}" for name, value in _variables_that_count(options).items()]
-        return script + f"# of this shell, and before the options above: {', '.join(variables)}\n" * bool(variables)
+        return script + f"# variables of this shell that sbatch also reads: {', '.join(variables)}\n" * bool(variables)
     devices = ",".join(visible_gpus()[: options.gpus_per_node]) or "none"
     return f"{options.tasks_per_node} process(es) on this machine, GPUs: {devices}, logs: {log_folder.parent}"
 

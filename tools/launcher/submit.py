@@ -147,12 +147,13 @@ def _variables_that_count(options: Options) -> dict[str, str]:
     """The SBATCH_ variables of this shell, without those of options that are in the script."""
     hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, "wait", *options.sbatch)}
     hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
-    groups = ("gpus", "cpus-per", *["mem-per"] * any(key.startswith("mem") for key in options.sbatch))
-    of_gpus = ("gpu-bind", "gpu-freq", "mem-per-gpu") if options.gpus_per_node else ()
+    if any(key.startswith("mem") for key in options.sbatch):  # sbatch accepts only one of them
+        hidden |= {"mem-per-node", "mem-per-cpu", "mem-per-gpu"}
+    fitting = ("gpu-bind", "gpu-freq", "mem-per-gpu") if options.gpus_per_node else ()
     kept: dict[str, str] = {}
     for name in (name for name in os.environ if name.startswith("SBATCH_")):
         key, value = name.removeprefix("SBATCH_").lower().replace("_", "-"), os.environ[name]
-        if key not in hidden and not key.startswith(groups) and (key in of_gpus or not asks_for_gpus(key, value)):
+        if key not in hidden and (key in fitting or not asks_for_gpus(key, value)):
             kept[name] = value
     return kept
 

@@ -60,14 +60,15 @@ def test_each_cluster_is_asked_for_its_own_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """Job 77 runs on alex, and one of the same id and name has ended on the default cluster."""
-    on_alex = f"case \"$*\" in *'-M alex'*) echo 'CLUSTER: alex'; echo '77|RUNNING|None|n';; *) {GONE};; esac"
+    on_alex = f"case \"$*\" in *'-M alex'*) echo '77|RUNNING|None|n';; *-M*) echo 'CLUSTER: fritz';; *) {GONE};; esac"
     scancel = f'echo "$*" >> {tmp_path}/cancelled'
     programs(
         monkeypatch, tmp_path, squeue=f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}', scancel=scancel
     )
     for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # of the shell: not where these jobs are
         monkeypatch.setenv(name, "other")
-    assert jobs.job_states([{**SLURM, "slurm_cluster": "alex"}, SLURM]) == ["RUNNING", "ENDED"]
+    elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
+    assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
     jobs.cancel(started(tmp_path / "run", {**SLURM, "slurm_cluster": "alex"}))
     assert (tmp_path / "cancelled").read_text() == "-M alex 77\n"
 

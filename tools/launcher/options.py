@@ -200,8 +200,8 @@ def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
 
 def from_record(values: dict[str, Any]) -> Options:
     """The options of a record, which has a value for each; a local job's for SLURM mean nothing."""
-    is_local = values.get("cluster") == "local"
-    return resolve({name: value for name, value in values.items() if not (is_local and name in _SLURM_ONLY)})
+    is_slurm = values.get("cluster") == "slurm"
+    return resolve({name: value for name, value in values.items() if is_slurm or name not in _SLURM_ONLY})
 
 
 def _check(options: Options) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import hashlib
 import os
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from . import extensions, interrupt
 from .copies import AsyncHostCopy
 from .device import can_use_gpus
-from .errors import UserError
+from .errors import UserError, first_line
 
+RENDEZVOUS_S = 300.0  # for the processes of a run to find each other
 TIMEOUT_S = 1800.0  # of one collective: rank 0 may evaluate or write while the others wait
 STOP_ELSEWHERE = "a signal to another process of this run"  # the reason on ranks that were not asked themselves
 T = TypeVar("T")
@@ -151,10 +153,26 @@ def join(cuda: bool) -> torch.device:
         device = torch.device("cuda", 0 if is_only_gpu else local)
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        timeout = datetime.timedelta(seconds=TIMEOUT_S)
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device if cuda else None)
+        timeout, place = datetime.timedelta(seconds=TIMEOUT_S), _meet()
+        place["store"].set_timeout(timeout)
+        device_id = device if cuda else None
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timeout, device_id=device_id, **place)
         check_agreement((torch.__version__, code_digest()), "(torch's version, digest of the code)")
     return device
+
+
+def _meet() -> dict[str, Any]:
+    """The store that all ranks share, this rank and their number; waits minutes for the others, not `TIMEOUT_S`."""
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        socket.getaddrinfo(os.environ.get("MASTER_ADDR"), None)  # the store would try for as long as it may
+        store, rank, size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=RENDEZVOUS_S)))
+        return {"store": store, "rank": rank, "world_size": size}
+    except (OSError, dist.DistError) as error:
+        raise UserError(
+            f"the processes of this run cannot meet at {address} ({first_line(error)}); export a MASTER_ADDR by which "
+            "all machines reach the first one, and a free MASTER_PORT there (on SLURM in --setup lines)"
+        ) from error
 
 
 def code_digest() -> str:

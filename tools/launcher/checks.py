@@ -53,6 +53,8 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
                     check_not_running(folder, job, states[key])
             if key in missing:
                 check_stage(missing[key], options)
+                if graph.kind == "stage":  # nothing before it is run first
+                    missing[key].spec.check_parents()
         except UserError as error:
             refused[key] = str(error)
     if refused and graph.report is None:

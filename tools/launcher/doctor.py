@@ -105,7 +105,7 @@ def _slurm() -> Finding:
     partitions = _output(["sinfo", "--noheader", "--format=%P"]).split()
     if partitions:
         return "SLURM", "ok", f"partitions {', '.join(dict.fromkeys(partitions))}"
-    return "SLURM", "note", "sbatch is installed, but sinfo finds no cluster: jobs run on this machine"
+    return "SLURM", "note", "sbatch is installed, but sinfo shows no cluster; add --cluster local or --cluster slurm"
 
 
 def _data(root: Path) -> Finding:

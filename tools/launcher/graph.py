@@ -18,8 +18,8 @@ from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import read_json, write_json
 
-from . import checks
-from .options import Options, resolve
+from . import checks, slurm
+from .options import Options, from_record
 from .records import new_log_folder
 from .run import Interrupted, LocalRun, short
 from .spec import StageSpec, content_of, read_record
@@ -62,7 +62,10 @@ class Graph:
             if owners.setdefault(spec.folder, node.key) != node.key or node.key in specs:
                 raise UserError(f"{node.key} and {owners[spec.folder]} would share {spec.folder}; rename one of them")
             if self.kind != "stage":  # which may be one of a pipeline, and then keeps what it builds on
-                spec = replace(spec, root=self.output, parents={key: specs[key].fingerprint() for key in node.parents})
+                folders = {key: folder for parent in parents for key, folder in parent.folders.items()}
+                folders |= {key: specs[key].folder for key in node.parents}
+                fingerprints = {key: specs[key].fingerprint() for key in node.parents}
+                spec = replace(spec, root=self.output, parents=fingerprints, folders=folders)
             products = {str(Path(parent.folder, name)) for parent in parents for name in ("", parent.produces)}
             earlier = read_record(Path(spec.folder) / "launch" / "launch.json") if spec.has_checkpoint() else {}
             recorded = earlier.get("spec", {}).get("inputs", {})  # it goes on without its weights, which may be gone
@@ -102,7 +105,7 @@ class Graph:
                 )
                 facts, report = {key: record[key] for key in record["facts"]}, StageSpec.from_json(record["report"])
                 graph = cls(path.stem, record["output"], nodes, report, facts)
-            options = resolve(record["options"])
+            options = from_record(record["options"])
         except (KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged, or of another version ({error}); run its own command again") from error
         for spec in (*(node.spec for node in graph.nodes), *filter(None, [graph.report])):
@@ -174,7 +177,7 @@ def _submit_all(graph: Graph, options: Options) -> int:
             if len(batch) == 1:
                 print(f"{batch[0].key}: job {new[0].job_id} {dependency}".rstrip())
             else:
-                array, most = new[0].job_id.split("_")[0], options.array_parallelism
+                array, most = new[0].job_id.split("_")[0], options.sbatch_parameters["array_parallelism"]
                 print(f"{batch[0].spec.stage}: array {array} of {len(batch)} jobs, at most {most} at once")
         if graph.report:
             dependency = _dependency("afterany", [*jobs.values(), *earlier_report])
@@ -182,7 +185,8 @@ def _submit_all(graph: Graph, options: Options) -> int:
             print(f"report: job {job.job_id} {dependency}")
     except BaseException:
         for job in submitted:
-            job.cancel(check=False)
+            with contextlib.suppress(UserError):
+                slurm.cancel({"id": job.job_id, "slurm_cluster": options.sbatch.get("clusters", "")})
         if submitted:
             print(f"cancelled the {len(submitted)} jobs that were submitted before the error", file=sys.stderr)
         raise

@@ -42,6 +42,7 @@ def run_stage(spec: StageSpec) -> None:
     """Runs a stage in this process; rank 0 marks it complete."""
     # Raised by libraries on import, in every job and many times; this project cannot avoid it.
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*deprecated", category=FutureWarning)
+    spec.check_parents()  # SLURM counts afterok as satisfied by a pending task that was cancelled
     spec.run()
     if os.environ.get("RANK", "0") == "0":
         spec.mark_complete()
@@ -107,7 +108,9 @@ class SlurmJob:
         address = "127.0.0.1" if env.num_nodes == 1 else env.hostnames[0]
         local_size = env.num_tasks // env.num_nodes
         sizes = (env.global_rank, env.num_tasks, env.local_rank, local_size)
-        os.environ.update(rank_environment(*sizes, address, f"{env.job_id}.{attempt}"))
+        for name, value in rank_environment(*sizes, address, f"{env.job_id}.{attempt}").items():
+            # The site's set-up lines may know better by which name and port its nodes reach each other.
+            os.environ[name] = (name.startswith("MASTER_") and os.environ.get(name)) or value
         if local_size > 1:
             os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK") or str(usable_cores()))
         record = RankRecord(self.spec.folder, Path(os.environ["SUBMITIT_FOLDER"]).name, attempt, env.global_rank)

@@ -26,12 +26,15 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of each job: PENDING (and in parentheses why), RUNNING, SLURM's name for how it ended, ENDED, or UNKNOWN.
 
     ENDED: only the run folder has details. UNKNOWN: a scheduler that does not answer, or another machine's process: it
-    may be running. SLURM is asked once for all jobs.
+    may be running. Each SLURM cluster is asked once for all its jobs.
     """
-    asked = [(job["id"], job["name"]) for job in jobs if job["cluster"] == "slurm"]
-    known = slurm.states(asked) if asked else {}
+    asked: dict[str, list[tuple[str, str]]] = {}
+    for job in jobs:
+        if job["cluster"] == "slurm":
+            asked.setdefault(job.get("slurm_cluster", ""), []).append((job["id"], job["name"]))
+    known = {cluster: slurm.states(listed, cluster) for cluster, listed in asked.items()}
     return [
-        known[job["id"], job["name"]] if job["cluster"] == "slurm"
+        known[job.get("slurm_cluster", "")][job["id"], job["name"]] if job["cluster"] == "slurm"
         else "UNKNOWN" if job["host"] != socket.gethostname()
         else "RUNNING" if local.is_running(job) else "ENDED"
         for job in jobs
@@ -90,7 +93,7 @@ def cancel(folder: Path, now: bool = False) -> None:
         if state.split()[0] not in ("PENDING", "RUNNING"):
             continue
         try:
-            slurm.cancel(job["id"], now) if job["cluster"] == "slurm" else local.stop(stage, job, now)
+            slurm.cancel(job, now) if job["cluster"] == "slurm" else local.stop(stage, job, now)
         except UserError as error:
             problems.append(str(error))
             continue

@@ -16,25 +16,24 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pretrain.common.errors import UserError, nearest, one_line
-from pretrain.common.files import existing_file
+from pretrain.common.errors import UserError
 
 from . import slurm
+from .site_file import GPUS, read_site_file
 from .spec import StageSpec
 
 CLUSTERS = ("auto", "local", "slurm")
-_SLURM_ONLY = (
-    *("nodes", "partition", "cpu_partition", "account", "time", "signal_delay", "max_timeouts", "setup", "sbatch"),
-)
+_SLURM_ONLY = ("partition", "cpu_partition", "account", "time", "signal_delay", "max_timeouts", "setup", "sbatch")
 # Options that the launcher itself gives to sbatch; for some of them it has its own options.
-_SET_BY_LAUNCHER = (
+SET_BY_LAUNCHER = (
     *("time", "nodes", "gpus-per-node", "ntasks-per-node", "ntasks", "cpus-per-task", "partition", "account", "signal"),
     *("array", "dependency", "kill-on-invalid-dep", "job-name", "output", "error", "open-mode", "requeue"),
     *("no-requeue", "parsable", "quiet", "wrap"),
 )
-_SITE_FORMS = {"setup": (list, "shell lines"), "sbatch": (dict, "'option: value' lines")}
+_CPU_MINUTES = 30  # of stages without a GPU, which take minutes
+_OF_CPU_BLOCK = ("partition", "account", "time")  # in the site file's `stages: cpu`; its other keys are sbatch's
+# Options of sbatch that fit one kind of node: stages with nodes of their own do not inherit them.
+_OF_NODES = ("qos", "constraint", "prefer", "gres", "mem", "mem-per-cpu", "exclusive", "reservation", "nodelist")
 
 
 def _option(default: Any, text: str, **argument: Any) -> Any:
@@ -42,8 +41,8 @@ def _option(default: Any, text: str, **argument: Any) -> Any:
     return field(default=default, metadata={"argument": {"help": text, **argument}})
 
 
-def _number(default: int | None, least: int, text: str) -> Any:
-    return field(default=default, metadata={"least": least, "argument": {"help": text, "type": int}})
+def _number(default: int | None, least: int, text: str, **argument: Any) -> Any:
+    return field(default=default, metadata={"least": least, "argument": {"help": text, "type": int, **argument}})
 
 
 @dataclass(frozen=True)
@@ -53,13 +52,18 @@ class Options:
     Attributes:
         setup: shell lines that run before the stage; a local job has the variables of the launcher's shell instead.
         sbatch: further options of sbatch without their dashes; an empty value is a flag.
+        stages: ``{"cpu": {...}}``, by the site file: partition, account, time and options of sbatch for stages that use
+            no GPU.
     """
 
     cluster: str = _option(
         "auto", "auto: SLURM where sbatch answers, but this machine inside an allocation", choices=CLUSTERS
     )
     nodes: int = _number(1, 1, "nodes per job (1)")
-    gpus: int | None = _number(None, 0, "GPUs per node; default: all that are visible, at most --tasks; on SLURM 1")
+    gpus: int | str | None = _number(
+        None, 0, "GPUs per node, on SLURM also with their type, as a100:8; default: all that are visible on this "
+        "machine, at most --tasks; on SLURM 1", type=lambda text: int(text) if text.isdecimal() else text, metavar="[TYPE:]NUMBER",
+    )  # fmt: skip
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(
         None, 1, "CPU cores, and threads, per process (SLURM: DATALOADER.NUM_WORKERS + 1)"
@@ -68,8 +72,9 @@ class Options:
     cpu_partition: str = _option("", "partition of stages that use no GPU: data, conversion, report (--partition)")
     account: str = _option("", "account that is charged")
     time: str = _option(
-        "", "limit per job, in minutes or as H:MM:SS or D-HH:MM:SS (240 minutes); a longer run is requeued"
-    )
+        "", "limit per job, in minutes or as H:MM:SS or D-HH:MM:SS (240 minutes; at most 30 for stages that use no "
+        "GPU); a longer run is requeued",
+    )  # fmt: skip
     signal_delay: int = _number(120, 1, "seconds before the time limit at which a checkpoint is requested (120)")
     max_timeouts: int = _number(100, 0, "how often a run may be requeued at its time limit (100)")
     setup: tuple[str, ...] = _option(
@@ -84,6 +89,7 @@ class Options:
             }
         },
     )  # fmt: skip
+    stages: dict[str, dict[str, str]] = field(default_factory=dict)
     parallel: int | None = _number(
         None, 1, "stages of a pipeline that run at the same time (1 on this machine; 8 of an array on SLURM)"
     )
@@ -91,7 +97,7 @@ class Options:
     @property
     def gpus_per_node(self) -> int:
         if self.gpus is not None or self.cluster == "slurm":
-            return 1 if self.gpus is None else self.gpus
+            return 1 if self.gpus is None else int(str(self.gpus).rpartition(":")[2])
         visible = len(visible_gpus())  # shared by stages that run at the same time; a process uses one
         return max(min(visible, 1), min(visible // (self.parallel or 1), self.tasks or visible))
 
@@ -105,17 +111,13 @@ class Options:
         return parse_minutes(self.time) if self.time else 240
 
     @property
-    def array_parallelism(self) -> int:
-        return self.parallel or 8
-
-    @property
     def sbatch_parameters(self) -> dict[str, Any]:
         """The parameters of sbatch, by submitit's names."""
         given = {name: getattr(self, name) for name in ("nodes", "cpus_per_task", "partition", "account")}
         return {
-            **{name: value for name, value in {**given, "gpus_per_node": self.gpus_per_node}.items() if value},
+            **{name: value for name, value in {**given, "gpus_per_node": self.typed_gpus()}.items() if value},
             "time": self.minutes, "ntasks_per_node": self.tasks_per_node, "signal_delay_s": self.signal_delay,
-            "array_parallelism": self.array_parallelism,
+            "array_parallelism": self.parallel or 8,
         }  # fmt: skip
 
     def fitting(self, spec: StageSpec) -> Options:
@@ -124,18 +126,38 @@ class Options:
         if options.cluster == "slurm" and options.cpus_per_task is None:
             options = replace(options, cpus_per_task=spec.workers + 1)
         if not spec.gpu:
-            options = replace(options, gpus=0, partition=options.cpu_partition or options.partition)
+            options = options._without_gpus() if options.cluster == "slurm" else replace(options, gpus=0)
         if not spec.one_process:
             return options
-        return replace(options, nodes=1, gpus=min(1, options.gpus_per_node), tasks=1)
+        return replace(options, nodes=1, gpus=options.typed_gpus(most=1), tasks=1)
+
+    def _without_gpus(self) -> Options:
+        """For stages that take minutes on a CPU: what fits GPU nodes alone is left out on other nodes."""
+        cpu = self.stages.get("cpu", {})
+        minutes = parse_minutes(cpu["time"]) if "time" in cpu else min(_CPU_MINUTES, self.minutes)
+        unfit = _OF_NODES if cpu or self.cpu_partition else ()
+        sbatch = {
+            key: value for key, value in self.sbatch.items() if key not in unfit and not asks_for_gpus(key, value)
+        }
+        return replace(
+            self, gpus=0, partition=self.cpu_partition or cpu.get("partition", self.partition), time=str(minutes),
+            account=cpu.get("account", self.account), signal_delay=min(self.signal_delay, minutes * 30),
+            sbatch={**sbatch, **{key: value for key, value in cpu.items() if key not in _OF_CPU_BLOCK}},
+        )  # fmt: skip
+
+    def typed_gpus(self, most: int = 99) -> int | str:
+        """GPUs per node, with their type if one was given: ``a100:2``."""
+        kind, count = str(self.gpus).rpartition(":")[0], min(most, self.gpus_per_node)
+        return f"{kind}:{count}" if kind and count else count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each field of `Options`, and --cluster-file."""
     everywhere, of_slurm = parser.add_argument_group("resources"), parser.add_argument_group("SLURM")
     for option in fields(Options):
-        group = of_slurm if option.name in _SLURM_ONLY else everywhere
-        group.add_argument(flag(option.name), **option.metadata["argument"])
+        group = of_slurm if option.name in ("nodes", *_SLURM_ONLY) else everywhere
+        if option.metadata:
+            group.add_argument(flag(option.name), **option.metadata["argument"])
     of_slurm.add_argument(
         "--cluster-file", default="", metavar="FILE",
         help="the site's defaults for SLURM jobs (~/.config/pretrain-to-transfer/cluster.yaml)",
@@ -149,51 +171,37 @@ def from_arguments(args: argparse.Namespace) -> Options:
 
 def resolve(given: dict[str, Any], cluster_file: str = "") -> Options:
     """Options from ``given`` values (None: not given) over a site file, which describes SLURM jobs only."""
-    default = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pretrain-to-transfer/cluster.yaml"
-    path = Path(cluster_file) if cluster_file else default
-    site = _read_site(path) if cluster_file or path.is_file() else {}
+    # Without a home, expanduser keeps the "~": there is no such file.
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
+    path = Path(cluster_file) if cluster_file else folder / "pretrain-to-transfer/cluster.yaml"
+    known = {option.name: option.metadata for option in fields(Options)}
+    site = read_site_file(path, known) if cluster_file or path.is_file() else {}
+    given = {name: value for name, value in given.items() if value is not None}
     cluster = given.get("cluster") or site.get("cluster", "auto")
-    if cluster == "auto":  # inside an allocation, its GPUs are at hand
-        cluster = "slurm" if "SLURM_JOB_ID" not in os.environ and slurm.is_here() else "local"
-    if cluster != "slurm":
+    if cluster == "auto":
+        cluster = slurm.cluster_here()
+    if cluster == "local":
+        for name in (*given, *(["cluster_file"] if cluster_file and "cluster" not in site else [])):
+            if name in (*_SLURM_ONLY, "cluster_file"):
+                remedy = "limit the time by timeout(1), whose SIGTERM stops the stage after a checkpoint"
+                remedy = remedy if name == "time" else "leave it out, or add --cluster slurm"
+                raise UserError(f"{flag(name)} is for SLURM jobs, but this one runs on this machine; {remedy}")
         site = {}
-        if name := next((name for name in ("setup", "sbatch", "time") if given.get(name)), ""):
-            raise UserError(
-                f"--{name} is for SLURM jobs; on this machine set the shell up first, and limit the time by "
-                "timeout(1), whose SIGTERM stops the stage after a checkpoint"
-            )
-    values = {**site, **{key: value for key, value in given.items() if value is not None}, "cluster": cluster}
-    values["sbatch"] = {**site.get("sbatch", {}), **dict(given.get("sbatch") or {})}
+    sbatch = {**site.get("sbatch", {}), **dict(given.get("sbatch", {}))}
+    sbatch = {key.replace("_", "-"): value for key, value in sbatch.items()}  # as sbatch names them
+    clusters = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
+    if cluster == "slurm" and clusters:  # on record, so that status and cancel ask the same cluster
+        sbatch.setdefault("clusters", clusters)
+    values = {**site, **given, "cluster": cluster, "sbatch": sbatch}
     options = Options(**{**values, "setup": tuple(values.get("setup", ()))})
     _check(options)
     return options
 
 
-def _read_site(path: Path) -> dict[str, Any]:
-    existing_file(path, "site file", "*.y*ml")
-    try:
-        # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
-    if not isinstance(loaded, dict):
-        raise UserError(f"{path} must hold 'option: value' lines, not a {type(loaded).__name__}")
-    site = {str(key).replace("-", "_"): value for key, value in loaded.items()}
-    known = {option.name: option.metadata for option in fields(Options)}
-    for name, value in site.items():
-        if name not in known:
-            raise UserError(f"unknown option {name} in {path}{nearest(name, known)}")
-        if "least" in known[name] and not str(value).isdecimal():
-            raise UserError(f"{name} in {path} is {value!r}; it must be a whole number")
-        kind, form = _SITE_FORMS.get(name, (str, "text"))
-        if kind is list and isinstance(value, str):
-            value = value.splitlines()
-        value = value or kind()  # a key with nothing below it
-        parts = value.values() if isinstance(value, dict) else value
-        if not isinstance(value, kind) or not all(isinstance(part, str) for part in parts):
-            raise UserError(f"{name} in {path} is {value!r}; it must be {form}")
-        site[name] = int(str(value)) if "least" in known[name] else value
-    return site
+def from_record(values: dict[str, Any]) -> Options:
+    """The options of a record, which has a value for each; a local job's for SLURM mean nothing."""
+    is_slurm = values.get("cluster") == "slurm"
+    return resolve({name: value for name, value in values.items() if is_slurm or name not in _SLURM_ONLY})
 
 
 def _check(options: Options) -> None:
@@ -201,10 +209,17 @@ def _check(options: Options) -> None:
         raise UserError(f"--cluster {options.cluster!r} is not one of {', '.join(CLUSTERS)}")
     for option in fields(options):
         value, least = getattr(options, option.name), option.metadata.get("least")
-        if least is not None and value is not None and value < least:
+        if least is not None and isinstance(value, int) and value < least:
             raise UserError(f"{flag(option.name)} is {value!r}; it must be at least {least}")
-    if key := next((key for key in options.sbatch if key in _SET_BY_LAUNCHER), ""):
-        raise UserError(f"--sbatch {key} is set by the launcher; see launch.py pretrain --help for its own options")
+    if not re.fullmatch(GPUS, str(options.gpus or 0)):
+        raise UserError(f"--gpus {options.gpus!r} is neither a number nor TYPE:NUMBER, such as a100:8")
+    cpu = options.stages.get("cpu", {})
+    for key, value in (*options.sbatch.items(), *(item for item in cpu.items() if item[0] not in _OF_CPU_BLOCK)):
+        if key in SET_BY_LAUNCHER or (key == "gres" and asks_for_gpus(key, value) and options.gpus_per_node):
+            hint = "see launch.py pretrain --help for its own options"
+            if asks_for_gpus(key, value):
+                hint = "write --gpus TYPE:NUMBER, as a100:8 (or --gpus 0 --tasks NUMBER, if the site wants gres)"
+            raise UserError(f"--sbatch {key} is set by the launcher; {hint}")
     if options.cluster != "slurm" and options.nodes > 1:
         raise UserError(f"--nodes {options.nodes} needs --cluster slurm; this machine is one node")
     if options.signal_delay >= options.minutes * 60:
@@ -212,7 +227,10 @@ def _check(options: Options) -> None:
             f"--signal-delay {options.signal_delay} s is not shorter than --time ({options.minutes} minutes); "
             "the job would be asked to stop as soon as it starts"
         )
-    if options.cluster == "local" and options.gpus and options.gpus > len(visible_gpus()):
+    parse_minutes(cpu.get("time", "0"))
+    if options.cluster == "local" and isinstance(options.gpus, str):
+        raise UserError(f"--gpus {options.gpus}: types are for SLURM; on this machine write the number alone")
+    if options.cluster == "local" and options.gpus and options.gpus_per_node > len(visible_gpus()):
         raise UserError(f"--gpus {options.gpus}, but {len(visible_gpus())} are visible; ask for at most as many")
 
 
@@ -242,6 +260,11 @@ def parse_minutes(text: str) -> int:
         raise UserError(f"--time {text!r} is not a time; write minutes, H:MM:SS or D-HH:MM:SS")
     minutes, days, hours, rest, seconds = (int(part or 0) for part in match.groups())
     return minutes + days * 1440 + hours * 60 + rest + (seconds > 0)
+
+
+def asks_for_gpus(key: str, value: str) -> bool:
+    """Whether an option of sbatch is for GPUs."""
+    return "gpu" in (f"{key}={value}" if key.startswith(("gres", "tres")) else key)
 
 
 def flag(name: str) -> str:

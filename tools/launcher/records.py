@@ -58,8 +58,9 @@ def record_job(spec: StageSpec, options: Options, job_id: str, logs: Path, *, na
     """Adds a job to launch.json; ``name`` is that of `submit.job_name`, which the jobs of an array share."""
     path = Path(spec.folder) / "launch" / "launch.json"
     job = {
-        "id": job_id, "cluster": options.cluster, "name": name, "logs": str(logs), "host": socket.gethostname(),
-        "submitted": time.time(), "tasks": options.nodes * options.tasks_per_node, "code": git_state(), **more,
+        "id": job_id, "cluster": options.cluster, "slurm_cluster": options.sbatch.get("clusters", ""), "name": name,
+        "logs": str(logs), "host": socket.gethostname(), "submitted": time.time(),
+        "tasks": options.nodes * options.tasks_per_node, "code": git_state(), **more,
     }  # fmt: skip
     jobs = [*read_record(path).get("jobs", []), job]
     record = {"spec": spec.to_json(), "options": asdict(options), "command": shlex.join(sys.argv), "jobs": jobs}

@@ -2,73 +2,122 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from submitit.slurm.slurm import SlurmParseException, _parse_node_list
 
 from pretrain.common.errors import UserError
 
+_CHOOSE = "add --cluster slurm to submit, or --cluster local to run on this machine"
 _TIMEOUT_S = 60.0  # for a scheduler under load
+# Variables of the shell that would have SLURM's programs ask another cluster, or show some of the jobs only.
+_HIDDEN = ("SLURM_CLUSTERS", "SQUEUE_")
 _MEANING = {"COMPLETING": "RUNNING", "CONFIGURING": "RUNNING", "REQUEUED": "PENDING", "SUSPENDED": "RUNNING"}
 
 
-def is_here() -> bool:
-    """True if sbatch is installed and the scheduler answers."""
-    return shutil.which("sbatch") is not None and _run(["sinfo", "-h"], 20) is not None
+def cluster_here() -> str:
+    """What ``--cluster auto`` means: slurm where it answers; local without it, and on a node of this allocation.
+
+    Raises:
+        UserError: SLURM does not answer, or the allocation in the environment is elsewhere.
+    """
+    if "SLURM_JOB_ID" in os.environ:
+        _check_allocated(os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NODELIST", ""))
+        return "local"
+    if shutil.which("sbatch") is None:
+        return "local"
+    try:
+        _ask(["sinfo", "-h"], os.environ.get("SLURM_CLUSTERS", ""), 20).check_returncode()
+        return "slurm"
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = " ".join(str(getattr(error, "stderr", "") or error).split())
+    if "Could not establish a configuration source" not in reason:
+        raise UserError(f"sbatch is installed, but SLURM does not answer ({reason}); try again, or {_CHOOSE}")
+    print("sbatch is installed, but no cluster is configured here: on this machine", file=sys.stderr)
+    return "local"
 
 
-def states(jobs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def _check_allocated(job_id: str, nodes: str) -> None:
+    host = socket.gethostname()
+    names = {os.environ.get("SLURMD_NODENAME"), host, host.partition(".")[0]}  # a node may not be named after its host
+    try:
+        allocated = _parse_node_list(nodes)
+    except SlurmParseException:
+        allocated = [nodes]
+    if names.isdisjoint({*allocated, *(node.partition(".")[0] for node in allocated)}):
+        what = f"SLURM_JOB_ID is {job_id}, but {host} is not one of that allocation's nodes ({nodes or 'none'})"
+        raise UserError(f"{what}; start this by srun, or {_CHOOSE}")
+    print(f"inside allocation {job_id}: on this machine ({host})", file=sys.stderr)
+
+
+def states(jobs: Sequence[tuple[str, str]], cluster: str = "") -> dict[tuple[str, str], str]:
     """By id and name: PENDING (and in parentheses why), RUNNING, or SLURM's name for how the job ended.
 
     ENDED: SLURM has no record of it; UNKNOWN: no answer. A job of the same id and another name is another job: a new
     cluster counts from 1 again. The queue is asked once for all jobs, and the accounting once for those not in it.
+
+    Args:
+        cluster: of these jobs; empty: the default one.
     """
     ids = ",".join(job_id for job_id, _ in jobs)
-    queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"])
+    queue = _listed(["squeue", "-h", "--states=all", "--array", "-j", ids, "-o", "%i|%T|%r|%j"], cluster)
     known = {job: queue[job] for job in jobs if queue and job in queue}
     absent = [job for job in jobs if job not in known]
     if absent:
         ids = ",".join(job_id for job_id, _ in absent)
-        history = _listed(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids]) or {}
+        history = _listed(["sacct", "-n", "-X", "-P", "-o", "JobID,State,Reason,JobName", "-j", ids], cluster) or {}
         known |= {job: history.get(job) or ("UNKNOWN" if queue is None else "ENDED") for job in absent}
     return known
 
 
 def has_ended(job_id: str) -> bool:
-    """Called inside the job: whether SLURM ends it for good. Uses scontrol, which a requeue needs, too."""
+    """Called inside the job, on its own cluster: whether SLURM ends it for good, by scontrol, which requeues, too."""
     state = re.search(r"\bJobState=(\w+)", _run(["scontrol", "show", "job", "-o", job_id]) or "")
     return state is not None and state[1] != "RUNNING"  # a scheduler that does not answer has not ended anything
 
 
-def cancel(job_id: str, now: bool) -> None:
-    """Raises UserError if scancel fails, is missing or does not answer."""
-    command = ["scancel", *(["--signal=KILL"] if now else []), job_id]
+def cancel(job: Mapping[str, Any], now: bool = False) -> None:
+    """Cancels a job of launch.json; UserError if scancel fails, is missing or does not answer."""
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+        command = ["scancel", *(["--signal=KILL"] if now else []), job["id"]]
+        _ask(command, job.get("slurm_cluster", "")).check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", "") or str(error)
-        raise UserError(f"scancel {job_id} failed: {' '.join(str(reason).split())}; try again") from error
+        raise UserError(f"scancel {job['id']} failed: {' '.join(str(reason).split())}; try again") from error
 
 
-def _listed(command: list[str]) -> dict[tuple[str, str], str] | None:
+def _listed(command: list[str], cluster: str) -> dict[tuple[str, str], str] | None:
     """States by id and name; None where the program is missing, does not answer, fails, or returns garbage."""
-    text = _run(command)
+    text = _run(command, cluster)
     if text is None:
         return None
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("CLUSTER: ")]
     listed: dict[tuple[str, str], str] = {}
-    for job_id, state, reason, name in (line.split("|", 3) for line in text.splitlines() if line.count("|") >= 3):
+    for job_id, state, reason, name in (line.split("|", 3) for line in lines if line.count("|") >= 3):
         state = state.partition(" ")[0]  # of "CANCELLED by 1000"
         state = _MEANING.get(state, state)
         listed[job_id, name] = f"PENDING ({reason})" if state == "PENDING" else state
-    return listed if listed or not text.strip() else None
+    return listed if listed or not lines else None
 
 
-def _run(command: list[str], timeout: float = _TIMEOUT_S) -> str | None:
+def _run(command: list[str], cluster: str = "", timeout: float = _TIMEOUT_S) -> str | None:
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
+        asked = _ask(command, cluster, timeout)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if asked.returncode and "Invalid job id" not in asked.stderr:  # also an answer: the job ended long ago
         return None
     return asked.stdout
+
+
+def _ask(command: list[str], cluster: str, timeout: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    command[1:1] = ["-M", cluster] if cluster else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, env=environment)

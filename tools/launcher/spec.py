@@ -56,6 +56,7 @@ class StageSpec:
         inputs: weights that are read, by path, and their content as `content_of` names it; empty until a graph has
             looked at those that no stage before this one makes.
         parents: fingerprints of the stages this one builds on, by name.
+        folders: of the stages this one builds on, directly or not, by name.
         root: the folder that holds this stage and the ones it builds on; empty: ``folder``.
     """
 
@@ -69,6 +70,7 @@ class StageSpec:
     gpu: bool = True
     inputs: dict[str, str] = field(default_factory=dict)
     parents: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
     root: str = ""
 
     def __post_init__(self) -> None:
@@ -149,9 +151,24 @@ class StageSpec:
         run_folder.write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
-        """True if exactly this work was completed in the folder, and its product is still there."""
-        record = read_record(Path(self.folder) / "launch" / "complete.json")
-        return os.path.exists(Path(self.folder) / self.produces) and record.get("fingerprint") == self.fingerprint()
+        """True if exactly this work was completed here, with the present checkpoint, and its product still exists."""
+        product = Path(self.folder) / self.produces
+        if not os.path.exists(product) or _completed(self.folder) != self.fingerprint():
+            return False
+        # A conversion records its source next to the weights.
+        results = read_record(
+            Path(f"{product}.json") if self.stage == "convert" else Path(self.folder) / "results.json"
+        )
+        return all(is_made_from(results, Path(folder)) for folder in self.folders.values())
+
+    def check_parents(self) -> None:
+        """Checks that the stages this one builds on are complete, as they were when it was submitted."""
+        for key, fingerprint in self.parents.items():
+            if key in self.folders and _completed(self.folders[key]) != fingerprint:
+                raise UserError(
+                    f"{self.stage} builds on {key}, which is not complete in {self.folders[key]} (cancelled, failed or "
+                    "changed); run the command that started them again"
+                )
 
     def check_weights(self) -> None:
         """Checks that there are weights to read, without reading all of them."""
@@ -191,6 +208,23 @@ class StageSpec:
         if isinstance(value, dict):
             return {key: self._placeless(item) for key, item in value.items()}
         return value
+
+
+def _completed(folder: str) -> str:
+    """The fingerprint of the work that was completed in a folder; empty: none."""
+    return read_record(Path(folder) / "launch" / "complete.json").get("fingerprint", "")
+
+
+def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
+    """False if ``results`` name the checkpoint that they were made from, and it is not the final one of a run folder.
+
+    True where the folder is not that of a pretraining.
+    """
+    if run_folder.stage_of(pretraining) != "pretrain":
+        return True
+    final = read_record(pretraining / "results.json").get("checkpoint_sha256", "none")
+    text = json.dumps(results)
+    return final in text or '"source_sha256": "' not in text
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shlex
@@ -10,7 +11,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,14 @@ from pretrain.common.errors import UserError, one_line
 from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder
 
 from .job import SlurmJob
-from .options import Options, visible_gpus
+from .options import SET_BY_LAUNCHER, Options, asks_for_gpus, visible_gpus
 from .records import new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
 _OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
 _CODE = ("pretrain", "transfer", "tools", "configs")
+# Options whose SBATCH_ variable has another name.
+_VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}
 
 
 def submit(
@@ -48,21 +50,17 @@ def submit(
     log_folder = new_log_folder(folder)
     patience = max(options.signal_delay - 20.0, options.signal_delay / 2)  # leaves time for scontrol
     jobs = [SlurmJob(spec, patience) for spec in specs]
-    make_folder(log_folder)
     try:
-        executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
-        executor.update_parameters(**slurm_parameters(specs, options, code or snapshot(log_folder), dependency))
-        with _sbatch_environment(options), contextlib.redirect_stderr(io.StringIO()):
-            # submitit prints sbatch's error, and then raises it
-            submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
+        with _nothing_left(log_folder):
+            make_folder(log_folder)
+            executor = submitit.SlurmExecutor(log_folder, max_num_timeout=options.max_timeouts)
+            executor.update_parameters(**slurm_parameters(specs, options, code or snapshot(log_folder), dependency))
+            with _sbatch_environment(options), contextlib.redirect_stderr(io.StringIO()):
+                # submitit prints sbatch's error, and then raises it
+                submitted = executor.submit_array(jobs) if len(jobs) > 1 else [executor.submit(jobs[0])]
     except FailedSubmissionError as error:  # sbatch succeeded: a job may be queued, and needs its folder
         raise UserError(f"{one_line(error)}; look for {job_name(specs)} in squeue before you submit again") from error
-    except (FailedJobError, OSError) as error:
-        shutil.rmtree(log_folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.removedirs(log_folder.parent)  # as far as nothing else is there
-        if isinstance(error, OSError):
-            raise cannot_write(log_folder, error) from error
+    except FailedJobError as error:
         raise UserError(f"sbatch refused {job_name(specs)}: {one_line(error)}") from error
     for spec, job in zip(specs, submitted, strict=True):
         record_job(spec, options, job.job_id, log_folder, name=job_name(specs), dependency=dependency)
@@ -76,7 +74,9 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str = "", 
         command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(log_folder)])
         parameters = slurm_parameters(specs, options, code or log_folder / "code", dependency)
         count: dict[str, Any] = {"map_count": len(specs)} if len(specs) > 1 else {}
-        return _make_sbatch_string(command=command, folder=log_folder, **parameters, **count)
+        script = _make_sbatch_string(command=command, folder=log_folder, **parameters, **count)
+        variables = [f"{name}={value}" for name, value in _variables_that_count(options).items()]
+        return script + f"# variables of this shell that sbatch also reads: {', '.join(variables)}\n" * bool(variables)
     gpus = options.gpus_per_node
     devices = ",".join(visible_gpus()[:gpus]) if gpus else "none"  # counting imports torch
     return f"{options.tasks_per_node} process(es) on this machine, GPUs: {devices}, logs: {log_folder.parent}"
@@ -85,7 +85,7 @@ def preview(specs: Sequence[StageSpec], options: Options, dependency: str = "", 
 def slurm_parameters(specs: Sequence[StageSpec], options: Options, code: Path, dependency: str) -> dict[str, Any]:
     """sbatch's parameters, by submitit's names."""
     # One rank's death ends the step. In SLURM 22.05 and later, srun does not take sbatch's --cpus-per-task.
-    srun_args = ["--kill-on-bad-exit=1"]
+    srun_args = ["--kill-on-bad-exit=1", "--export=ALL"]  # of the batch script, whatever sbatch's --export was
     if options.cpus_per_task:
         srun_args.append(f"--cpus-per-task={options.cpus_per_task}")
     return {
@@ -120,26 +120,53 @@ def snapshot(log_folder: Path) -> Path:
     """Copies the code to ``log_folder``, so that later edits do not change a queued or requeued job."""
     target = log_folder / "code"
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
-    for name in _CODE:
-        shutil.copytree(ROOT / name, target / name, ignore=ignore)
-    atomic_write(target / "GIT_STATE", git_state() + "\n")
+    with _nothing_left(log_folder):
+        for name in _CODE:
+            shutil.copytree(ROOT / name, target / name, ignore=ignore)
+        atomic_write(target / "GIT_STATE", git_state() + "\n")
     return target
 
 
 @contextlib.contextmanager
-def _sbatch_environment(options: Options) -> Iterator[None]:
-    """Hides the job that this process may be part of, and the SBATCH_ variables of options that are given.
+def _nothing_left(log_folder: Path) -> Iterator[None]:
+    """Removes the folder of a submission that fails before sbatch accepts it; UserError where it is not writable."""
+    try:
+        yield
+    except (FailedJobError, OSError, UserError) as error:
+        shutil.rmtree(log_folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.removedirs(log_folder.parent)  # as far as nothing else is there
+        if isinstance(error, shutil.Error):  # (from, to, "[Errno 28] ...") of each file
+            number = int(error.args[0][0][2].partition("[Errno ")[2].partition("]")[0] or errno.EIO)
+            error = OSError(number, os.strerror(number))
+        if isinstance(error, OSError):
+            raise cannot_write(log_folder, error) from error
+        raise
 
-    sbatch prefers such a variable to its script. Ctrl-C is ignored: it would lose the id of a job.
+
+def _variables_that_count(options: Options) -> dict[str, str]:
+    """The SBATCH_ variables of this shell, without those of options that are in the script."""
+    hidden = {_VARIABLES.get(name, name) for name in (*SET_BY_LAUNCHER, "wait", *options.sbatch)}
+    hidden -= {name for name in ("partition", "account") if not getattr(options, name)}
+    if any(key.startswith("mem") for key in options.sbatch):  # sbatch accepts only one of them
+        hidden |= {"mem-per-node", "mem-per-cpu", "mem-per-gpu"}
+    fitting = ("gpu-bind", "gpu-freq", "mem-per-gpu") if options.gpus_per_node else ()
+    kept: dict[str, str] = {}
+    for name in (name for name in os.environ if name.startswith("SBATCH_")):
+        key, value = name.removeprefix("SBATCH_").lower().replace("_", "-"), os.environ[name]
+        if key not in hidden and (key in fitting or not asks_for_gpus(key, value)):
+            kept[name] = value
+    return kept
+
+
+@contextlib.contextmanager
+def _sbatch_environment(options: Options) -> Iterator[None]:
+    """Hides the job that this process may be part of, and variables that sbatch would prefer to its script.
+
+    Ctrl-C is ignored: it would lose the id of a job.
     """
-    given = [option.name for option in fields(Options) if getattr(options, option.name) != option.default]
-    hidden = {f"SBATCH_{name.upper().replace('-', '_')}" for name in (*given, *options.sbatch)}
-    hidden |= {"SBATCH_TIMELIMIT"} if options.time else set()
-    others = ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL")
-    kept = {
-        name: value for name, value in os.environ.items()
-        if (name.startswith("SBATCH_") and name not in hidden) or name in others
-    }  # fmt: skip
+    kept = {name: os.environ[name] for name in ("SLURM_CONF", "SUBMITIT_PREEMPT_SIGNAL") if name in os.environ}
+    kept |= _variables_that_count(options)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with clean_env():

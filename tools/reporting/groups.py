@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tools.launcher.spec import read_record
+from tools.launcher.spec import is_made_from, read_record
 
 from .document import Table
 from .tables import TASK_NAMES
@@ -68,7 +68,10 @@ def read_study(folder: Path) -> Study | None:
         if name not in owners:
             continue
         branch, seed = owners[name]
-        scores = dict(_scores(stage, read_record(folder / key / "results.json")))
+        results = read_record(folder / key / "results.json")
+        if not is_made_from(results, folder / name / "pretrain"):  # but from a checkpoint on the way
+            continue
+        scores = dict(_scores(stage, results))
         study.folders.extend([folder / key] if scores else [])
         for column, value in scores.items():
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value

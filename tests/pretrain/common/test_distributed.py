@@ -76,6 +76,21 @@ def test_gpus_that_a_job_was_given_do_not_idle(
     assert distributed.init("cpu") == torch.device("cpu")
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_cannot_meet_end_at_once(monkeypatch: pytest.MonkeyPatch, rank: str):
+    values = {"MASTER_ADDR": "node7.invalid", "MASTER_PORT": "29999", "WORLD_SIZE": "2", "RANK": rank}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    refused(lambda: distributed.join(False), "cannot meet at node7.invalid:29999", "export a MASTER_ADDR")
+
+
+def test_a_missing_rank_is_awaited_for_minutes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(distributed, "RENDEZVOUS_S", 1.0)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    refused(lambda: distributed.join(False), "cannot meet at 127.0.0.1:0", "1/2 clients")
+
+
 def test_three_ranks_exchange_agree_and_take_turns(tmp_path):
     run_ranks(_on_three_ranks, 3, tmp_path / "turns")
     assert (tmp_path / "turns").read_text() == "021"

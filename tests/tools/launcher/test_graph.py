@@ -13,9 +13,11 @@ import pytest
 from pretrain.common.errors import UserError
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import write_json
+from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, fake, job_of, programs
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, run, show, single
+from tools.launcher.job import run_stage
 from tools.launcher.options import Options
 from tools.launcher.spec import StageSpec
 
@@ -173,6 +175,42 @@ def test_a_graph_redoes_nothing_and_a_stage_by_itself_has_the_mark_that_it_accep
     shown = capsys.readouterr().out
     assert "[1/3] a: already complete" in shown and "[2/3] b: already complete" not in shown
     assert (tmp_path / "b/results.json").exists() and (tmp_path / "a/steps.0").read_text().split() == ["0"]
+
+
+def test_a_stage_starts_only_after_complete_parents_that_it_was_built_on(tmp_path: Path, cluster: Path):
+    """A parent that was cancelled, that ran with other settings, or that is missing when the stage is run alone."""
+    child = chain(tmp_path).nodes[1].spec
+    for earlier in (None, chain(tmp_path, "other").nodes[0].spec):
+        if earlier:
+            complete(earlier)
+        refused(lambda: run_stage(child), "builds on a, which is not complete", tmp_path / "a")
+        for options in (HERE, SLURM):
+            refused(lambda: run(single(child), options), "builds on a, which is not complete")  # noqa: B023
+    assert not (tmp_path / "b").exists() and not list(cluster.glob("*.script"))
+    complete(chain(tmp_path).nodes[0].spec)
+    run_stage(child)
+    assert child.is_complete()
+
+
+@pytest.mark.parametrize("stage", ["knn", "convert", "transfer"])
+def test_what_was_made_from_another_checkpoint_is_not_complete(tmp_path: Path, stage: str):
+    """Of a pretraining on its way, or of one that was done again: the same work, other weights."""
+    pretraining = fake(tmp_path / "a/pretrain")
+    probe = replace(fake(tmp_path / "a/x"), stage=stage, produces=str(tmp_path / "a/x/product"))
+    nodes = (Node("a/pretrain", pretraining), Node("a/y", fake(tmp_path / "a/y"), ("a/pretrain",)))
+    spec = graph_of(tmp_path, *nodes, Node("a/x", probe, ("a/y",))).nodes[2].spec
+    complete(spec)
+    write_json(
+        Path(f"{spec.produces}.json") if stage == "convert" else tmp_path / "a/x/results.json",
+        {"source": {"source_sha256": "1234"}},
+    )
+    assert spec.is_complete()  # the pretraining's folder was removed
+    (tmp_path / "a/pretrain").mkdir()
+    (tmp_path / "a/pretrain/stage.txt").write_text("pretrain\n")
+    assert not spec.is_complete()
+    for sha, is_complete in (("5678", False), ("1234", True)):
+        write_json(tmp_path / "a/pretrain/results.json", {"checkpoint_sha256": sha})
+        assert spec.is_complete() == is_complete
 
 
 def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):

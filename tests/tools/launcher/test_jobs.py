@@ -56,6 +56,23 @@ def test_states_of_a_slurm_job(
     assert jobs.job_states([SLURM])[0] == state
 
 
+def test_each_cluster_is_asked_for_its_own_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    """Job 77 runs on alex, and one of the same id and name has ended on the default cluster."""
+    on_alex = f"case \"$*\" in *'-M alex'*) echo '77|RUNNING|None|n';; *-M*) echo 'CLUSTER: fritz';; *) {GONE};; esac"
+    scancel = f'echo "$*" >> {tmp_path}/cancelled'
+    programs(
+        monkeypatch, tmp_path, squeue=f'[ -z "$SLURM_CLUSTERS$SQUEUE_USERS" ] || exit 1; {on_alex}', scancel=scancel
+    )
+    for name in ("SLURM_CLUSTERS", "SQUEUE_USERS"):  # of the shell: not where these jobs are
+        monkeypatch.setenv(name, "other")
+    elsewhere = [{**SLURM, "slurm_cluster": cluster} for cluster in ("alex", "fritz")]
+    assert jobs.job_states([*elsewhere, SLURM]) == ["RUNNING", "ENDED", "ENDED"]
+    jobs.cancel(started(tmp_path / "run", {**SLURM, "slurm_cluster": "alex"}))
+    assert (tmp_path / "cancelled").read_text() == "-M alex 77\n"
+
+
 def refuse_if_running(folder: Path) -> None:
     job = job_of(folder)
     jobs.check_not_running(folder, job, jobs.job_states([job])[0])

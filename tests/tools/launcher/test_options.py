@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from pretrain.common.errors import UserError
-from tools.launcher import options, slurm, stages
+from tests.errors import refused
+from tests.tools.launcher.helpers import programs
+from tools.launcher import options, stages
 from tools.launcher.options import Options, resolve
 from tools.launcher.spec import StageSpec
 
@@ -35,7 +38,17 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
     assert (read.minutes, read.setup) == (240, ("module load cuda", "export A=b"))
     assert read.sbatch == {"reservation": "day2", "qos": "a", "exclusive": ""}
     assert resolve(json.loads(json.dumps(asdict(read)))) == read  # from a run folder's record
-    assert from_site(text, cluster="local") == Options(cluster="local")
+    config = Path("config/pretrain-to-transfer")
+    config.mkdir(parents=True)
+    Path("cluster.yaml").rename(config / "cluster.yaml")
+    assert resolve({"cluster": "local"}) == Options(cluster="local")  # the site's values are for SLURM
+
+
+def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)  # has no entry in passwd
+    assert resolve({"cluster": "slurm"}) == Options(cluster="slurm")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,11 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
         ("- a\n", "must hold 'option: value' lines"),
+        ("gpus: a100\n", "gpus in .* is 'a100'; it must be a whole number, or TYPE:NUMBER"),
+        ("stages: {gpu: {time: 5}}\n", "stages in .* must be a block 'cpu:' of 'option: value' lines"),
+        ("stages: {cpu: {time: [5]}}\n", "stages in .* must be a block 'cpu:' of 'option: value' lines"),
+        ("stages: {cpu: {time: soon}}\n", "--time 'soon' is not a time"),
+        ("stages: {cpu: {job-name: a}}\n", "--sbatch job-name is set by the launcher"),
     ],
 )
 def test_a_wrong_site_file_is_one_line(text: str, message: str):
@@ -64,7 +82,18 @@ def test_a_wrong_site_file_is_one_line(text: str, message: str):
         ({"time": "4h"}, "--time '4h' is not a time; write minutes, H:MM:SS or D-HH:MM:SS"),
         ({"time": "0:00:00"}, r"--signal-delay 120 s is not shorter than --time \(0 minutes\)"),
         ({"sbatch": [("time", "5")]}, "--sbatch time is set by the launcher"),
-        ({"cluster": "local", "sbatch": [("exclusive", "")]}, "--sbatch is for SLURM jobs"),
+        ({"sbatch": [("job_name", "a")]}, "--sbatch job-name is set by the launcher"),
+        ({"sbatch": [("gpus_per_node", "a100:8")]}, "gpus-per-node is set by the launcher; write --gpus TYPE:NUMBER"),
+        ({"sbatch": [("gres", "gpu:a100:8")]}, "gres is set by the launcher; write --gpus TYPE:NUMBER.*--gpus 0"),
+        *(({"gpus": text}, f"--gpus {text!r} is neither a number nor TYPE:NUMBER") for text in ("a100", "-1", "a b:1")),
+        ({"cluster": "local", "gpus": "a100:1"}, "--gpus a100:1: types are for SLURM"),
+        *(
+            ({"cluster": "local", name: value}, f"{options.flag(name)} is for SLURM jobs.*add --cluster slurm")
+            for name, value in (
+                *(("partition", "a"), ("account", "a"), ("cpu_partition", "a"), ("signal_delay", 120)),
+                *(("max_timeouts", 100), ("setup", ["a"]), ("sbatch", [("exclusive", "")])),
+            )
+        ),
         ({"cluster": "local", "time": "1"}, r"--time is for SLURM jobs.*timeout\(1\)"),
         ({"cluster": "local", "gpus": 64}, "--gpus 64, but"),
         ({"cluster": "local", "nodes": 2}, "--nodes 2 needs --cluster slurm"),
@@ -76,19 +105,77 @@ def test_values_that_cannot_work(given: dict[str, Any], message: str, monkeypatc
         resolve({"cluster": "slurm", **given})
 
 
+CONVERT = stages.convert("runs/a", "a.pth")
+
+
 def spec(stage: str, **given: Any) -> StageSpec:
     return StageSpec(stage, "/runs/x", "a:b", **given)
 
 
 def test_a_stage_gets_the_processes_and_gpus_that_it_has_use_for():
     asked = Options(cluster="slurm", nodes=2, gpus=8, partition="gpu", cpu_partition="cpu")
-    convert = asked.fitting(stages.convert("runs/a", "a.pth"))
+    convert = asked.fitting(CONVERT)
     assert (convert.partition, convert.nodes, convert.gpus_per_node, convert.tasks_per_node) == ("cpu", 1, 0, 1)
-    assert replace(asked, cpu_partition="").fitting(stages.convert("runs/a", "a.pth")).partition == "gpu"
+    assert replace(asked, cpu_partition="").fitting(CONVERT).partition == "gpu"
     assert asked.fitting(spec("pretrain")) == replace(asked, cpus_per_task=1)
     for gpus, left in ((4, 1), (0, 0)):
         fitting = Options(cluster="slurm", nodes=2, gpus=gpus).fitting(stages.distributions(["runs/a", "runs/b"]))
         assert (fitting.nodes, fitting.tasks_per_node, fitting.gpus_per_node) == (1, 1, left)
+
+
+WORDS = {"qos": "a100", "mem": "400G", "gres": "gpu:a100:8,scratch:9", "gpu-bind": "closest", "mail-type": "FAIL"}
+SITE = """\
+partition: gpu
+account: 'abc@a100'
+time: 20:00:00
+sbatch: {qos: long, constraint: a100}
+stages: {cpu: {partition: prepost, time: '2:00:00', account: 'abc@cpu', qos: short, gres: none}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "minutes", "account", "partition", "sbatch"),
+    [
+        (Options(time="20:00:00", partition="gpu", account="abc", sbatch=WORDS), 30, "abc", "gpu",
+         {"qos": "a100", "mem": "400G", "mail-type": "FAIL"}),
+        (Options(partition="gpu", cpu_partition="cpu", account="abc", sbatch=WORDS), 30, "abc", "cpu",
+         {"mail-type": "FAIL"}),
+        (Options(time="10", signal_delay=500), 10, "", "", {}),
+        (SITE, 120, "abc@cpu", "prepost", {"qos": "short", "gres": "none"}),
+    ],
+    ids=["the same nodes", "nodes of their own", "a short limit", "a block in the site file"],
+)  # fmt: skip
+def test_stages_without_a_gpu_inherit_only_what_fits_them(
+    asked: Options | str, minutes: int, account: str, partition: str, sbatch: dict[str, str]
+):
+    asked = from_site(asked) if isinstance(asked, str) else replace(asked, cluster="slurm", gpus=0)
+    convert = asked.fitting(CONVERT)
+    assert (convert.minutes, convert.account, convert.partition, convert.sbatch) == (
+        minutes,
+        account,
+        partition,
+        sbatch,
+    )
+    assert convert.signal_delay < 60 * minutes and convert.gpus_per_node == 0
+    assert convert.fitting(CONVERT) == convert  # as `resume` has it
+    pretraining = asked.fitting(spec("pretrain"))
+    assert (pretraining.time, pretraining.sbatch) == (asked.time, asked.sbatch)
+
+
+def test_gpus_can_have_a_type():
+    asked = from_site("gpus: a100_3g.20gb:8\n", time="2:00:00")
+    assert (asked.gpus_per_node, asked.tasks_per_node) == (8, 8)
+    assert asked.sbatch_parameters["gpus_per_node"] == "a100_3g.20gb:8"
+    fitted = [asked.fitting(stage) for stage in (stages.distributions(["runs/a", "runs/b"]), CONVERT)]
+    assert [options.sbatch_parameters.get("gpus_per_node") for options in fitted] == ["a100_3g.20gb:1", None]
+    assert resolve(json.loads(json.dumps(asdict(asked)))) == asked
+
+
+def test_the_cluster_of_the_shell_is_on_record(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_CLUSTERS", "alex")
+    assert resolve({"cluster": "slurm"}).sbatch == {"clusters": "alex"}
+    assert resolve({"cluster": "slurm", "sbatch": [("clusters", "fritz")]}).sbatch == {"clusters": "fritz"}
+    assert resolve({"cluster": "local"}).sbatch == {}
 
 
 def test_a_slurm_job_gets_a_core_per_worker_and_one():
@@ -129,8 +216,44 @@ def test_stages_that_run_at_the_same_time_divide_the_visible_gpus(monkeypatch: p
     assert options.visible_gpus() == []
 
 
-@pytest.mark.parametrize(("job", "cluster"), [("", "slurm"), ("7", "local")])
-def test_auto_uses_the_allocation_that_it_is_in(monkeypatch: pytest.MonkeyPatch, job: str, cluster: str):
-    monkeypatch.setattr(slurm, "is_here", lambda: True)
-    monkeypatch.setenv("SLURM_JOB_ID", job) if job else monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert resolve({}).cluster == cluster
+@pytest.mark.parametrize(
+    ("sinfo", "cluster"),
+    [
+        (None, "local"),
+        ("echo up", "slurm"),
+        ("echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1", "local"),
+        ("echo Unable to contact slurm controller >&2; exit 1", ""),
+    ],
+)
+def test_auto_is_slurm_where_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str | None, cluster: str
+):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    programs(monkeypatch, tmp_path, **({} if sinfo is None else {"sinfo": sinfo, "sbatch": ""}))
+    if cluster:
+        assert resolve({}).cluster == cluster
+    else:
+        refused(lambda: resolve({}), "does not answer (Unable to contact", "--cluster slurm", "--cluster local")
+
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name", "is_here"),
+    [
+        (HOST, "", True), (f"{HOST}.cluster.org", "", True), (f"node[1-3],{HOST}", "", True),
+        ("n[1-3,07]", "n07", True), ("n7", "", False), ("n[1-3,07]", "n4", False), ("", "", False), ("n[", "", False),
+    ],
+)  # fmt: skip
+def test_auto_uses_the_allocation_that_this_machine_is_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, nodes: str, name: str, is_here: bool
+):
+    for variable, value in {"SLURM_JOB_ID": "99", "SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": name}.items():
+        monkeypatch.setenv(variable, value)
+    if is_here:
+        assert resolve({}).cluster == "local"
+        assert capsys.readouterr().err == f"inside allocation 99: on this machine ({HOST})\n"
+    else:  # a login node, or a job that has ended
+        refused(lambda: resolve({}), "SLURM_JOB_ID is 99", HOST, "--cluster slurm", "--cluster local")
+    assert [resolve({"cluster": cluster}).cluster for cluster in ("slurm", "local")] == ["slurm", "local"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm_cluster import NODES, SlurmCluster
-from tests.tools.launcher.helpers import fake, job_of, last_attempt, shown, steps, wait_for
+from tests.tools.launcher.helpers import ROOT, fake, job_of, last_attempt, shown, steps, wait_for
 from tools.launcher import jobs as all_jobs
 from tools.launcher import status
 from tools.launcher.graph import Graph, Node, run
@@ -75,6 +75,35 @@ def test_a_failed_stage_ends_its_own_branch_only(
     assert len(read_record(tmp_path / "good/launch/launch.json")["jobs"]) == 1
     assert len(read_record(tmp_path / "bad/launch/launch.json")["jobs"]) == 2
     all_jobs.cancel(tmp_path)
+
+
+def test_no_probe_of_a_point_that_was_cancelled_while_it_waited(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
+):
+    """SLURM drops a pending task out of an array without a record, and then counts afterok as satisfied."""
+    nodes = []
+    for point in "abc":
+        nodes.append(Node(f"{point}/pretrain", fake(tmp_path / point / "pretrain", "count", 8, 0.3)))
+        nodes.append(Node(f"{point}/knn", fake(tmp_path / point / "knn"), (f"{point}/pretrain",)))
+    graph = Graph("sweep", str(tmp_path), tuple(nodes), fake(tmp_path / "report"))
+    assert run(graph, replace(slurm_options, parallel=1)) == 0
+    slurm_cluster.wait_state(job_of(tmp_path / "a/pretrain")["id"], "RUNNING")
+    all_jobs.cancel(tmp_path / "b/pretrain")
+    slurm_cluster.wait_state(job_of(tmp_path / "b/knn")["id"], "FAILED")
+    assert not (tmp_path / "b/knn/results.json").exists()
+    assert "builds on b/pretrain, which is not complete" in last_attempt(tmp_path / "b/knn")["failure"]["error"]
+    slurm_cluster.wait_state(job_of(tmp_path / "c/knn")["id"], "COMPLETED")
+    assert [node.key for node in graph.nodes if not node.spec.is_complete()] == ["b/pretrain", "b/knn"]
+
+
+def test_a_job_without_the_users_variables_runs_and_keeps_what_its_set_up_lines_say(
+    slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path
+):
+    setup = (f"export PYTHONPATH={ROOT}", "export MASTER_ADDR=localhost")
+    (job,) = submit([fake(tmp_path)], replace(slurm_options, tasks=2, sbatch={"export": "NONE"}, setup=setup))
+    slurm_cluster.wait_state(job.job_id, "COMPLETED")
+    ranks = read_record(tmp_path / "results.json")["ranks"]
+    assert ranks == {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 
 
 def test_an_array_keeps_its_cap(slurm_options: Options, slurm_cluster: SlurmCluster, tmp_path: Path):

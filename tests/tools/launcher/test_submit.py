@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pretrain.common.errors import UserError
+from tests.errors import refused
 from tests.tools.launcher.helpers import fake, programs
 from tools.launcher import records, submit
+from tools.launcher.graph import Graph, run, single
 from tools.launcher.options import Options
 from tools.launcher.spec import read_record
 
@@ -53,6 +58,61 @@ def test_sbatch_hears_the_users_shell_and_no_outer_job(sbatch: Path, tmp_path: P
     assert kept.items() <= received.items() and hidden.keys().isdisjoint(received)
     assert "#SBATCH --partition=gpu" in (sbatch / "script").read_text()
     assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["id"] == "77"
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden", "counting"),
+    [
+        (replace(OPTIONS, gpus=2), {"GPUS_PER_NODE": "1", "GPUS": "1", "CPUS_PER_GPU": "1", "GRES": "gpu:1"},
+         {"GPU_BIND": "closest", "PARTITION": "cpu", "QOS": "a", "GRES_FLAGS": "x"}),
+        (OPTIONS, {"GPUS_PER_NODE": "1", "GRES": "gpu:a100:1", "GPU_BIND": "closest", "MEM_PER_GPU": "9G"}, {}),
+        (replace(OPTIONS, sbatch={"mem": "1G"}), {"MEM_PER_NODE": "100M", "MEM_PER_CPU": "9M"}, {"MEM_BIND": "local"}),
+        (OPTIONS, {"JOB_NAME": "a", "SIGNAL": "INT@9", "REQUEUE": "1", "NO_REQUEUE": "1", "OPEN_MODE": "truncate",
+                   "ARRAY_INX": "0-9", "TIMELIMIT": "1", "OUTPUT": "a", "ERROR": "a", "WAIT": "1"},
+         {"MEM_PER_NODE": "100M", "WAIT_ALL_NODES": "1", "GRES": "scratch:9"}),
+        (replace(OPTIONS, account="a", sbatch={"switches": "1"}), {"ACCOUNT": "b", "REQ_SWITCH": "2"}, {"WCKEY": "c"}),
+    ],
+    ids=["GPUs", "no GPUs", "memory", "what every script has", "given"],
+)  # fmt: skip
+def test_variables_of_options_in_the_script_are_hidden_and_the_others_shown(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Options, hidden: dict[str, str],
+    counting: dict[str, str],
+):  # fmt: skip
+    for name, value in {**hidden, **counting}.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    submit.submit([fake(tmp_path / "run")], options)
+    received = set(re.findall("^SBATCH_([^=]*)=", (sbatch / "env").read_text(), re.MULTILINE))
+    assert received == counting.keys()
+    shown = re.findall(r"^# .*$", submit.preview([fake(tmp_path / "run")], options), re.MULTILINE)[-1]
+    assert [f"SBATCH_{name}={value}" in shown for name, value in counting.items()] == [True] * len(counting)
+    assert not any(f"SBATCH_{name}=" in shown for name in hidden)
+
+
+@pytest.mark.parametrize("what", ["stage", "pipeline"])
+def test_a_full_disk_at_submission_is_one_line_and_leaves_no_copy(
+    sbatch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    real, copied = shutil.copy2, []
+
+    def copy(source: str, target: str, **more: Any) -> Any:
+        copied.append(source)
+        if len(copied) > 20:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", target)
+        return real(source, target, **more)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, copy, False, False))
+    graph = single(fake(tmp_path / "full"))
+    if what == "pipeline":
+        graph = Graph("pipeline", str(tmp_path / "full"), graph.nodes, fake(tmp_path / "full/report"))
+    text = refused(lambda: run(graph, OPTIONS), tmp_path / "full/launch", "Disk quota exceeded", "free space")
+    assert len(text) < 300 and not (sbatch / "script").exists()
+    assert not [path for path in tmp_path.glob("full/**/*") if path.name == "code"]
+
+
+def test_a_job_is_recorded_with_its_cluster(sbatch: Path, tmp_path: Path):
+    submit.submit([fake(tmp_path / "run")], replace(OPTIONS, sbatch={"clusters": "alex"}))
+    assert "#SBATCH --clusters=alex" in (sbatch / "script").read_text()
+    assert read_record(tmp_path / "run/launch/launch.json")["jobs"][-1]["slurm_cluster"] == "alex"
 
 
 def test_a_modules_python_path_stays_behind_the_jobs_code(tmp_path: Path):

@@ -61,6 +61,20 @@ def test_means_and_welchs_difference(tmp_path: Path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("results", [None, {"checkpoint_sha256": "5678"}], ids=["not finished", "done again"])
+def test_scores_of_a_checkpoint_on_the_way_are_left_out(tmp_path: Path, results: dict[str, Any] | None):
+    run = study_in(tmp_path) / "jcl_seed=2"
+    write(run / "knn", {"stage": "knn", "metrics": {"top1": 9.9}, "source": {"source_sha256": "1234"}})
+    write(run / "pretrain", {"checkpoint_sha256": "1234"})
+    (run / "pretrain/stage.txt").write_text("pretrain\n")
+    complete = read_study(tmp_path)
+    assert complete and complete.scores["kNN top-1"]["jcl"]["2"] == 9.9
+    write(run / "pretrain", results) if results else (run / "pretrain/results.json").unlink()
+    study = read_study(tmp_path)
+    assert study and set(study.scores["kNN top-1"]["jcl"]) == {"1", "3"}
+    assert "[n 2]" in table(study, ["kNN top-1"]).rows[1][1]
+
+
 def test_scores_of_one_backbone_are_compared_seed_by_seed():
     ours, base = {"1": 3.0, "2": 5.0, "3": 4.0}, {"3": 3.5, "1": 2.0}
     change = difference(ours, base, paired=True)

@@ -106,6 +106,6 @@ def test_what_is_not_vocs_is_named(tmp_path: Path) -> None:
     voc(tmp_path, "a", OBJECT.format("dog", 0, BOX.replace("12", "120")))
     refused(lambda: made(tmp_path, *words), "a.xml", "is not inside its image, 40 x 30")
     (tmp_path / "a.jpg").write_bytes(b"no image")
-    refused(lambda: made(tmp_path, *words), "a.jpg cannot be read")
+    refused(lambda: made(tmp_path, *words), tmp_path / "a.jpg")
     photo(tmp_path / "a.png")
     refused(lambda: made(tmp_path, *words), "a.jpg and a.png")

@@ -12,10 +12,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import yaml
-from PIL import ExifTags, Image
 
 from pretrain.common.errors import UserError, one_line, shortlist
 from pretrain.data.folders import images_below
+from transfer.coco.image_sizes import image_size
 
 _Object = tuple[Any, list[float], dict[str, Any]]  # class (VOC: its name, YOLO: its number), [x, y, w, h], other fields
 
@@ -47,7 +47,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     records: list[dict[str, Any]] = []
     objects: list[tuple[int, _Object]] = []
     for name in sorted(photos if names else files):
-        width, height = _size(images / photos[name])
+        width, height = image_size(str(images / photos[name]))
         records.append({"id": len(records) + 1, "file_name": photos[name], "width": width, "height": height})
         if name in files:
             read = _yolo(files[name], width, height, len(classes)) if names else _voc(files[name], width, height)
@@ -113,13 +113,3 @@ def _names(path: Path) -> list[str]:
         return [str(names[index]) for index in range(len(names))]
     except (yaml.YAMLError, LookupError, TypeError) as error:
         raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as detectors read it: turned as its EXIF data say."""
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            return (image.height, image.width) if turned else (image.width, image.height)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"image {path} cannot be read ({one_line(error)}); restore it or remove it") from error

@@ -1,16 +1,20 @@
-"""Finds the bad records of a data set in COCO's format, and drops them."""
+"""Finds the bad records of a data set in COCO's format, drops them, and brings the good ones into one form."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
 from pretrain.common.errors import one_line
+from pretrain.common.image_io import CorruptImage, open_upright
+
+from .image_sizes import sound_sizes
+from .masks import are_numbers, mask_problem, outlines
 
 SECTIONS = ("images", "annotations", "categories")
 SMALL = 4  # pixels; a detector with FPN sees features of 4 x 4 pixels at best
@@ -27,8 +31,9 @@ class Problem:
 
 
 def check(
-    content: Mapping[str, Any], images: str | Path | None = None, *, masks: bool = False, keypoints: int = 0
-) -> Iterator[Problem]:
+    content: Mapping[str, Any], images: str | Path | None = None, *, masks: bool = False, keypoints: int = 0,
+    strict: bool = True, decode: bool = False,
+) -> Iterator[Problem]:  # fmt: skip
     """Every bad record of a data set, once, in the file's order; the annotations of a bad image or category, too.
 
     Args:
@@ -36,14 +41,18 @@ def check(
         images: folder that the images' ``file_name`` are relative to. None: the files need not exist.
         masks: objects need a mask.
         keypoints: objects need so many; 0: none.
+        strict: refuse boxes without an area in their image, which a few of COCO's own are.
+        decode: decode the images; see `sound_sizes`.
     """
     sizes: dict[Any, tuple[int, int]] = {}
     categories: set[Any] = set()
-    seen: set[Any] = set()
+    image_id, category_id = _id_rule(content["images"]), _id_rule(content["categories"])
+    names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
+    files = {} if images is None else sound_sizes([os.path.join(images, name) for name in names], decode)
     rules: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "images": ("image", lambda record: _image_problem(record, sizes, images)),
-        "categories": ("category", lambda record: _category_problem(record, categories)),
-        "annotations": ("annotation", lambda r: _annotation_problem(r, sizes, categories, seen, masks, keypoints)),
+        "images": ("image", lambda r: image_id(r["id"]) or _image_problem(r, sizes, images, files)),
+        "categories": ("category", lambda r: category_id(r["id"]) or _category_problem(r, categories, keypoints)),
+        "annotations": ("annotation", lambda r: _annotation_problem(r, sizes, categories, masks, keypoints, strict)),
     }
     for section, (kind, rule) in rules.items():
         for index, record in enumerate(content[section]):
@@ -61,6 +70,36 @@ def drop_bad(content: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
     """``content`` without the bad records."""
     bad = {(problem.section, problem.index) for problem in problems}
     return {**content, **{s: [r for i, r in enumerate(content[s]) if (s, i) not in bad] for s in SECTIONS}}
+
+
+def unify(content: Mapping[str, Any], *, masks: bool, keypoints: bool) -> tuple[dict[str, Any], Counter[str]]:
+    """Reduce good records to what the detector reads, in the form that both engines read alike.
+
+    Returns:
+        The content; and what was changed, with the number of objects or polygons.
+    """
+    unread = {"ignore", *(() if masks else ["segmentation"]), *(() if keypoints else ["keypoints", "num_keypoints"])}
+    changes: Counter[str] = Counter()
+    records = []
+    for number, record in enumerate(content["annotations"], 1):  # the file's ids may begin anew in every image
+        unified = {key: value for key, value in record.items() if key not in unread}
+        area = object_area(record)
+        unified |= {"id": number, "area": area, "iscrowd": int(bool(record.get("iscrowd") or record.get("ignore")))}
+        changes["objects have ignore 1, which is read as iscrowd 1"] += bool(record.get("ignore"))
+        changes["objects have an area that is not in pixels; their boxes' are used"] += record.get("area", area) != area
+        if isinstance(polygons := unified.get("segmentation"), list):
+            unified["segmentation"] = outlines(polygons)
+            removed = len(polygons) - len(unified["segmentation"])
+            changes["polygons have fewer than 3 points and are left out"] += removed
+        records.append(unified)
+    images = [{**image, "width": int(image["width"]), "height": int(image["height"])} for image in content["images"]]
+    return {**content, "images": images, "annotations": records}, +changes
+
+
+def object_area(record: Mapping[str, Any]) -> float:
+    """Return an object's area in pixels: that of its box where the record has none, or one that cannot be."""
+    area, box = record.get("area", 0), record["bbox"][2] * record["bbox"][3]
+    return area if area > 0 and area >= min(1, box / 100) else box
 
 
 def box_format_problem(content: Mapping[str, Any]) -> str:
@@ -107,73 +146,90 @@ def _name(record: Any) -> str:
     return short(record.get("id", record.get("file_name"))) + image
 
 
-def _image_problem(image: dict[str, Any], sizes: dict[Any, tuple[int, int]], folder: str | Path | None) -> str:
-    if image["id"] in sizes:
-        return "duplicate id"
+def _id_rule(records: Sequence[Any]) -> Callable[[Any], str]:
+    """Return what says what is wrong with an id: its type is not that of most, or several records have it.
+
+    All of these are bad, as nobody knows which of them a box belongs to. Ids of two types cannot be sorted.
+    """
+    ids = [record.get("id") for record in records if isinstance(record, dict)]
+    counts = Counter(map(repr, ids))
+    usual = str if sum(isinstance(value, str) for value in ids) > len(ids) / 2 else (int, float)
+
+    def problem(value: Any) -> str:
+        if not isinstance(value, usual):
+            return f"id {short(value)} is not {'text' if usual is str else 'a number'} like most ids"
+        return "duplicate id" if counts[repr(value)] > 1 else ""
+
+    return problem
+
+
+def _image_problem(
+    image: dict[str, Any], sizes: dict[Any, tuple[int, int]], folder: str | Path | None,
+    files: Mapping[str, tuple[int, int] | None],
+) -> str:  # fmt: skip
     width, height = image["width"], image["height"]
-    if not all(isinstance(side, int) and side > 0 for side in (width, height)):
+    if not are_numbers([width, height]) or any(side <= 0 or side != int(side) for side in (width, height)):
         return f"width {short(width)} and height {short(height)} are not whole numbers above 0"
-    path = os.path.join(folder or "", image["file_name"])
-    if folder is not None and not os.path.isfile(path):
-        return f"missing image {path}"
-    sizes[image["id"]] = (width, height)
+    if not isinstance(image["file_name"], str):
+        return f"file_name {short(image['file_name'])} is not text"
+    if folder is not None:
+        path = os.path.join(folder, image["file_name"])
+        if not files[path] and not os.path.isfile(path):
+            return f"missing image {path}"
+        try:
+            size = files[path] or open_upright(path).size
+        except CorruptImage as error:
+            return str(error).partition(";")[0]
+        if size != (width, height):
+            return f"{path} has {size[0]} x {size[1]} pixels (after its EXIF rotation, if any), not {width} x {height}"
+    sizes[image["id"]] = (int(width), int(height))
     return ""
 
 
-def _category_problem(category: dict[str, Any], seen: set[Any]) -> str:
-    if category["id"] in seen:
-        return "duplicate id"
+def _category_problem(category: dict[str, Any], good: set[Any], keypoints: int) -> str:
     if not category["name"]:
         return "no name"
-    seen.add(category["id"])
+    names = category.get("keypoints") or []
+    if keypoints and len(names) not in (0, keypoints):
+        return f"names {len(names)} keypoints, but MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {keypoints}"
+    good.add(category["id"])
     return ""
 
 
 def _annotation_problem(
-    record: dict[str, Any], sizes: Mapping[Any, tuple[int, int]], categories: set[Any], seen: set[Any], masks: bool,
-    keypoints: int,
+    record: dict[str, Any], sizes: Mapping[Any, tuple[int, int]], categories: set[Any], masks: bool, keypoints: int,
+    strict: bool,
 ) -> str:  # fmt: skip
     if record["image_id"] not in sizes:
         return "unknown or bad image"
-    if record["id"] in seen:
-        return "duplicate id"
-    seen.add(record["id"])
     if record["category_id"] not in categories:
         return f"unknown category {short(record['category_id'])}"
-    box = record["bbox"]
-    if len(box) != 4 or not isfinite(sum(box)):
+    box, (width, height) = record["bbox"], sizes[record["image_id"]]
+    if not are_numbers(box) or len(box) != 4:
         return f"box {short(box)} is not [x, y, width, height]"
-    if record.get("iscrowd", 0) not in (0, 1):
-        return f"iscrowd {record['iscrowd']!r} is not 0 or 1"
-    if not isfinite(record.get("area", 0)):
-        return f"area {record['area']} is not finite"
-    width, height = sizes[record["image_id"]]
-    return _mask_problem(record.get("segmentation"), width, height, masks) or _keypoint_problem(record, keypoints)
-
-
-def _mask_problem(mask: Any, width: int, height: int, needed: bool) -> str:
-    if isinstance(mask, dict):
-        is_valid = mask.get("size") == [height, width] and "counts" in mask
-        return "" if is_valid else f"RLE mask of size {short(mask.get('size'))}, not {[height, width]}"
-    if not mask:
-        return "no mask (if none has one, set MODEL.MASK_ON False)" if needed else ""
-    for polygon in mask:
-        if not isfinite(sum(polygon)):
-            return f"polygon {short(polygon)} is not finite"
-        if needed and (len(polygon) < 6 or len(polygon) % 2):
-            return f"polygon of {len(polygon)} numbers; it needs an even number, at least 6"
-    return ""
+    for name in ("iscrowd", "ignore"):
+        if record.get(name, 0) not in (0, 1):
+            return f"{name} {record[name]!r} is not 0 or 1"
+    if not are_numbers([record.get("area", 0)]):
+        return f"area {short(record['area'])} is not a number"
+    x, y, w, h = box
+    if min(w, h) < 0 or (strict and min(w, h) == 0):
+        return f"box {short(box)} has width {w:g} and height {h:g}"
+    if strict and not (-w < x < width and -h < y < height):
+        return f"box {short(box)} lies outside its image, {width} x {height}"
+    mask = mask_problem(record.get("segmentation"), width, height) if masks else ""
+    return mask or (_keypoint_problem(record, keypoints) if keypoints else "")
 
 
 def _keypoint_problem(record: Mapping[str, Any], count: int) -> str:
     points = record.get("keypoints")
     if points is None:
-        return "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)" if count else ""
-    if not isfinite(sum(points)):
-        return f"keypoints {short(points)} are not finite"
-    if len(points) % 3 or (count and len(points) != 3 * count):
-        return f"wrong keypoint count: {len(points) / 3:g}, not {count or 'whole'}"
+        return "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"
+    if not are_numbers(points):
+        return f"keypoints {short(points)} are not numbers"
+    if len(points) != 3 * count:
+        return f"wrong keypoint count: {len(points) / 3:g}, not {count}"
     labeled = sum(visible > 0 for visible in points[2::3])
-    if count and record.get("num_keypoints", labeled) != labeled:
+    if record.get("num_keypoints", labeled) != labeled:
         return f"wrong keypoint count: num_keypoints is {record['num_keypoints']}, but {labeled} are labeled"
     return ""

@@ -25,8 +25,9 @@ from pretrain.common.files import existing_file
 from pretrain.common.run_folder import atomic_write, read_json
 
 from . import catalog
-from .check import SECTIONS, SMALL, Problem, box_format_problem, check, drop_bad, share_of_small_boxes
+from .check import SECTIONS, SMALL, box_format_problem, check, drop_bad, share_of_small_boxes, unify
 from .keypoints import flip_pairs
+from .training import ONLY_CROWDS, refuse_untrainable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -95,8 +96,8 @@ def find(name: str) -> CocoSet | None:
 
 
 def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a data set that `prepare` has checked: with :skip_bad, and for one of
-    Detectron2's catalog without files, the file is the copy in OUTPUT_DIR.
+    """The annotation file and the image folder of a data set that `prepare` has checked: the file is the copy in
+    OUTPUT_DIR, if there is one.
 
     Raises:
         UserError: as `find`, or this machine does not see the copy.
@@ -104,7 +105,8 @@ def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
     data_set, copy = find(name), checked_copy(name, output_dir)
     if data_set is None:
         return copy, Path()
-    return existing_file(copy, f"copy of {name}") if data_set.skip_bad else data_set.annotations, data_set.images
+    has_copy = data_set.skip_bad or copy.is_file()
+    return existing_file(copy, f"copy of {name}") if has_copy else data_set.annotations, data_set.images
 
 
 def checked_copy(name: str, output_dir: str | Path) -> Path:
@@ -148,7 +150,7 @@ def check_early(cfg: CfgNode, names: Iterable[str]) -> None:
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content, _ = _checked(name, data_set, cfg)
+            content, _ = _checked(name, data_set, cfg, decode=False)
             categories[name] = category_names(content)
     check_same_categories(categories)
 
@@ -189,15 +191,11 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[l
     if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
         _check_count(1 if "person_keypoints" in data_set.annotations.name else 80, classes, name)
         return [], {name}
-    content, problems = _checked(name, data_set, cfg)
-    if data_set.skip_bad:
-        atomic_write(copy, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
-    if problems:
-        counts = Counter(problem.section for problem in problems)
-        numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-        log(f"{data_set.annotations}: skipped bad records: {numbers}; {copy} lists them under left_out")
-        for problem in problems[:20]:
-            log(f"  {problem.text}")
+    content, notes = _checked(name, data_set, cfg, decode=name in cfg.DATASETS.TEST)
+    if name.startswith("coco:"):  # Detectron2 reads others from their own files
+        atomic_write(copy, json.dumps(content))
+    for note in notes:
+        log(f"{data_set.annotations}: {note}")
     pixels, most, folder = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, os.path.realpath(data_set.images)
     if (share := share_of_small_boxes(content, pixels, most)) >= 0.01:
         log(
@@ -207,8 +205,8 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[l
     return category_names(content), {os.path.join(folder, image["file_name"]) for image in content["images"]}
 
 
-def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
-    """A data set's content without its bad records, and those records.
+def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tuple[dict[str, Any], list[str]]:
+    """A data set's good records as the engines read them (see `unify`), and what to log about the others.
 
     Raises:
         UserError: bad records that are not skipped, or data that are not for this detector.
@@ -217,14 +215,19 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
     content = read(where)
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
-    masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
-    problems = list(check(content, folder, masks=masks, keypoints=keypoints))
+    strict = name not in _SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
+    needed = {"masks": model.MASK_ON and strict, "keypoints": keypoints, "strict": strict, "decode": decode}
+    problems = list(check(content, folder, **needed))
+    texts = [problem.text for problem in problems]
     if problems and not data_set.skip_bad:
-        shown = shortlist([problem.text for problem in problems])
         raise UserError(
-            f"{where}: {shown}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
+            f"{where}: {shortlist(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
         )
-    content = drop_bad(content, problems)
+    content, changes = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    for section in ("images", "categories"):
+        if not content[section]:
+            reason = f" left ({shortlist(texts)})" if texts else ""
+            raise UserError(f"{where} has no {section}{reason}; correct it, or name another file")
     if text := box_format_problem(content):
         raise UserError(f"{where}: {text}")
     _check_count(len(content["categories"]), model.ROI_HEADS.NUM_CLASSES, where)
@@ -238,7 +241,16 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
             f"{where}: its keypoint names do not distinguish left from right; give the category "
             '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
-    return content, problems
+    if name in cfg.DATASETS.TRAIN:
+        refuse_untrainable(content, cfg, where)
+    notes = [f"{count} {change}" for change, count in changes.items()]
+    if name in cfg.DATASETS.TEST and all(record["iscrowd"] for record in content["annotations"]):
+        notes.append(f"it {ONLY_CROWDS}: nothing can be scored")
+    if problems:
+        numbers = ", ".join(f"{n} {section}" for section, n in Counter(p.section for p in problems).items())
+        copy = checked_copy(name, cfg.OUTPUT_DIR)
+        notes += [f"skipped bad records: {numbers}; {copy} lists them under left_out", *texts[:20]]
+    return content | {"left_out": texts}, notes
 
 
 def read(annotations: str | Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tabulate import tabulate
 
 from pretrain.common.run_folder import atomic_write, json_text, write_json
 
+from .check import object_area
 from .data import folder_name, read, resolve
 from .visualize import draw
 
@@ -187,7 +188,7 @@ def _ground_truth(content: Mapping[str, Any]) -> Any:
     """pycocotools' COCO, with ids from 1, as COCOeval takes id 0 for no match, and with the fields that it needs."""
     records: list[dict[str, Any]] = []
     for number, record in enumerate(content["annotations"], start=1):
-        new = {"iscrowd": 0, "area": record["bbox"][2] * record["bbox"][3], **record, "id": number}
+        new = {"iscrowd": 0, **record, "area": object_area(record), "id": number}
         if new.get("keypoints") is not None:  # null means none
             new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
         records.append(new)

@@ -19,10 +19,10 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from pretrain.common.distributed import rank, world_size
-from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
+from ..coco.masks import outlines
 from ..samplers import Mapped, index_batches, load
 from .mapper import Mapper, build_mapper
 
@@ -71,8 +71,7 @@ def load_coco(
     labels = {category["id"]: label for label, category in enumerate(categories)}
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
     for annotation in data.pop("annotations"):
-        if annotation["image_id"] in by_image:
-            by_image[annotation["image_id"]].append(annotation)
+        by_image[annotation["image_id"]].append(annotation)
 
     def record(image: dict[str, Any]) -> dict[str, Any]:
         annotations = (_annotation(given, labels) for given in by_image.pop(image["id"]))  # frees what is packed
@@ -102,7 +101,7 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         converted["segmentation"] = segmentation
     elif segmentation:
-        polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
+        polygons = [np.asarray(polygon, np.float64) for polygon in outlines(segmentation)]
         if not polygons:
             return None  # fewer than three points: no instance, even if masks are not used
         converted["segmentation"] = polygons
@@ -114,11 +113,7 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
 
 
 def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
-    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image.
-
-    Raises:
-        UserError: no image is left.
-    """
+    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image."""
     least = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
     drops_empty = cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
 
@@ -130,8 +125,6 @@ def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
     records, _, flip = loaded[0]
     if len(loaded) > 1:
         records = Records(itertools.chain.from_iterable(part for part, *_ in loaded))
-    if not records:
-        raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
     return records, flip
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.transfer import tiny_coco
 from transfer.coco import data
-from transfer.coco.check import box_format_problem, check, drop_bad
+from transfer.coco.check import box_format_problem, check, drop_bad, object_area, unify
 
 NAN = float("nan")
 
@@ -31,27 +31,36 @@ def people(images: Path) -> dict[str, Any]:
     ("section", "change", "message"),
     [
         ("images", {"file_name": "gone.png"}, "image 1: missing image"),
-        ("images", lambda c: c["images"].append(c["images"][0]), "image 1: duplicate id"),
+        ("images", {"file_name": None}, "image 1: file_name None is not text"),
+        ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
+        ("images", {"id": None}, "image None: id None is not a number"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
+        ("images", {"width": 95.5}, "image 1: width 95.5 and height 64 are not whole numbers"),
+        ("images", {"width": 64, "height": 96}, "1.png has 96 x 64 pixels (after its EXIF rotation"),
         ("images", lambda c: c["images"].append(5), "image 5: malformed"),
-        ("categories", lambda c: c["categories"].append(c["categories"][0]), "category 7: duplicate id"),
+        ("categories", lambda c: c["categories"].append({"id": "8", "name": "a"}), "id '8' is not a number"),
         ("categories", lambda c: c["categories"].append({"id": 9, "name": ""}), "category 9: no name"),
+        ("categories", lambda c: c["categories"].append({"id": 9, "name": "a", "keypoints": "b"}), "names 1 keypoints"),
         ("annotations", {"bbox": [5, 5, 20]}, "box [5, 5, 20] is not [x, y, width, height]"),
         ("annotations", {"bbox": [5, 5, NAN, 4]}, "is not [x, y, width, height]"),
+        ("annotations", {"bbox": ["5", "5", "9", "9"]}, "box ['5', '5', '9', '9'] is not [x, y, width, height]"),
+        ("annotations", {"bbox": [20, 30, 10, -24]}, "box [20, 30, 10, -24] has width 10 and height -24"),
+        ("annotations", {"bbox": [20, 30, 0, 9]}, "has width 0 and height 9"),
+        ("annotations", {"bbox": [96, 20, 9, 9]}, "box [96, 20, 9, 9] lies outside its image, 96 x 64"),
+        ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
         ("annotations", {"category_id": 99}, "unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
-        ("annotations", lambda c: c["annotations"][1].update(id=1), "annotation 1 of image 1: duplicate id"),
-        ("annotations", lambda c: c["annotations"][0].pop("id"), "annotation None of image 1: no id"),
         ("annotations", {"iscrowd": None}, "iscrowd None is not 0 or 1"),
+        ("annotations", {"ignore": "yes"}, "ignore 'yes' is not 0 or 1"),
+        ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
-        ("annotations", {"segmentation": [[1, 1, 2, 2]]}, "polygon of 4 numbers"),
-        ("annotations", {"segmentation": [[[0, 0], [5, 5], [0, 9]]]}, "annotation 1 of image 1: malformed"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
+        ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
         ("annotations", {"keypoints": None}, "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_record_is_named_once_and_can_be_skipped(
     people: dict[str, Any], images: Path, section: str, change: Any, message: str
 ) -> None:
@@ -66,14 +75,52 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(
     assert len(remaining[section]) == len(people[section]) - 1
 
 
+@pytest.mark.parametrize("section", ["images", "categories"])
+def test_all_records_of_an_ambiguous_id_are_bad_and_all_their_objects(people: dict[str, Any], section: str) -> None:
+    people["categories"].append({"id": 8, "name": "b"})
+    people["annotations"][0]["category_id"] = 8
+    first, second, *others = people[section]
+    second["id"] = first["id"]
+    problems = list(check(people))
+    assert [p.text.partition(": ")[2] for p in problems if p.section == section] == ["duplicate id"] * 2
+    remaining = drop_bad(people, problems)
+    assert remaining[section] == others
+    named = {"images": "image_id", "categories": "category_id"}[section]
+    assert not any(record[named] == first["id"] for record in remaining["annotations"])
+
+
 def test_good_records_are_good(people: dict[str, Any], images: Path) -> None:
     x, y, w, _ = people["annotations"][0]["bbox"]
-    people["annotations"][0]["bbox"] = [x, y, w, 0]  # as two boxes of COCO's own train2017; the engines drop it
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
+    people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
+    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that begin anew in each image
+    people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not list(check(people, images, masks=True, keypoints=17))
-    for record in people["annotations"]:
-        del record["keypoints"]
-    assert not list(check(people, images))
+    people["annotations"][0] |= {"bbox": [x, y, w, 0], "keypoints": "not read", "segmentation": [[]]}
+    assert not list(check(people, images, strict=False)), "as two boxes of COCO's own train2017"
+
+
+def test_both_engines_read_one_form(people: dict[str, Any]) -> None:
+    stray = [5, 5, 9, 9]
+    people["images"][0] |= {"width": 96.0}
+    people["annotations"][0] |= {"ignore": 1, "id": 7, "area": 0.25}
+    people["annotations"][1]["segmentation"].append(stray)
+    masks, changes = unify(people, masks=True, keypoints=True)
+    assert sorted(changes.values()) == [1, 1, 1] and type(masks["images"][0]["width"]) is int
+    first, second, third, *_ = masks["annotations"]
+    assert first["iscrowd"] == 1 and "ignore" not in first and second["iscrowd"] == 0
+    assert stray not in second["segmentation"] and len(second["segmentation"]) == 1
+    assert [record["id"] for record in masks["annotations"]] == list(range(1, 11))
+    assert third == people["annotations"][2], "what is in order is not changed"
+    boxes, _ = unify(people, masks=False, keypoints=False)
+    assert not any({"segmentation", "keypoints", "num_keypoints"} & set(record) for record in boxes["annotations"])
+
+
+@pytest.mark.parametrize(("area", "expected"), [(1500, 1500), (0, 2500), (0.25, 2500), (None, 2500), (2600, 2600)])
+def test_an_area_that_cannot_be_is_the_boxs(area: float | None, expected: float) -> None:
+    record = {"bbox": [9, 9, 50, 50]} | ({} if area is None else {"area": area})
+    assert object_area(record) == expected
+    assert object_area({"bbox": [9, 9, 2, 2], "area": 0.5}) == 0.5, "small objects may have such areas"
 
 
 def test_boxes_in_another_format_are_named() -> None:

@@ -81,6 +81,7 @@ def test_yolo(tmp_path: Path) -> None:
         ("3 0.5 0.5 0.1 0.1", "a class below 1"),
         ("0 20 15 4 4", "a.txt, line 1: '0 20 15 4 4'"),
         ("0 0.5 0.5 0.1", "a.txt, line 1"),
+        ("0 0.5 0.5 0 0.1", "a.txt, line 1"),
         ("0 0.5 0.5 0.1 0.1 0.9", "a.txt, line 1"),  # with a score
     ],
 )

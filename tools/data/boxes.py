@@ -87,8 +87,9 @@ def _yolo(path: Path, width: int, height: int, classes: int) -> Iterable[_Object
             continue
         try:
             label, *values = map(float, line.split())
-            is_box_or_outline = len(values) == 4 or (len(values) >= 6 and len(values) % 2 == 0)
-            if label not in range(classes) or not is_box_or_outline or not all(-0.001 < v < 1.001 for v in values):
+            is_outline = len(values) >= 6 and len(values) % 2 == 0
+            is_box = len(values) == 4 and min(values[2:]) > 0
+            if label not in range(classes) or not (is_box or is_outline) or not all(-0.001 < v < 1.001 for v in values):
                 raise ValueError
         except ValueError:
             raise UserError(

@@ -179,7 +179,7 @@ def _image_problem(
         try:
             size = files[path] or open_upright(path).size
         except CorruptImage as error:
-            return str(error).partition(";")[0]
+            return str(error)
         if size != (width, height):
             return f"{path} has {size[0]} x {size[1]} pixels (after its EXIF rotation, if any), not {width} x {height}"
     sizes[image["id"]] = (int(width), int(height))

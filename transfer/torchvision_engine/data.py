@@ -74,20 +74,20 @@ def load_coco(
         by_image[annotation["image_id"]].append(annotation)
 
     def record(image: dict[str, Any]) -> dict[str, Any]:
-        annotations = (_annotation(given, labels) for given in by_image.pop(image["id"]))  # frees what is packed
+        annotations = by_image.pop(image["id"])  # frees what is packed
         return {
             "file_name": str(image_dir / image["file_name"]),
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
-            "annotations": [annotation for annotation in annotations if annotation is not None],
+            "annotations": [_annotation(annotation, labels) for annotation in annotations],
         }
 
     records = Records(filter(keep, map(record, images)))
     return records, [c["id"] for c in categories], flip
 
 
-def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
+def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
     x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
     converted: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),
@@ -100,11 +100,8 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
             uncompressed: Any = segmentation  # which pycocotools' stubs lack
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         converted["segmentation"] = segmentation
-    elif segmentation:
-        polygons = [np.asarray(polygon, np.float64) for polygon in outlines(segmentation)]
-        if not polygons:
-            return None  # fewer than three points: no instance, even if masks are not used
-        converted["segmentation"] = polygons
+    elif polygons := outlines(segmentation or ()):
+        converted["segmentation"] = [np.asarray(polygon, np.float64) for polygon in polygons]
     if annotation.get("keypoints"):
         keypoints = np.asarray(annotation["keypoints"], np.float64).reshape(-1, 3)
         keypoints[:, :2] += 0.5

@@ -107,7 +107,7 @@ class Mapper:
         self, record: dict[str, Any], moved: TransformList, size: tuple[int, int], flipped: bool
     ) -> dict[str, Any]:
         """The instances in the resized image, (H, W) ``size``, without those of an empty box or mask."""
-        annotations = [a for a in record["annotations"] if not a["crowd"]]
+        annotations = [a for a in record["annotations"] if not (a["crowd"] or (self.masks and "segmentation" not in a))]
         corners = moved.apply_box(np.array([a["box"] for a in annotations]).reshape(-1, 4))
         boxes = torch.from_numpy(np.clip(corners, 0, [*size[::-1], *size[::-1]]).astype(np.float32))
         masks = [self.mask(a, moved, size) for a in annotations] if self.masks else []

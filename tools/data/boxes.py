@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import yaml
 
 from pretrain.common.errors import UserError, one_line, shortlist
+from pretrain.common.image_io import open_upright
 from pretrain.data.folders import images_below
-from transfer.coco.image_sizes import image_size
+from transfer.coco.check import upright_size
 
 _Object = tuple[Any, list[float], dict[str, Any]]  # class (VOC: its name, YOLO: its number), [x, y, w, h], other fields
 
@@ -47,7 +48,8 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     records: list[dict[str, Any]] = []
     objects: list[tuple[int, _Object]] = []
     for name in sorted(photos if names else files):
-        width, height = image_size(str(images / photos[name]))
+        path = str(images / photos[name])
+        width, height = upright_size(path) or open_upright(path).size
         records.append({"id": len(records) + 1, "file_name": photos[name], "width": width, "height": height})
         if name in files:
             read = _yolo(files[name], width, height, len(classes)) if names else _voc(files[name], width, height)

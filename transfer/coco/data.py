@@ -3,6 +3,7 @@
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
 `coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
+Both engines read the copy of a `coco:` data set that `prepare` writes into OUTPUT_DIR.
 The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
@@ -27,7 +28,6 @@ from pretrain.common.run_folder import atomic_write, read_json
 from . import catalog
 from .check import SECTIONS, SMALL, box_format_problem, check, drop_bad, share_of_small_boxes, unify
 from .keypoints import flip_pairs
-from .training import ONLY_CROWDS, refuse_untrainable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
     f"{prefix}coco_{year}_{split}": (f"{split}{year}", f"annotations/{kind}_{split}{year}.json")
@@ -223,11 +223,9 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tup
         raise UserError(
             f"{where}: {shortlist(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
         )
-    content, changes = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
-    for section in ("images", "categories"):
-        if not content[section]:
-            reason = f" left ({shortlist(texts)})" if texts else ""
-            raise UserError(f"{where} has no {section}{reason}; correct it, or name another file")
+    content = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    if not (content["images"] and content["categories"]):
+        raise UserError(f"{where} has no images or no categories left: {shortlist(texts) or 'correct the file'}")
     if text := box_format_problem(content):
         raise UserError(f"{where}: {text}")
     _check_count(len(content["categories"]), model.ROI_HEADS.NUM_CLASSES, where)
@@ -241,11 +239,17 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tup
             f"{where}: its keypoint names do not distinguish left from right; give the category "
             '"flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
+    objects = [record for record in content["annotations"] if not record["iscrowd"]]
+    notes = [] if objects else ["it has no objects but crowds (iscrowd 1): nothing can be scored"]
     if name in cfg.DATASETS.TRAIN:
-        refuse_untrainable(content, cfg, where)
-    notes = [f"{count} {change}" for change, count in changes.items()]
-    if name in cfg.DATASETS.TEST and all(record["iscrowd"] for record in content["annotations"]):
-        notes.append(f"it {ONLY_CROWDS}: nothing can be scored")
+        if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+            raise UserError(f"{where} has no objects but crowds (iscrowd 1), which are not trained on; set iscrowd 0")
+        least = keypoints and model.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
+        if least and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
+            raise UserError(f"{where}: no keypoint is labeled; give those that are a visibility of 1 or 2")
+        has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
+        if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
+            raise UserError(f"{where} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
     if problems:
         numbers = ", ".join(f"{n} {section}" for section, n in Counter(p.section for p in problems).items())
         copy = checked_copy(name, cfg.OUTPUT_DIR)

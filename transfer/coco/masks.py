@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from math import isfinite
 from reprlib import repr as short
 from typing import Any
+
+from pycocotools import mask as coco_mask
 
 
 def are_numbers(values: Any) -> bool:
@@ -30,33 +33,16 @@ def mask_problem(mask: Any, width: int, height: int) -> str:
 
 
 def _rle_problem(mask: dict[str, Any], width: int, height: int) -> str:
-    if mask.get("size") != [height, width]:
-        return f"RLE mask of size {short(mask.get('size'))}, not {[height, width]}"
-    counts = mask.get("counts")
-    runs: Any = _decompressed(counts) if isinstance(counts, str) else counts
-    if not are_numbers(runs) or any(run < 0 or run != int(run) for run in runs):
-        return f"RLE mask with counts {short(counts)}, which are not run lengths"
-    if sum(runs) != height * width:
-        return f"RLE mask whose counts {short(counts)} sum to {sum(runs):g}, not {height * width} (height x width)"
-    return "" if any(runs[1::2]) else "RLE mask without a pixel"
+    size, pixels = mask.get("size"), height * width
+    if size != [height, width]:
+        return f"RLE mask of size {short(size)}, not {[height, width]}"
+    is_valid = _has_pixels(mask.get("counts"), pixels) and not _has_pixels(mask["counts"], pixels - 1)
+    return "" if is_valid else f"RLE mask whose counts {short(mask.get('counts'))} do not sum to {pixels}, or are empty"
 
 
-def _decompressed(counts: str) -> list[int]:
-    """Decode COCO's compressed run lengths; empty: this is no such string.
-
-    A number is written in groups of 5 bits, the lowest first, each as a character from "0" on; bit 5 says that another
-    group follows. The last group's bit 4 is the sign. From the fourth on, numbers are added to the run two before.
-    """
-    runs: list[int] = []
-    value = shift = 0
-    for character in counts:
-        code = ord(character) - ord("0")
-        if not 0 <= code < 64:
-            return []
-        value |= (code & 31) << shift
-        shift += 5
-        if code < 32:
-            value -= (code >> 4) << shift
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-    return [] if shift else runs
+def _has_pixels(counts: Any, pixels: int) -> bool:
+    """Whether run lengths fit into so many pixels, and not all of these are background; pycocotools refuses others."""
+    rle: Any = {"size": [pixels, 1], "counts": counts}
+    with contextlib.suppress(ArithmeticError, TypeError, ValueError):
+        return bool(coco_mask.decode(coco_mask.frPyObjects(rle, pixels, 1) if isinstance(counts, list) else rle).any())
+    return False

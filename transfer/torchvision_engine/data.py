@@ -19,6 +19,7 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 
 from pretrain.common.distributed import rank, world_size
+from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
@@ -110,7 +111,11 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
 
 
 def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
-    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image."""
+    """The records of DATASETS.TRAIN that training uses, and the index of every keypoint's mirror image.
+
+    Raises:
+        UserError: no image is left.
+    """
     least = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0
     drops_empty = cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
 
@@ -122,6 +127,8 @@ def training_records(cfg: CfgNode) -> tuple[Records, list[int]]:
     records, _, flip = loaded[0]
     if len(loaded) > 1:
         records = Records(itertools.chain.from_iterable(part for part, *_ in loaded))
+    if not records:
+        raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on")
     return records, flip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fvcore.common.config import CfgNode
@@ -13,6 +14,10 @@ from PIL import Image
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data
+
+CROWD = {"iscrowd": 1}
+UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
+KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
 def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +99,33 @@ def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path / "out", name)
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(json.dumps(content, ensure_ascii=False), encoding=encoding)
-        logged: list[str] = []
-        data.prepare(cfg, [name], logged.append)
-        assert logged[0] == f"{path}: 1 objects have ignore 1, which is read as iscrowd 1"
+        data.prepare(cfg, [name])
     copy = data.read(data.resolve(name, cfg.OUTPUT_DIR)[0])
     assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["left_out"] == []
     assert [record["iscrowd"] for record in copy["annotations"]].count(1) == 2
     path.write_text(json.dumps(content | {"info": "紅"}, ensure_ascii=False), encoding="gbk")
     refused(lambda: data.prepare(cfg, [name]), path, "UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "allowed", "names"),
+    [
+        (CROWD, {}, {"DATALOADER__FILTER_EMPTY_ANNOTATIONS": False}, ["iscrowd 1"]),
+        (UNLABELED, KEYPOINTS, {"MODEL__ROI_KEYPOINT_HEAD__MIN_KEYPOINTS_PER_IMAGE": 0}, ["no keypoint is labeled"]),
+        ({}, {"MODEL__MASK_ON": True}, {"INPUT__MASK_FORMAT": "bitmask"}, ["RLE", "INPUT.MASK_FORMAT"]),
+    ],
+)
+def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], keys: dict[str, Any], allowed: dict[str, Any], names: list[str]
+) -> None:
+    name = tiny_coco.write(tmp_path / "data", keypoints=keys is KEYPOINTS, rle="MODEL__MASK_ON" in keys)
+    tiny_coco.edit(name, lambda content: [record.update(change) for record in content["annotations"]])
+    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, [name]), name.split(":")[1], *names)
+    data.check_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
+    good = tiny_coco.write(tmp_path / "good", keypoints=keys is KEYPOINTS)
+    data.check_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def check(
     names = [str(record.get("file_name")) for record in content["images"] if isinstance(record, dict)]
     paths = [] if images is None else [os.path.join(images, name) for name in names]
     # Threads, since a network disk takes milliseconds to open a file; warnings are of odd EXIF data.
-    with warnings.catch_warnings(action="ignore"), ThreadPool(16) as pool:
+    with warnings.catch_warnings(action="ignore"), ThreadPool(8) as pool:
         files = dict(zip(paths, pool.map(lambda path: upright_size(path, decode=decode), paths), strict=True))
 
     def image_problem(image: dict[str, Any]) -> str:
@@ -120,11 +120,11 @@ def upright_size(path: str, *, decode: bool = False) -> tuple[int, int] | None:
         file.seek(-8, os.SEEK_END)
         is_complete = file.read().endswith((b"\xff\xd9", b"IEND\xaeB`\x82"))  # of a JPEG, a PNG
         image = Image.open(file)
-        if decode or not is_complete:
+        is_usual = image.width * image.height < 2**26 and image.mode not in ("F", "I")
+        if is_usual and (decode or not is_complete):
             image.load()
         has_exif = image.format != "PNG" or "exif" in image.info  # Pillow would decode a PNG to look for it
         is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        is_usual = image.width * image.height < 2**26 and image.mode not in ("F", "I")
         return ((image.height, image.width) if is_turned else image.size) if is_usual else None
 
 

@@ -57,7 +57,7 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 detection_utils.read_image = read_image  # which every mapper calls
 _output_shape = ResizeShortestEdge.get_output_shape
-# Of an image of 3000 x 2 pixels, the shorter side would be 0.
+# At least one pixel, which an image of 3000 x 2 would not keep.
 ResizeShortestEdge.get_output_shape = staticmethod(lambda *sides: tuple(max(1, side) for side in _output_shape(*sides)))
 
 

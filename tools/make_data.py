@@ -37,7 +37,7 @@ from transfer.coco.data import read
 
 _MANIFEST = "made.json"
 # Raise a kind's when the same arguments would make other data.
-_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 1, "split": 1, "voc": 1, "yolo": 1}
+_VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
 _LEAST_SIZE = {"digits": 16, "people": 64}  # pixels
 
 

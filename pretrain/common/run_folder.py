@@ -78,11 +78,11 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 def read_json(path: str | Path, kind: type = dict) -> Any:
     """The JSON object in a file, with ``kind`` list the array; UserError if there is none that can be read."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
-        raise UserError(f"{path} is not JSON ({first_line(error)}); it is damaged or the wrong file") from error
+        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
     if not isinstance(value, kind):
         raise UserError(f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")
     return value

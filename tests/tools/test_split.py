@@ -68,7 +68,7 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
         (["--val", "0"], "--val is 0"),
         (["--val", "100"], "--val 100 of 100 images"),
         (["--val", "0.001"], "--val 0.001 of 100 images"),
-        (["--images", "nowhere"], "missing image nowhere/0.png"),
+        (["--images", "nowhere"], "nowhere/0.png"),
     ],
 )
 def test_what_cannot_be_split_is_refused(tmp_path: Path, words: list[str], named: str) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import yaml
-from PIL import ExifTags, Image
 
 from pretrain.common.errors import UserError, one_line, shortlist
+from pretrain.common.image_io import open_upright
 from pretrain.data.folders import images_below
+from transfer.coco.check import upright_size
 
 _Object = tuple[Any, list[float], dict[str, Any]]  # class (VOC: its name, YOLO: its number), [x, y, w, h], other fields
 
@@ -53,7 +54,8 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
     objects: list[tuple[int, _Object]] = []
     bad: list[str] = []
     for name in sorted(photos if names else files):
-        width, height = _size(images / photos[name])
+        path = str(images / photos[name])
+        width, height = upright_size(path) or open_upright(path).size
         records.append({"id": len(records) + 1, "file_name": photos[name], "width": width, "height": height})
         if name not in files:
             continue
@@ -109,8 +111,9 @@ def _yolo(path: Path, width: int, height: int, classes: int, points: int) -> Ite
             label, *values = map(float, line.split())
             if points and len(values) == 4 + points:
                 del values[4:]
-            is_box_or_outline = len(values) == 4 or (not points and len(values) >= 6 and len(values) % 2 == 0)
-            if label not in range(classes) or not is_box_or_outline or not all(-0.001 < v < 1.001 for v in values):
+            is_outline = not points and len(values) >= 6 and len(values) % 2 == 0
+            is_box = len(values) == 4 and min(values[2:]) > 0
+            if label not in range(classes) or not (is_box or is_outline) or not all(-0.001 < v < 1.001 for v in values):
                 raise ValueError
         except ValueError:
             raise UserError(
@@ -137,13 +140,3 @@ def _names(path: Path) -> tuple[list[str], int]:
         return [str(names[index]) for index in range(len(names))], math.prod(content.get("kpt_shape", [0]))
     except (yaml.YAMLError, LookupError, TypeError) as error:
         raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error
-
-
-def _size(path: Path) -> tuple[int, int]:
-    """Width and height of an image as detectors read it: turned as its EXIF data say."""
-    try:
-        with Image.open(path) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            return (image.height, image.width) if turned else (image.width, image.height)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"image {path} cannot be read ({one_line(error)}); restore it or remove it") from error

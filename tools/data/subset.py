@@ -46,7 +46,8 @@ def write_subsets(
             positions = _listed(published, percent, fold, len(images)) if published else order[:count]
             chosen = [images[position] for position in sorted(positions)]
             ids = {image["id"] for image in chosen}
-            annotations = [one for one in content["annotations"] if one["image_id"] in ids]
+            # Two boxes of COCO's train2017 have no height: no detector is trained on them.
+            annotations = [one for one in content["annotations"] if one["image_id"] in ids and 0 not in one["bbox"][2:]]
             name = f"{percent:g}pct_fold{fold}.json"
             (folder / name).write_text(json.dumps({**rest, "images": chosen, "annotations": annotations}))
             rows.append([name, len(chosen), len(annotations)])

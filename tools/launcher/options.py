@@ -62,7 +62,8 @@ class Options:
     nodes: int = _number(1, 1, "nodes per job (1)")
     gpus: int | str | None = _number(
         None, 0, "GPUs per node, on SLURM also with their type, as a100:8; default: all that are visible on this "
-        "machine, at most --tasks; on SLURM 1", type=lambda text: int(text) if text.isdecimal() else text, metavar="[TYPE:]NUMBER",
+        "machine, at most --tasks; on SLURM 1",
+        type=lambda text: int(text) if text.isdecimal() else text, metavar="[TYPE:]NUMBER",
     )  # fmt: skip
     tasks: int | None = _number(None, 1, "processes per node; default: one per GPU, at least one")
     cpus_per_task: int | None = _number(

@@ -3,6 +3,7 @@
 A name in DATASETS.TRAIN or DATASETS.TEST is one of COCO's (`coco_2017_train`, ..., under ``$DETECTRON2_DATASETS`` or
 ``datasets``), or `coco:ANNOTATIONS.json:IMAGE_FOLDER`. Bad records end the run before it starts;
 `coco:ANNOTATIONS.json:IMAGE_FOLDER:skip_bad` skips them and says how many. COCO's own files of 2017 are not checked.
+Both engines read the copy of a `coco:` data set that `prepare` writes into OUTPUT_DIR.
 The Detectron2 engine also accepts any name in Detectron2's DatasetCatalog (see `catalog`).
 """
 
@@ -26,7 +27,7 @@ from pretrain.common.run_folder import atomic_write, read_json
 
 from ..config import classes_key
 from . import catalog
-from .check import SECTIONS, SMALL, Problem, box_format_problem, check, drop_bad, share_of_small_boxes
+from .check import SECTIONS, SMALL, box_format_problem, check, drop_bad, share_of_small_boxes, unify
 from .keypoints import is_flippable
 
 _SPLITS = {  # name: (image folder, annotations), under the root's coco/; Detectron2's names
@@ -98,8 +99,8 @@ def find(name: str) -> CocoSet | None:
 
 
 def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a data set that `prepare` has checked: with :skip_bad, and for one of
-    Detectron2's catalog without files, the file is the copy in OUTPUT_DIR.
+    """The annotation file and the image folder of a data set that `prepare` has checked: the file is the copy in
+    OUTPUT_DIR, if there is one.
 
     Raises:
         UserError: as `find`, or this machine does not see the copy.
@@ -107,7 +108,8 @@ def resolve(name: str, output_dir: str | Path) -> tuple[Path, Path]:
     data_set, copy = find(name), checked_copy(name, output_dir)
     if data_set is None:
         return copy, Path()
-    return existing_file(copy, f"copy of {name}") if data_set.skip_bad else data_set.annotations, data_set.images
+    has_copy = data_set.skip_bad or copy.is_file()
+    return existing_file(copy, f"copy of {name}") if has_copy else data_set.annotations, data_set.images
 
 
 def checked_copy(name: str, output_dir: str | Path) -> Path:
@@ -155,7 +157,7 @@ def check_early(cfg: CfgNode, names: Iterable[str], recorded: Classes | None = N
     for name in names:
         data_set = find(name)
         if data_set is not None and data_set.annotations.stat().st_size < _LARGE_BYTES:
-            content, _ = _checked(name, data_set, cfg)
+            content, _ = _checked(name, data_set, cfg, decode=False)
             categories[name] = category_names(content)
     check_classes(cfg, categories)
 
@@ -202,15 +204,11 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[l
         return catalog.prepare(name, copy if name in cfg.DATASETS.TEST and by_coco else None), {name}
     if data_set.annotations.stat().st_size == _RELEASED_BYTES.get(data_set.annotations.name):
         return ["person"] if "person_keypoints" in data_set.annotations.name else _coco_names(), {name}
-    content, problems = _checked(name, data_set, cfg)
-    if data_set.skip_bad:
-        atomic_write(copy, json.dumps(content | {"left_out": [problem.text for problem in problems]}))
-    if problems:
-        counts = Counter(problem.section for problem in problems)
-        numbers = ", ".join(f"{n} {section}" for section, n in counts.items())
-        log(f"{data_set.annotations}: skipped bad records: {numbers}; {copy} lists them under left_out")
-        for problem in problems[:20]:
-            log(f"  {problem.text}")
+    content, notes = _checked(name, data_set, cfg, decode=name in cfg.DATASETS.TEST)
+    if name.startswith("coco:"):  # Detectron2 reads others from their own files
+        atomic_write(copy, json.dumps(content))
+    for note in notes:
+        log(f"{data_set.annotations}: {note}")
     pixels, most, folder = cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST, os.path.realpath(data_set.images)
     if (share := share_of_small_boxes(content, pixels, most)) >= 0.01:
         log(
@@ -220,8 +218,8 @@ def _prepare_one(name: str, cfg: CfgNode, log: Callable[[str], None]) -> tuple[l
     return category_names(content), {os.path.join(folder, image["file_name"]) for image in content["images"]}
 
 
-def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any], list[Problem]]:
-    """A data set's content without its bad records, and those records.
+def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tuple[dict[str, Any], list[str]]:
+    """A data set's good records as the engines read them (see `unify`), and what to log about the others.
 
     Raises:
         UserError: bad records that are not skipped, or data that are not for this detector.
@@ -232,14 +230,17 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
         raise UserError(f"{where} has no categories: the export is empty; export the data again, with their classes")
     keypoints = model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else 0
     folder = None if in_catalog(name) else data_set.images  # Detectron2's catalog may map names to other files
-    masks = model.MASK_ON and name not in _SPLITS  # COCO's files of 2014 may have outlines of two points
-    problems = list(check(content, folder, masks=masks, keypoints=keypoints))
+    strict = name not in _SPLITS  # COCO's files of 2014 have polygons of two points and boxes without height
+    needed = {"masks": model.MASK_ON and strict, "keypoints": keypoints, "strict": strict, "decode": decode}
+    problems = list(check(content, folder, **needed))
+    texts = [problem.text for problem in problems]
     if problems and not data_set.skip_bad:
-        shown = shortlist([problem.text for problem in problems])
         raise UserError(
-            f"{where}: {shown}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
+            f"{where}: {shortlist(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
         )
-    content = drop_bad(content, problems)
+    content = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
+    if not (content["images"] and content["categories"]):
+        raise UserError(f"{where} has no images or no categories left: {shortlist(texts) or 'correct the file'}")
     if text := box_format_problem(content):
         raise UserError(f"{where}: {text}")
     labels = category_names(content)
@@ -256,7 +257,22 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode) -> tuple[dict[str, Any]
             f"{where}: its keypoint names do not distinguish left from right, alike in all categories; give each "
             'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
-    return content, problems
+    objects = [record for record in content["annotations"] if not record["iscrowd"]]
+    notes = [] if objects else ["it has no objects but crowds (iscrowd 1): nothing can be scored"]
+    if name in cfg.DATASETS.TRAIN:
+        if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+            raise UserError(f"{where} has no objects but crowds (iscrowd 1), which are not trained on; set iscrowd 0")
+        least = keypoints and model.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
+        if least and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
+            raise UserError(f"{where}: no keypoint is labeled; give those that are a visibility of 1 or 2")
+        has_rle = any(isinstance(record.get("segmentation"), dict) for record in objects)
+        if has_rle and cfg.INPUT.MASK_FORMAT == "polygon":
+            raise UserError(f"{where} has masks in RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
+    if problems:
+        numbers = ", ".join(f"{n} {section}" for section, n in Counter(p.section for p in problems).items())
+        copy = checked_copy(name, cfg.OUTPUT_DIR)
+        notes += [f"skipped bad records: {numbers}; {copy} lists them under left_out", *texts[:20]]
+    return content | {"left_out": texts}, notes
 
 
 def read(annotations: str | Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _OTHER_SIDE = {"l": "r", "r": "l", "left": "right", "right": "left"}
 def keypoint_names(content: Mapping[str, Any]) -> list[str]:
     """The keypoints' names in a COCO file; their numbers where its categories do not name them."""
     if names := next((c["keypoints"] for c in content["categories"] if c.get("keypoints")), []):
-        return names
+        return [str(name) for name in names]
     points = next((a["keypoints"] for a in content["annotations"] if a.get("keypoints")), [])
     return [str(index) for index in range(len(points) // 3)]
 
@@ -27,8 +27,8 @@ def flip_pairs(content: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     names = keypoint_names(content)
     given = next((c["flip"] for c in content["categories"] if c.get("keypoints") and "flip" in c), None)
     if given is not None:
-        is_valid = all(len(pair) == 2 and {*pair} <= {*names} for pair in given)
-        return [(left, right) for left, right in given] if is_valid else None
+        is_valid = all(isinstance(pair, list) and len(pair) == 2 and {*map(str, pair)} <= {*names} for pair in given)
+        return [(str(left), str(right)) for left, right in given] if is_valid else None
     by_words = {tuple(word.lower() for word in _WORDS.findall(name)): name for name in names}
     pairs = []
     for words, name in by_words.items():

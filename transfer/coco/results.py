@@ -187,11 +187,17 @@ def _ground_truth(content: Mapping[str, Any]) -> Any:
     """pycocotools' COCO, with ids from 1, as COCOeval takes id 0 for no match, and with the fields that it needs."""
     records: list[dict[str, Any]] = []
     for number, record in enumerate(content["annotations"], start=1):
-        new = {"iscrowd": 0, "area": record["bbox"][2] * record["bbox"][3], **record, "id": number}
+        new = {"iscrowd": 0, **record, "area": _area(record), "id": number}
         if new.get("keypoints") is not None:  # null means none
             new.setdefault("num_keypoints", sum(v > 0 for v in new["keypoints"][2::3]))
         records.append(new)
     return _index(content, records)
+
+
+def _area(record: Mapping[str, Any]) -> float:
+    """Return an object's area in pixels: that of its box where the record has none, or one that cannot be."""
+    area, box = record.get("area", 0), record["bbox"][2] * record["bbox"][3]
+    return area if area > 0 and area >= min(1, box / 100) else box
 
 
 def _index(content: Mapping[str, Any], records: list[dict[str, Any]]) -> Any:

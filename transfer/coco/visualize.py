@@ -21,6 +21,8 @@ from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmenta
 from pretrain.common.image_io import open_upright
 from pretrain.common.run_folder import atomic_write
 
+from .masks import outlines
+
 _MIN_HEIGHT = 480  # smaller images are enlarged, so that labels can be read
 _CELL = 360  # sides of a panel of `compare`
 _FONT = f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf"
@@ -150,8 +152,9 @@ def _drawn(
     panel = F.pil_to_tensor(photo.resize(size, Image.Resampling.BICUBIC))
     colors: list[Any] = [f"hsl({i * 222.5 % 360:.0f}, 80%, 55%)" for i in range(len(items))]  # golden angle
     for item, color in zip(items, colors, strict=True):
-        if item.get("segmentation"):
-            mask = Image.fromarray(_mask(item["segmentation"], photo.height, photo.width) > 0).resize(size)
+        shape = item.get("segmentation")
+        if shape := outlines(shape) if isinstance(shape, list) else shape:
+            mask = Image.fromarray(_mask(shape, photo.height, photo.width) > 0).resize(size)
             panel = draw_segmentation_masks(panel, torch.from_numpy(np.array(mask)), alpha=0.45, colors=color)
         if item.get("keypoints"):
             points = torch.tensor(item["keypoints"]).reshape(1, -1, 3)

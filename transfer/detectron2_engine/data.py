@@ -10,10 +10,11 @@ import numpy as np
 from detectron2.data import DatasetCatalog, DatasetFromList, DatasetMapper, detection_utils, get_detection_dataset_dicts
 from detectron2.data.datasets import register_coco_instances
 from detectron2.data.samplers import InferenceSampler, RepeatFactorTrainingSampler
+from detectron2.data.transforms import ResizeShortestEdge
 from detectron2.utils import comm
 from fvcore.common.config import CfgNode
 
-from pretrain.common.errors import UserError
+from pretrain.common.errors import UserError, one_line
 from pretrain.common.image_io import open_upright
 
 from .. import MAPPERS
@@ -55,6 +56,9 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 
 detection_utils.read_image = read_image  # which every mapper calls
+_output_shape = ResizeShortestEdge.get_output_shape
+# At least one pixel, which an image of 3000 x 2 would not keep.
+ResizeShortestEdge.get_output_shape = staticmethod(lambda *sides: tuple(max(1, side) for side in _output_shape(*sides)))
 
 
 def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, Any]]]], int]:
@@ -73,10 +77,8 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
             min_keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE if cfg.MODEL.KEYPOINT_ON else 0,
             proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
         )
-    except AssertionError as error:
-        if "No valid data found" not in str(error):
-            raise
-        raise UserError(f"no image of {', '.join(cfg.DATASETS.TRAIN)} has annotations to train on") from error
+    except AssertionError as error:  # of a set of Detectron2's catalog
+        raise UserError(f"{', '.join(cfg.DATASETS.TRAIN)} cannot be trained on: {one_line(error)}") from error
     weights: Sequence[float] = [1.0] * len(records)
     if cfg.DATALOADER.SAMPLER_TRAIN == "RepeatFactorTrainingSampler":
         weights = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(

@@ -23,6 +23,7 @@ from pretrain.common.errors import UserError
 
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
+from ..coco.masks import outlines
 from ..samplers import Mapped, index_batches, load
 from .mapper import Mapper, build_mapper
 
@@ -71,24 +72,23 @@ def load_coco(
     labels = {category["id"]: label for label, category in enumerate(categories)}
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in images}
     for annotation in data.pop("annotations"):
-        if annotation["image_id"] in by_image:
-            by_image[annotation["image_id"]].append(annotation)
+        by_image[annotation["image_id"]].append(annotation)
 
     def record(image: dict[str, Any]) -> dict[str, Any]:
-        annotations = (_annotation(given, labels) for given in by_image.pop(image["id"]))  # frees what is packed
+        annotations = by_image.pop(image["id"])  # frees what is packed
         return {
             "file_name": str(image_dir / image["file_name"]),
             "height": image["height"],
             "width": image["width"],
             "image_id": image["id"],
-            "annotations": [annotation for annotation in annotations if annotation is not None],
+            "annotations": [_annotation(annotation, labels) for annotation in annotations],
         }
 
     records = Records(filter(keep, map(record, images)))
     return records, [c["id"] for c in categories], flip
 
 
-def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any] | None:
+def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str, Any]:
     x, y, w, h = np.asarray(annotation["bbox"], np.float32)  # Detectron2 adds in float32, then continues in float64
     converted: dict[str, Any] = {
         "box": np.array([x, y, x + w, y + h], np.float64),
@@ -101,11 +101,8 @@ def _annotation(annotation: dict[str, Any], labels: dict[int, int]) -> dict[str,
             uncompressed: Any = segmentation  # which pycocotools' stubs lack
             segmentation = coco_mask.frPyObjects(uncompressed, *segmentation["size"])
         converted["segmentation"] = segmentation
-    elif segmentation:
-        polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) % 2 == 0 and len(p) >= 6]
-        if not polygons:
-            return None  # fewer than three points: no instance, even if masks are not used
-        converted["segmentation"] = polygons
+    elif polygons := outlines(segmentation or ()):
+        converted["segmentation"] = [np.asarray(polygon, np.float64) for polygon in polygons]
     if annotation.get("keypoints"):
         keypoints = np.asarray(annotation["keypoints"], np.float64).reshape(-1, 3)
         keypoints[:, :2] += 0.5

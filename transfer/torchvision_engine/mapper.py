@@ -62,7 +62,7 @@ class Mapper:
         """``image`` (3, H, W) uint8 and, with ``rng`` (training), ``target``.
 
         Raises:
-            UserError: unreadable image, a size other than annotated, a mask that is missing or of the wrong kind.
+            UserError: unreadable image, or a size other than annotated.
         """
         image = self.read(record)
         height, width = image.shape[:2]
@@ -101,16 +101,16 @@ class Mapper:
         if max(new_h, new_w) > self.max_size:
             scale = float(self.max_size) / max(new_h, new_w)
             new_h, new_w = new_h * scale, new_w * scale
-        return int(new_h + 0.5), int(new_w + 0.5)
+        return max(1, int(new_h + 0.5)), max(1, int(new_w + 0.5))  # of 3000 x 2 pixels, one side would be 0
 
     def target(
         self, record: dict[str, Any], moved: TransformList, size: tuple[int, int], flipped: bool
     ) -> dict[str, Any]:
         """The instances in the resized image, (H, W) ``size``, without those of an empty box or mask."""
-        annotations = [a for a in record["annotations"] if not a["crowd"]]
+        annotations = [a for a in record["annotations"] if not (a["crowd"] or (self.masks and "segmentation" not in a))]
         corners = moved.apply_box(np.array([a["box"] for a in annotations]).reshape(-1, 4))
         boxes = torch.from_numpy(np.clip(corners, 0, [*size[::-1], *size[::-1]]).astype(np.float32))
-        masks = [self.mask(a, record["file_name"], moved, size) for a in annotations] if self.masks else []
+        masks = [self.mask(a, moved, size) for a in annotations] if self.masks else []
         keep = ((boxes[:, 2:] - boxes[:, :2]) > 1e-5).all(1)
         if self.masks == "bitmask":
             keep &= torch.tensor([mask.any() for mask in masks], dtype=torch.bool)
@@ -126,18 +126,14 @@ class Mapper:
             target["keypoints"] = torch.from_numpy(np.array(points, np.float32).reshape(-1, len(self.keypoints), 3))
         return target
 
-    def mask(self, annotation: dict[str, Any], image: str, moved: TransformList, size: tuple[int, int]) -> Any:
+    def mask(self, annotation: dict[str, Any], moved: TransformList, size: tuple[int, int]) -> Any:
         """Polygons, or a bit mask (H, W) of the resized image."""
-        segmentation = annotation.get("segmentation")
-        if segmentation is None:
-            raise UserError(f"an instance of {image} has no segmentation; annotate it or set MODEL.MASK_ON False")
+        segmentation = annotation["segmentation"]
         if isinstance(segmentation, list):
             polygons = [p.reshape(-1) for p in moved.apply_polygons([p.reshape(-1, 2) for p in segmentation])]
             if self.masks == "polygon":
                 return polygons
             return coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(polygons, *size)))
-        if self.masks == "polygon":
-            raise UserError(f"a mask of {image} is RLE, not polygons; set INPUT.MASK_FORMAT bitmask")
         return moved.apply_segmentation(coco_mask.decode(segmentation))
 
     def move_keypoints(

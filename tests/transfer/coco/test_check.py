@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from pretrain.common.image_io import open_upright
 from tests.transfer import tiny_coco
 from transfer.coco import data
-from transfer.coco.check import box_format_problem, check, drop_bad
+from transfer.coco.check import box_format_problem, check, drop_bad, unify, upright_size
 
 NAN = float("nan")
+PIXELS = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +34,37 @@ def people(images: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("section", "change", "message"),
     [
-        ("images", {"file_name": "gone.png"}, "image 1: missing image"),
-        ("images", lambda c: c["images"].append(c["images"][0]), "image 1: duplicate id"),
+        ("images", {"file_name": "gone.png"}, "image 1: cannot read image"),
+        ("images", {"file_name": None}, "image 1: file_name None is not text"),
+        ("images", {"id": "1"}, "image '1': id '1' is not a number like most ids"),
+        ("images", {"id": None}, "image None: id None is not a number"),
         ("images", {"width": 0}, "image 1: width 0 and height 64 are not whole numbers above 0"),
+        ("images", {"width": 95.5}, "image 1: width 95.5 and height 64 are not whole numbers"),
+        ("images", {"width": 64, "height": 96}, "1.png has 96 x 64 pixels (after any EXIF rotation"),
         ("images", lambda c: c["images"].append(5), "image 5: malformed"),
-        ("categories", lambda c: c["categories"].append(c["categories"][0]), "category 7: duplicate id"),
+        ("categories", lambda c: c["categories"].append({"id": "8", "name": "a"}), "id '8' is not a number"),
         ("categories", lambda c: c["categories"].append({"id": 9, "name": ""}), "category 9: no name"),
+        ("categories", lambda c: c["categories"].append({"id": 9, "name": "a", "keypoints": "b"}), "names 1 keypoints"),
         ("annotations", {"bbox": [5, 5, 20]}, "box [5, 5, 20] is not [x, y, width, height]"),
         ("annotations", {"bbox": [5, 5, NAN, 4]}, "is not [x, y, width, height]"),
+        ("annotations", {"bbox": ["5", "5", "9", "9"]}, "box ['5', '5', '9', '9'] is not [x, y, width, height]"),
+        ("annotations", {"bbox": [20, 30, 10, -24]}, "box [20, 30, 10, -24] has width 10 and height -24"),
+        ("annotations", {"bbox": [20, 30, 0, 9]}, "has width 0 and height 9"),
+        ("annotations", {"bbox": [96, 20, 9, 9]}, "box [96, 20, 9, 9] lies outside its image, 96 x 64"),
+        ("annotations", {"bbox": [20, -9, 9, 9]}, "lies outside its image, 96 x 64"),
         ("annotations", {"category_id": 99}, "unknown category 99"),
         ("annotations", {"image_id": 99}, "annotation 1 of image 99: unknown or bad image"),
-        ("annotations", lambda c: c["annotations"][1].update(id=1), "annotation 1 of image 1: duplicate id"),
-        ("annotations", lambda c: c["annotations"][0].pop("id"), "annotation None of image 1: no id"),
         ("annotations", {"iscrowd": None}, "iscrowd None is not 0 or 1"),
+        ("annotations", {"ignore": "yes"}, "ignore 'yes' is not 0 or 1"),
+        ("annotations", {"area": None}, "area None is not a number"),
         ("annotations", {"segmentation": []}, "no mask (if none has one, set MODEL.MASK_ON False)"),
-        ("annotations", {"segmentation": [[1, 1, 2, 2]]}, "polygon of 4 numbers"),
-        ("annotations", {"segmentation": [[[0, 0], [5, 5], [0, 9]]]}, "annotation 1 of image 1: malformed"),
         ("annotations", {"segmentation": {"size": [9, 9], "counts": "x"}}, "RLE mask of size [9, 9], not [64, 96]"),
         ("annotations", {"keypoints": [1, 1, 2] * 16}, "wrong keypoint count: 16, not 17"),
+        ("annotations", {"keypoints": [None, 1, 2] * 17}, "keypoints [None, 1, 2, None, 1, 2, ...] are not numbers"),
         ("annotations", {"num_keypoints": 30}, "wrong keypoint count: num_keypoints is 30"),
         ("annotations", {"keypoints": None}, "no keypoints (if none has any, set MODEL.KEYPOINT_ON False)"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_record_is_named_once_and_can_be_skipped(
     people: dict[str, Any], images: Path, section: str, change: Any, message: str
 ) -> None:
@@ -66,14 +79,45 @@ def test_a_bad_record_is_named_once_and_can_be_skipped(
     assert len(remaining[section]) == len(people[section]) - 1
 
 
+@pytest.mark.parametrize("section", ["images", "categories"])
+def test_all_records_of_an_ambiguous_id_are_bad_and_all_their_objects(people: dict[str, Any], section: str) -> None:
+    people["categories"].append({"id": 8, "name": "b"})
+    people["annotations"][0]["category_id"] = 8
+    first, second, *others = people[section]
+    second["id"] = first["id"]
+    problems = list(check(people))
+    assert [p.text.partition(": ")[2] for p in problems if p.section == section] == ["duplicate id"] * 2
+    remaining = drop_bad(people, problems)
+    assert remaining[section] == others
+    named = {"images": "image_id", "categories": "category_id"}[section]
+    assert not any(record[named] == first["id"] for record in remaining["annotations"])
+
+
 def test_good_records_are_good(people: dict[str, Any], images: Path) -> None:
     x, y, w, _ = people["annotations"][0]["bbox"]
-    people["annotations"][0]["bbox"] = [x, y, w, 0]  # as two boxes of COCO's own train2017; the engines drop it
     people["annotations"][1]["bbox"] = [x, y, 500, 500]  # over the border: clipped
+    people["annotations"][2]["segmentation"].insert(0, [1, 1, 2, 2])  # next to a good polygon
+    people["annotations"][3]["id"] = people["annotations"][4]["id"]  # ids that begin anew in each image
+    people["images"][0] |= {"width": 96.0, "height": 64.0}
     assert not list(check(people, images, masks=True, keypoints=17))
-    for record in people["annotations"]:
-        del record["keypoints"]
-    assert not list(check(people, images))
+    people["annotations"][0] |= {"bbox": [x, y, w, 0], "keypoints": "not read", "segmentation": [[]]}
+    assert not list(check(people, images, strict=False)), "as two boxes of COCO's own train2017"
+
+
+def test_both_engines_read_one_form(people: dict[str, Any]) -> None:
+    stray = [5, 5, 9, 9]
+    people["images"][0] |= {"width": 96.0}
+    people["annotations"][0] |= {"ignore": 1, "id": 7}
+    people["annotations"][1]["segmentation"].append(stray)
+    masks = unify(people, masks=True, keypoints=True)
+    assert type(masks["images"][0]["width"]) is int
+    first, second, third, *_ = masks["annotations"]
+    assert first["iscrowd"] == 1 and "ignore" not in first and second["iscrowd"] == 0
+    assert stray not in second["segmentation"] and len(second["segmentation"]) == 1
+    assert [record["id"] for record in masks["annotations"]] == list(range(1, 11))
+    assert third == people["annotations"][2], "what is in order is not changed"
+    boxes = unify(people, masks=False, keypoints=False)
+    assert not any({"segmentation", "keypoints", "num_keypoints"} & set(record) for record in boxes["annotations"])
 
 
 def test_boxes_in_another_format_are_named() -> None:
@@ -86,3 +130,36 @@ def test_boxes_in_another_format_are_named() -> None:
     assert "[x0, y0, x1, y1]" in problem([60, 50, 90, 70], [50, 10, 80, 30], [1, 1, 9, 9])
     over_the_border_and_without_area = problem([60, 50, 60, 70], [50, 10, 20, 30], [20, 20, 0, 0])
     assert over_the_border_and_without_area == ""
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "bmp"])
+@pytest.mark.parametrize("decode", [False, True])
+def test_sizes_are_the_decoded_images(tmp_path: Path, kind: str, decode: bool) -> None:
+    paths = [str(tmp_path / f"{orientation}.{kind}") for orientation in (1, 3, 6, 8)]
+    for orientation, path in zip((1, 3, 6, 8), paths, strict=True):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(PIXELS).save(path, exif=exif)  # a BMP has none
+    sizes = {path: open_upright(path).size for path in paths}
+    assert {path: upright_size(path, decode=decode) for path in paths} == sizes
+    assert kind == "bmp" or set(sizes.values()) == {(40, 30), (30, 40)}
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif", "bmp"])
+def test_damage_is_seen(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    Image.fromarray(PIXELS).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"appended by a telephone")
+    assert upright_size(str(path)) == (40, 30)
+    for damaged in (whole[: len(whole) // 2], b"", b"<html></html>"):
+        path.write_bytes(damaged)
+        assert upright_size(str(path)) is None
+
+
+def test_damage_in_the_middle_is_seen_by_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(PIXELS).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000] + bytes(200) + whole[1200:])
+    assert upright_size(str(path)) == (40, 30) and upright_size(str(path), decode=True) is None

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fvcore.common.config import CfgNode
+from PIL import Image
 
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer.coco import data
+
+CROWD = {"iscrowd": 1}
+UNLABELED = {"keypoints": [5, 5, 0] * 17, "num_keypoints": 0}
+KEYPOINTS = {"MODEL__KEYPOINT_ON": True, "MODEL__ROI_HEADS__NUM_CLASSES": 1}
 
 
 def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +41,91 @@ def test_prepare_fails_or_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     refused(lambda: data.resolve(skipping, tmp_path / "elsewhere"), "elsewhere/datasets")
     cfg = tiny_coco.config(tmp_path / "out", skipping, MODEL__ROI_HEADS__NUM_CLASSES=80)
     refused(lambda: data.prepare(cfg, [skipping]), "MODEL.ROI_HEADS.NUM_CLASSES 1", 80)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "turned"])
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+def test_bad_images_are_found_before_the_training(tmp_path: Path, damage: str, split: str) -> None:
+    good, bad = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "bad")
+    path, exif = tmp_path / "bad" / "1.png", Image.Exif()
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:300])
+    else:
+        exif[0x0112] = 6
+        Image.open(path).save(path, exif=exif)
+
+    def prepare(name: str) -> CfgNode:
+        cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (name,)})
+        data.check_early(cfg, [good, name])
+        data.prepare(cfg, [good, name], lambda _: None)
+        return cfg
+
+    refused(lambda: prepare(bad), bad.split(":")[1], "image 1: ", path, ":skip_bad")
+    content = data.read(data.resolve(f"{bad}:skip_bad", prepare(f"{bad}:skip_bad").OUTPUT_DIR)[0])
+    assert [image["id"] for image in content["images"]] == [2, 3, 4, 5, 6]
+    assert 1 not in {record["image_id"] for record in content["annotations"]} and len(content["left_out"]) == 3
+
+
+def test_test_images_are_decoded_before_the_training(tmp_path: Path) -> None:
+    name, path = tiny_coco.write(tmp_path / "data"), tmp_path / "data" / "3.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:3000] + bytes(200) + whole[3200:])
+    cfg = tiny_coco.config(tmp_path / "out", name)
+    data.check_early(cfg, [name])  # which reads the headers
+    refused(lambda: data.prepare(cfg, [name]), "image 3: ", path)
+
+
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+def test_a_set_of_which_nothing_is_left_is_refused(tmp_path: Path, split: str) -> None:
+    good, lost = tiny_coco.write(tmp_path / "good"), tiny_coco.write(tmp_path / "lost")
+    cfg = tiny_coco.config(tmp_path / "out", good, **{f"DATASETS__{split}": (f"{lost}:skip_bad",)})
+    for name in tmp_path.glob("lost/*.png"):
+        name.unlink()
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, [good, f"{lost}:skip_bad"]), lost.split(":")[1], "no images", "1.png")
+    tiny_coco.edit(lost, lambda content: content.update(images=[], annotations=[]))
+    refused(lambda: data.prepare(cfg, [f"{lost}:skip_bad"]), "no images")
+    tiny_coco.edit(lost, lambda content: content.update(categories=[]))
+    shutil.copytree(tmp_path / "good", tmp_path / "lost", dirs_exist_ok=True)
+    tiny_coco.edit(lost, lambda content: content.update(categories=[], annotations=[]))
+    refused(lambda: data.prepare(cfg, [f"{lost}:skip_bad"]), "no categories")
+
+
+def test_both_engines_read_the_checked_copy(tmp_path: Path) -> None:
+    """Not the file, of which Detectron2 refuses ids that begin anew, `ignore`, and a byte-order mark."""
+    name = tiny_coco.write(tmp_path / "data")
+    content = tiny_coco.edit(name, lambda content: content["annotations"][0].update(id=2, ignore=1, segmentation=[[]]))
+    path = Path(name.split(":")[1])
+    cfg = tiny_coco.config(tmp_path / "out", name)
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_text(json.dumps(content, ensure_ascii=False), encoding=encoding)
+        data.prepare(cfg, [name])
+    copy = data.read(data.resolve(name, cfg.OUTPUT_DIR)[0])
+    assert [record["id"] for record in copy["annotations"]] == list(range(1, 11)) and copy["left_out"] == []
+    assert [record["iscrowd"] for record in copy["annotations"]].count(1) == 2
+    path.write_text(json.dumps(content | {"info": "紅"}, ensure_ascii=False), encoding="gbk")
+    refused(lambda: data.prepare(cfg, [name]), path, "UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "allowed", "names"),
+    [
+        (CROWD, {}, {"DATALOADER__FILTER_EMPTY_ANNOTATIONS": False}, ["iscrowd 1"]),
+        (UNLABELED, KEYPOINTS, {"MODEL__ROI_KEYPOINT_HEAD__MIN_KEYPOINTS_PER_IMAGE": 0}, ["no keypoint is labeled"]),
+        ({}, {"MODEL__MASK_ON": True}, {"INPUT__MASK_FORMAT": "bitmask"}, ["RLE", "INPUT.MASK_FORMAT"]),
+    ],
+)
+def test_a_set_that_cannot_be_trained_on_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], keys: dict[str, Any], allowed: dict[str, Any], names: list[str]
+) -> None:
+    name = tiny_coco.write(tmp_path / "data", keypoints=keys is KEYPOINTS, rle="MODEL__MASK_ON" in keys)
+    tiny_coco.edit(name, lambda content: [record.update(change) for record in content["annotations"]])
+    cfg = tiny_coco.config(tmp_path / "out", name, **keys)
+    for check in (data.prepare, data.check_early):
+        refused(lambda check=check: check(cfg, [name]), name.split(":")[1], *names)
+    data.check_early(tiny_coco.config(tmp_path / "out", name, **keys, **allowed), [name])
+    good = tiny_coco.write(tmp_path / "good", keypoints=keys is KEYPOINTS)
+    data.check_early(tiny_coco.config(tmp_path / "out", good, DATASETS__TEST=(name,), **keys), [good, name])
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +154,8 @@ def test_images_that_train_and_test_share_and_small_boxes_are_told(tmp_path: Pat
     cfg = tiny_coco.config(tmp_path / "out", train, DATASETS__TEST=(f"{test.rpartition(':')[0]}:{tmp_path / 'link'}",))
     data.prepare(cfg, [*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST], logged.append)
     assert "11% of its boxes" in logged[0] and "MIN_SIZE_TEST" in logged[0]
-    assert str(tmp_path / "data/1.png") in logged[1] and str(tmp_path / "data/3.png") not in logged[1]
+    assert test.split(":")[1] in logged[1] and "nothing can be scored" in logged[1]
+    assert str(tmp_path / "data/1.png") in logged[2] and str(tmp_path / "data/3.png") not in logged[2]
     logged.clear()
     cfg.merge_from_list(["INPUT.MIN_SIZE_TEST", 500, "INPUT.MAX_SIZE_TEST", 1000])
     data.prepare(cfg, cfg.DATASETS.TRAIN, logged.append)
@@ -154,9 +247,9 @@ def test_only_cocos_own_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.
     few = tiny_coco.config(tmp_path / "out", "coco_2017_val")
     refused(lambda: data.prepare(few, ["coco_2017_val"]), "80 categories")
     data.prepare(cfg, ["coco_2017_val"])
-    content = {"images": [], "annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
+    content |= {"annotations": [], "categories": [*content["categories"][:79], {"id": 79, "name": "x"}]}
     (tmp_path / "other.json").write_text(json.dumps(content))
-    other = f"coco:{tmp_path / 'other.json'}:{tmp_path}"
+    other = f"coco:{tmp_path / 'other.json'}:{tmp_path / 'coco' / 'val2017'}"
     refused(
         lambda: data.prepare(cfg, [other, "coco_2017_val"]),
         "category 80",

@@ -26,6 +26,8 @@ def test_pairs_of_the_file_come_first():
     assert flip_pairs(content(["a", "b", "c"], flip=[["a", "c"]])) == [("a", "c")]
     assert flip_pairs(content(["a", "b"], flip=[])) == []
     assert flip_pairs(content(["a", "b"], flip=[["a", "x"]])) is None
+    assert flip_pairs(content(["a", "b"], flip=["a", "b"])) is None
+    assert flip_pairs(content([1, 2, 3], flip=[[1, 3]])) == [("1", "3")]
 
 
 def test_no_side_or_half_a_pair_is_unknown():

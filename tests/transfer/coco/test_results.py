@@ -82,6 +82,19 @@ def test_other_keypoints_have_their_own_sigmas(people: dict[str, Any]) -> None:
     assert metrics["keypoints"]["AP"] == pytest.approx(100)
 
 
+def test_keypoints_of_objects_without_an_area_are_scored_by_their_boxs(people: dict[str, Any]) -> None:
+    found = perfect(people)
+    for record in found:
+        record["keypoints"] = [value + 0.1 * (index % 3 == 0) for index, value in enumerate(record["keypoints"])]
+    scores = []
+    for area in ({}, {"area": 0}, {"area": 0.25}):
+        for record in people["annotations"]:
+            record.pop("area", None)
+            record |= area
+        scores.append(results.evaluate(people, found, ["keypoints"])["keypoints"]["AP"])
+    assert scores == [scores[0]] * 3 and scores[0] == pytest.approx(100)
+
+
 @pytest.mark.detectron2
 def test_equals_detectron2s_evaluator(tmp_path: Path, people: dict[str, Any]) -> None:
     pytest.importorskip("detectron2")

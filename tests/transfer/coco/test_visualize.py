@@ -30,6 +30,17 @@ def test_equal_predictions_and_truth_look_the_same(tmp_path, kind):
         assert (difference > 3) == (picture is written[0])
 
 
+def test_an_object_without_an_outline_is_drawn_as_a_box(tmp_path):
+    content = data.read(tiny_coco.write(tmp_path).split(":")[1])
+    pictures = []
+    for number, segmentation in enumerate((None, [[]], [[5, 5, 9, 9]])):
+        for record in content["annotations"]:
+            record["segmentation"] = segmentation
+        visualize.draw(content, tmp_path, [], tmp_path / str(number), count=1)
+        pictures.append(cv2.imread(str(tmp_path / str(number) / "1.png")))
+    assert (pictures[0] == pictures[1]).all() and (pictures[0] == pictures[2]).all()
+
+
 def test_detectors_stand_beside_the_truth_in_panels_of_one_size(tmp_path):
     content = data.read(tiny_coco.write(tmp_path).split(":")[1])
     (first,) = [image for image in content["images"] if image["id"] == 1]

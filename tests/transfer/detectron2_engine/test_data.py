@@ -17,6 +17,7 @@ from tests.transfer import tiny_coco
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 from detectron2.config import get_cfg
 
+from transfer.coco.data import prepare
 from transfer.detectron2_engine import data
 
 pytestmark = pytest.mark.detectron2
@@ -29,6 +30,28 @@ def own_config(folder: Path, **keys: Any) -> tuple[CfgNode, str]:
     cfg.merge_from_other_cfg(tiny_coco.config(folder / "out", name, **keys))
     data.register(name, cfg)
     return cfg, name
+
+
+def test_a_thin_image_keeps_a_pixel_of_its_shorter_side(tmp_path: Path) -> None:
+    cfg, _ = own_config(tmp_path)
+    Image.new("RGB", (3000, 2)).save(tmp_path / "thin.png")
+    record = {"file_name": str(tmp_path / "thin.png"), "height": 2, "width": 3000, "image_id": 1, "annotations": []}
+    for is_train in (True, False):
+        assert data.build_mapper(cfg, is_train)(record)["image"].shape == (3, 1, 128)
+
+
+def test_what_both_engines_read_is_complete(tmp_path: Path) -> None:
+    """Detectron2 itself refuses `ignore` and ids that begin anew, and drops a box whose mask has two points."""
+    name = tiny_coco.write(tmp_path / "data")
+    tiny_coco.edit(name, lambda c: c["annotations"][0].update(id=2, ignore=1, segmentation=[[5, 5, 9, 9]]))
+    tiny_coco.edit(name, lambda c: c["annotations"][2].update(segmentation=[[]]))
+    cfg = get_cfg()
+    cfg.merge_from_other_cfg(tiny_coco.config(tmp_path / "out", name))
+    prepare(cfg, [name])
+    data.register(name, cfg)
+    records = [record["annotations"] for record in data.DatasetCatalog.get(name)]
+    assert [len(annotations) for annotations in records] == [2, 2, 2, 2, 2, 0]
+    assert [annotation["iscrowd"] for annotation in records[0]] == [1, 0]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

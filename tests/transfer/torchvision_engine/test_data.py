@@ -33,6 +33,17 @@ def test_images_without_objects_or_keypoints_are_not_trained_on(tmp_path):
     assert len(data.training_records(off)[0]) == 6
 
 
+def test_a_box_counts_whatever_its_mask_unless_masks_are_trained(tmp_path):
+    name = tiny_coco.write(tmp_path)
+    tiny_coco.edit(name, lambda content: content["annotations"][0].update(segmentation=[[5, 5, 9, 9]]))
+    for masks, boxes in ((False, 2), (True, 1)):
+        cfg = tiny_coco.config(tmp_path / "out", name, MODEL__MASK_ON=masks)
+        records, flip = data.training_records(cfg)
+        (first,) = [record for record in records if record["image_id"] == 1]
+        target = data.build_mapper(cfg, True, flip)(first, np.random.default_rng(0))["target"]
+        assert len(target["boxes"]) == len(target.get("masks", target["boxes"])) == boxes
+
+
 def test_records_come_back_as_they_were_packed():
     plain = [{"file_name": f"{i}.jpg", "annotations": [{"box": np.arange(i)}] * i} for i in range(5)]
     records = pickle.loads(pickle.dumps(data.Records(iter(plain))))  # as a worker that is not forked gets them

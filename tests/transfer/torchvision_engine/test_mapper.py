@@ -46,10 +46,13 @@ def test_images_are_upright_rgb_or_bgr(tmp_path):
         mapper().read(gray | {"width": 5})
 
 
-def test_polygons_on_rle_data_are_refused_with_the_remedy(tmp_path):
+def test_a_thin_image_keeps_a_pixel_of_its_shorter_side():
+    assert mapper().output_size(2, 3000, None) == (1, 128) and mapper().output_size(3000, 2, None) == (128, 1)
+    assert mapper().output_size(20, 3000, None) == (1, 128)  # 0.85, rounded
+
+
+def test_masks_of_rle_fit_their_boxes(tmp_path):
     records, *_ = load_coco(tiny_coco.write(tmp_path, rle=True), "")
-    with pytest.raises(UserError, match=r"INPUT\.MASK_FORMAT bitmask"):
-        mapper(masks="polygon")(records[0], np.random.default_rng(0))
     target = mapper(masks="bitmask")(records[0], np.random.default_rng(0))["target"]
     for box, mask in zip(target["boxes"], target["masks"], strict=True):
         rows, columns = torch.where(mask)

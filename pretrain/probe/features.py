@@ -65,7 +65,9 @@ def extract(
         max_images: use at most this many images, evenly spaced; 0: all.
     """
     positions = _positions_of_rank(data, max_images)
-    index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]
+    index_N = [torch.empty(0, dtype=torch.long)]
+    features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
+    start = 0
     batches = loader.eval_batches(
         data, positions, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT,
         device.type == "cuda",
@@ -76,13 +78,14 @@ def extract(
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
             with autocast(cfg.SOLVER.AMP, device.type):
-                features_NF.append(pooled_features(backbone, pixels).float())
+                features_NF[start : start + len(pixels)] = pooled_features(backbone, pixels)
             index_N.append(batch[1])
+            start += len(pixels)
         if reason := stop.poll():
             raise Stopped(reason)
-    all_index_N, all_features_NF = torch.cat(index_N).to(device), torch.cat(features_NF)
-    sizes = gather_objects(len(all_index_N))
-    all_features_NF, all_index_N = distributed.gather(all_features_NF, sizes), distributed.gather(all_index_N, sizes)
+    all_index_N, sizes = torch.cat(index_N).to(device), gather_objects(start)
+    all_features_NF = distributed.gather(features_NF[:start], sizes)
+    all_index_N = distributed.gather(all_index_N, sizes)
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import yaml
 from PIL import ExifTags, Image
 
+from pretrain.common.config_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shortlist
 from pretrain.data.folders import images_below
 
@@ -109,9 +110,9 @@ def _names(path: Path) -> list[str]:
     if path.suffix not in (".yaml", ".yml"):
         return [line.strip() for line in text.splitlines() if line.strip()]
     try:
-        names = yaml.safe_load(text)["names"]
+        names = load_yaml(text)["names"]
         return [str(names[index]) for index in range(len(names))]
-    except (yaml.YAMLError, LookupError, TypeError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, UserError) as error:
         raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error
 
 

@@ -254,7 +254,7 @@ def validate(cfg: CfgNode) -> None:
         )
     if METHODS[cfg.METHOD.NAME].kind == "batch" and solver.IMS_PER_BATCH == 1:
         raise UserError(
-            f"SOLVER.IMS_PER_BATCH is 1: METHOD.NAME {cfg.METHOD.NAME} takes its negatives from the batch; set at least 2"
+            f"SOLVER.IMS_PER_BATCH is 1, without negatives for METHOD.NAME {cfg.METHOD.NAME}; it must be at least 2"
         )
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
         raise UserError(

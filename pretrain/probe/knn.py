@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,14 +38,14 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         return run.finish(results)
 
 
-def open_data(cfg: CfgNode, train: datasets.ImageData, inform: Callable[[str], None]) -> ProbeData | None:
+def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
     """Opens kNN's data before the first step of pretraining, so that a mistake in it costs nothing.
 
     Args:
         train: the open train split of DATA.TRAIN.
 
     Returns:
-        The data for `evaluate`; None (``inform`` gets the reason) where they have no labels or no val split, unless
+        The data for `evaluate`; None (the log has the reason) where they have no labels or no val split, unless
         DATA.PROBE_TRAIN or DATA.VAL names them: that is a UserError.
     """
 
@@ -59,7 +59,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, inform: Callable[[str], N
 
     data, reason = on_every_rank(load)
     if data is None:
-        inform(f"kNN will not be run, which changes nothing in the training: {reason}")
+        log.info(f"kNN will not be run, which changes nothing in the training: {reason}")
     check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
     if data:
         _warn_if_all_vote(cfg, data)
@@ -93,8 +93,9 @@ def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device)
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """The protocol of a ``score``, to be printed next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    k = min(cfg.PROBE.KNN_K, score["train_images"])
     return (
-        f"k {min(cfg.PROBE.KNN_K, score['train_images'])}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
+        f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
         f"{score['val_images']} validation images, {size} pixels"
     )
 

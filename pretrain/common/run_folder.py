@@ -97,18 +97,16 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raises UserError if a folder belongs to another stage than ``stage``, or holds files of another program."""
     earlier = stage_of(output_dir)
     if not earlier:
-        check_free(output_dir, (*_PRODUCTS, f"{stage}.csv", f"{stage}.png"), "stage.txt", "OUTPUT_DIR")
+        check_free(output_dir, (*_PRODUCTS, f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
 
 
 def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:
-    """Raises UserError if a folder without ``marker``, which would say that they are ours, has files of these names."""
+    """Raises UserError if a folder has files of these names, but no ``marker``, which the launcher makes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():
-        raise UserError(
-            f"{folder} holds files of another program ({shortlist(files)}; no {marker}); choose another {option}"
-        )
+        raise UserError(f"{folder} holds {shortlist(files)} of another program; choose another {option}")
 
 
 def stage_of(output_dir: str | Path) -> str:

@@ -34,7 +34,7 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
         UserError: some stages are refused; if there are several, each is printed with its reason.
     """
     if graph.report:
-        check_free(graph.output, ("report.md", "report.html"), "launch", "folder")
+        check_free(graph.output, ("report.md", "report.html"), f"launch/{graph.kind}.json", "folder")
     missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
     folders = {key: Path(node.spec.folder) for key, node in missing.items()}
     if graph.report:

@@ -48,6 +48,7 @@ def test_a_sites_values_have_their_types_and_the_command_line_wins():
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
+        ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, in lines 1 and 2"),
         ("- a\n", "must hold 'option: value' lines"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from .common import extensions
-from .common.config_io import flatten, get, kind, merge_file, merge_overrides, merge_values, parse_yaml
+from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
 from .common.config_overrides import Key
 from .common.errors import UserError
 from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
@@ -223,7 +223,7 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
     """
     cfg = default_config()
     try:
-        merge_values(cfg, dict(flatten(parse_yaml(text))))
+        merge_overrides(cfg, [word for pair in flatten(parse_yaml(text)) for word in pair])
     except ValueError as error:
         raise UserError(f"{what} cannot be read ({error}); use the version of this project that wrote it") from error
     cfg.freeze()

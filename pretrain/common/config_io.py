@@ -17,14 +17,13 @@ _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, Synta
 _KINDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", tuple: "a list",
 }  # fmt: skip
-_NONE = ("none", "null", "false", "no", "off", "fp32", "float32")  # as people write SOLVER.AMP none
 
 
 class ConfigFile(CfgNode):
     """fvcore's reader of a file and its `_BASE_`; UserError for a key that occurs twice in one of them."""
 
     @classmethod
-    def _open_cfg(cls, filename: str) -> IO[str]:
+    def _open_cfg(cls, filename: str) -> IO[Any]:
         with super()._open_cfg(filename) as file:
             _refuse_repeated_keys(yaml.compose(file, yaml.SafeLoader), f" in {filename}")
         return super()._open_cfg(filename)
@@ -89,13 +88,8 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
         reason = _shorten(one_line(error), 300)  # of an empty file, a list or a _BASE_ that is no path, Python's own
         raise UserError(f"{path} or its _BASE_ does not hold KEY: VALUE lines of YAML: {reason}") from error
-    merge_values(cfg, leaves, f" in {path}")
-
-
-def merge_values(cfg: CfgNode, values: dict[str, Any], where: str = "") -> None:
-    """Merges values by dotted keys into ``cfg`` in place; UserError as `merge_file`."""
-    for key, value in values.items():
-        _merge(cfg, key, value, where)
+    for key, value in leaves.items():
+        _merge(cfg, key, value, f" in {path}")
 
 
 def merge_overrides(cfg: CfgNode, overrides: Sequence[Any]) -> None:
@@ -117,58 +111,57 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
         own = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
         raise UserError(f"unknown config key {key}{where}{nearest(key, known)}{own}")
     try:
-        typed = _typed(value, default)
+        typed: Any = _typed(value, default)
         if isinstance(default, float) and type(typed) is int:
             typed = float(typed)  # yacs would refuse it
-        if default == "none":
-            typed = "none" if str(typed).lower() in _NONE else str(typed)
+        if default == "none" and str(typed).lower() in ("none", "false", "off", "no", "fp32", "float32"):
+            typed = default
         cfg.merge_from_list([key, repr(typed) if isinstance(typed, str) else typed])  # yacs evaluates text once more
         fits = default is None or get(cfg, key) is not None  # yacs takes None for a value of any type
     except _WRONG:
         fits = False
     if not fits:
         hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
-        if where and isinstance(default, str):
-            hint = "; write text in quotes"
+        hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
         raise UserError(f"{key}{where} must be {kind(default)}, not {_shorten(repr(value), 60)}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
 
 
-def _typed(value: Any, default: Any, is_item: bool = False) -> Any:
+def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
     """``value`` as Python's, of the type of ``default`` where it only looks different: 32.0, false, the folder 2024.
 
     Args:
-        is_item: of a list, which yacs leaves as YAML 1.1 reads it: 1e-2 as text.
+        accepted: types that text may stand for; in a list, float: YAML 1.1 leaves 1e-2 as text, and 2024 may be a name.
     """
     if isinstance(value, str):
         parsed = CfgNode._decode_cfg_value(value.capitalize() if isinstance(default, bool) else value)
-        accepted = float if is_item else (str, type(None)) if isinstance(default, str) else object
-        value = parsed if isinstance(parsed, accepted) else value
-    elif isinstance(value, Path):
-        value = str(value)
-    elif hasattr(value, "tolist"):  # NumPy's or torch's
-        value = value.tolist()
+        value = parsed if isinstance(parsed, (str, type(None)) if isinstance(default, str) else accepted) else value
+    value = str(value) if isinstance(value, Path) else value
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's or torch's
     if isinstance(value, (list, tuple)):
         item_default = default[0] if isinstance(default, list) and default else None
-        return [_typed(item, item_default, is_item=True) for item in value]
+        return [_typed(item, item_default, float) for item in value]
     return int(value) if type(default) is int and isinstance(value, float) and value.is_integer() else value
 
 
-def _refuse_repeated_keys(
-    tree: yaml.Node | None, where: str = "", prefix: str = "", lines: dict[str, int] | None = None
-) -> None:
+def _refuse_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
     """Raises UserError for a key that occurs twice, also where once is in its section and once dotted."""
-    lines = {} if lines is None else lines
-    for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
-        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+    lines: dict[str, int] = {}
+    for name, line in _keys_of(tree):
         if name in lines:
             raise UserError(f"{name} occurs twice{where}, in lines {lines[name]} and {line}; remove one")
         lines[name] = line
-        _refuse_repeated_keys(value, where, f"{name}.", lines)
-    for item in tree.value if isinstance(tree, yaml.SequenceNode) else ():
+
+
+def _keys_of(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yields every dotted key and its line; an item of a list has its number as a key."""
+    for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
+        yield f"{prefix}{key.value}", key.start_mark.line + 1
+        yield from _keys_of(value, f"{prefix}{key.value}.")
+    for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
         if isinstance(item, yaml.MappingNode):
-            _refuse_repeated_keys(item, where)
+            yield from _keys_of(item, f"{prefix}{number}.")
 
 
 def kind(value: Any) -> str:

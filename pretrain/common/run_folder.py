@@ -23,11 +23,7 @@ from typing import Any, BinaryIO
 from .errors import UserError, escape_unprintable, first_line, one_line, printable, shortlist
 
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
-# What most stages replace, remove or append to.
-_PRODUCTS = (
-    "config.yaml", "environment.txt", "events.out.tfevents.*", FAILED, "log.txt", "metrics.json", "results.json",
-    "views.png", "wandb_id.txt",
-)  # fmt: skip
+_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
@@ -97,7 +93,7 @@ def check_stage_of(output_dir: str | Path, stage: str) -> None:
     """Raises UserError if a folder belongs to another stage than ``stage``, or holds files of another program."""
     earlier = stage_of(output_dir)
     if not earlier:
-        check_free(output_dir, (*_PRODUCTS, f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
+        check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
 

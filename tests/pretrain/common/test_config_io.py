@@ -55,7 +55,7 @@ REPEATED = {  # text: what occurs twice, and where
     "SOLVER: {BASE_LR: 0.5}\nSEED: 1\nSOLVER: {GAMMA: 0.1}\n": ("SOLVER", 1, 3),
     "SOLVER:\n  BASE_LR: 0.5\n  'BASE_LR': 0.5\n": ("SOLVER.BASE_LR", 2, 3),
     "SEED: 1\nSOLVER: {BASE_LR: 0.5}\nSOLVER.BASE_LR: 0.3\n": ("SOLVER.BASE_LR", 2, 3),
-    "POINTS:\n- {SEED: 1, SEED: 2}\n": ("SEED", 2, 2),
+    "POINTS:\n- {SEED: 1, SEED: 2}\n": ("POINTS.0.SEED", 2, 2),
 }
 
 

@@ -123,6 +123,7 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     if not fits:
         hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
         hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
+        hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
         raise UserError(f"{key}{where} must be {kind(default)}, not {_shorten(repr(value), 60)}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
@@ -139,6 +140,8 @@ def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
         value = parsed if isinstance(parsed, (str, type(None)) if isinstance(default, str) else accepted) else value
     value = str(value) if isinstance(value, Path) else value
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's or torch's
+    if accepted is float and isinstance(default, (int, float)) and not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is no number")
     if isinstance(value, (list, tuple)):
         item_default = default[0] if isinstance(default, list) and default else None
         return [_typed(item, item_default, float) for item in value]

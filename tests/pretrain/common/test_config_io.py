@@ -37,6 +37,8 @@ def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, text: str) -> None
         (["METHOD.MARGIN", "1"], "--import"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "UTF-8"),
         (["SEED"], "KEY VALUE"),
+        (["VIEWS.MEAN", "['a', 0.5, 0.5]"], "a list, not \"['a', 0.5, 0.5]\"; write it as [0.485, 0.456, 0.406]"),
+        (["MODEL.HEAD_HIDDEN_DIMS", "[[32]]"], "write it as [2048]"),
     ],
 )
 def test_an_override_that_is_no_value_is_one_line(words: list[str], says: str) -> None:

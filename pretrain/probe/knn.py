@@ -68,7 +68,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
 
 def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
     if is_main() and protocol(cfg, "knn", data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
-        log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: every training image is a neighbor of every image; lower it")
+        log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 
 def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:

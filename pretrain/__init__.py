@@ -42,7 +42,7 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
     from .config import load_config
     from .train import main
 
-    key_values = [str(word) for pair in (overrides or {}).items() for word in pair]
+    key_values = [word for pair in (overrides or {}).items() for word in pair]
     with interrupt.handled():
         try:
             return main(load_config(config_file, key_values))

@@ -13,7 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from .common import extensions
-from .common.config_io import get, kind, merge_file, merge_overrides, parse_yaml
+from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
 from .common.config_overrides import Key
 from .common.errors import UserError
 from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
@@ -68,7 +68,8 @@ def _keys() -> dict[str, tuple[Any, Range | Choice | None, str]]:
         ),
         "MODEL.WEIGHTS": ("", None, "checkpoint whose backbone starts both encoders; empty: random"),
         "MODEL.HEAD_HIDDEN_DIMS": (
-            [2048], _AT_LEAST_1, "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
+            [2048], Range(1, 1 << 30, whole=True),
+            "widths of the projection head's hidden layers; []: one linear layer (MoCo v1)",
         ),
         "MODEL.HEAD_BN": (False, None, "batch norm after each hidden layer of the head (SCE, SimCLR)"),
         "MODEL.EMBEDDING_DIM": (128, Range(1, 1 << 20), "D, the width of what the head returns"),
@@ -189,7 +190,7 @@ def described_keys() -> list[Key]:
     ]
 
 
-def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
+def load_config(config_file: str | Path | None = None, overrides: Sequence[Any] = ()) -> CfgNode:
     """Defaults, then a YAML file, then ``KEY VALUE`` overrides; checked and frozen.
 
     Raises:
@@ -222,13 +223,9 @@ def from_yaml_text(text: str, what: str = "a saved config") -> CfgNode:
     """
     cfg = default_config()
     try:
-        cfg.merge_from_other_cfg(CfgNode(parse_yaml(text)))
-    except (KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
-        reason = " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-        remedy = "use the version that wrote it"
-        if "Non-existent config key" in reason:
-            remedy = f"if your own module has that key, --import it; else {remedy}"
-        raise UserError(f"{what} cannot be read by this version ({reason}); {remedy}") from error
+        merge_overrides(cfg, [word for pair in flatten(parse_yaml(text)) for word in pair])
+    except ValueError as error:
+        raise UserError(f"{what} cannot be read ({error}); use the version of this project that wrote it") from error
     cfg.freeze()
     return cfg
 
@@ -259,6 +256,10 @@ def validate(cfg: CfgNode) -> None:
     if solver.WARMUP_EPOCHS > solver.EPOCHS:
         raise UserError(
             f"SOLVER.WARMUP_EPOCHS is {solver.WARMUP_EPOCHS}; it must be at most SOLVER.EPOCHS {solver.EPOCHS}"
+        )
+    if METHODS[cfg.METHOD.NAME].kind == "batch" and solver.IMS_PER_BATCH == 1:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH is 1, without negatives for METHOD.NAME {cfg.METHOD.NAME}; it must be at least 2"
         )
     if cfg.METHOD.DENSE_WARMUP_STEPS and not cfg.METHOD.DENSE_WEIGHT:
         raise UserError(

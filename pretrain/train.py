@@ -168,7 +168,7 @@ def _open(
     run = _Run(
         cfg, folder, device, log, loader, images, total_steps, training,
         TrainingMonitor(device, scaler, data.image_name, int(state.get("skipped_steps", 0))),
-        metrics, None if results else knn.open_data(cfg, data, log.info),
+        metrics, None if results else knn.open_data(cfg, data),
         Progress(total_steps, step, cfg.SOLVER.IMS_PER_BATCH, log, distributed.is_main(), cfg.METHOD.NAME),
         state.get("recipe_changes", []),
     )  # fmt: skip

@@ -143,6 +143,7 @@ def test_a_checkpoint_that_is_resumed_runs_no_code(marker: Path, images: Path):
     folder = marker.with_name("run")
     cfg = load_config(None, overrides(images, folder))
     folder.mkdir()
+    (folder / "stage.txt").write_text("pretrain\n")
     (folder / "config.yaml").write_text(cfg.dump())
     torch.save({"step": 1, "state_dict": Payload(marker)}, folder / "checkpoint_0000000001.pth")
     with pytest.raises(UserError, match="unsafe-pickle"):

@@ -174,7 +174,8 @@ def stage(args: argparse.Namespace) -> int:
             spec = stages.probe(args.command, args.weights, args.config_file, args.overrides)
     one_process = {"nodes": 1, "tasks": 1, "gpus": int(spec.gpu)} if spec.one_process else {}
     for name, limit in {"parallel": 1, **one_process}.items():
-        if (value := getattr(args, name)) not in (None, *range(limit + 1)):
+        value = getattr(args, name)
+        if value is not None and int(str(value).rpartition(":")[2]) > limit:
             raise UserError(f"--{name} is {value}, but {args.command} uses at most {limit}; leave --{name} out")
     return _start(spec, from_arguments(args), args)
 

@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     extensions.add(args.extensions)
     images, (engine, cfg, classes) = _listed(args.images), _configure(args)
     output = Path(args.output)
-    if (output / "predictions.json").exists():
-        raise UserError(f"--output {output} holds earlier predictions; choose another folder, or remove it")
+    for name in ("predictions.json", "images.json", *["pictures"] * (not args.no_pictures)):
+        if (output / name).exists():
+            raise UserError(f"--output {output} holds {name} already; choose another folder, or remove it")
     check_writable(output / "predictions.json")
     predict(engine, cfg, images, classes, output, None if args.no_pictures else args.threshold)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from fvcore.common.config import CfgNode
@@ -19,6 +19,16 @@ _KINDS = {
 }  # fmt: skip
 
 
+class ConfigFile(CfgNode):
+    """fvcore's reader of a file and its `_BASE_`; UserError for a key that occurs twice in one of them."""
+
+    @classmethod
+    def _open_cfg(cls, filename: str) -> IO[Any]:
+        with super()._open_cfg(filename) as file:
+            _refuse_repeated_keys(yaml.compose(file, yaml.SafeLoader), f" in {filename}")
+        return super()._open_cfg(filename)
+
+
 def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every leaf of a config as ``("SOLVER.BASE_LR", value)``."""
     for key, value in cfg.items():
@@ -28,10 +38,23 @@ def flatten(cfg: CfgNode | dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def load_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
+    """What YAML text holds.
+
+    Raises:
+        UserError: a key occurs twice: PyYAML would silently use the last one.
+        yaml.YAMLError: it is not YAML.
+    """
+    reader = loader(text)
+    tree = reader.get_single_node()
+    _refuse_repeated_keys(tree)
+    return reader.construct_document(tree) if tree else None
+
+
 def parse_yaml(text: str) -> dict[str, Any]:
     """The sections of a config from its text; ValueError if it does not hold ``KEY: value`` lines of YAML."""
     try:
-        loaded: Any = yaml.safe_load(text)
+        loaded = load_yaml(text)
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"is not YAML ({one_line(error)[:100]})") from error
     if not isinstance(loaded, dict):
@@ -59,7 +82,9 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
     if path.suffix == ".py":
         raise UserError(f"{path} is Python, such as Detectron2's lazy configs; give a YAML file")
     try:
-        leaves = dict(flatten(CfgNode.load_yaml_with_base(str(path), allow_unsafe=False)))
+        leaves = dict(flatten(ConfigFile.load_yaml_with_base(str(path), allow_unsafe=False)))
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: cannot read its _BASE_ {error.filename or ''}: {error.strerror or error}") from error
     except (yaml.YAMLError, AssertionError, AttributeError, RecursionError, TypeError, ValueError) as error:
@@ -72,8 +97,11 @@ def merge_file(cfg: CfgNode, path: str | Path) -> None:
         _merge(cfg, key, value, f" in {path}")
 
 
-def merge_overrides(cfg: CfgNode, overrides: Sequence[str]) -> None:
-    """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; UserError as `merge_file`."""
+def merge_overrides(cfg: CfgNode, overrides: Sequence[Any]) -> None:
+    """Merges ``["SOLVER.BASE_LR", "0.03", ...]`` into ``cfg`` in place; UserError as `merge_file`.
+
+    A value is text, as a command line has it, or Python's or NumPy's.
+    """
     if len(overrides) % 2:
         raise UserError(f"override {overrides[-1]!r} has no value; write KEY VALUE pairs, as in SOLVER.BASE_LR 0.03")
     for key, value in zip(overrides[::2], overrides[1::2], strict=True):
@@ -87,18 +115,61 @@ def _merge(cfg: CfgNode, key: str, value: Any, where: str = "") -> None:
     if default is None and key not in (known := dict(flatten(cfg))):
         own = "; if your own module has it, --import that module" if key.startswith("METHOD.") else ""
         raise UserError(f"unknown config key {key}{where}{nearest(key, known)}{own}")
-    if isinstance(default, float) and (type(value) is int or (type(value) is str and value.lstrip("+-").isdigit())):
-        value = float(value)  # yacs would refuse it
     try:
-        cfg.merge_from_list([key, value])
+        typed: Any = _typed(value, default)
+        if isinstance(default, float) and type(typed) is int:
+            typed = float(typed)  # yacs would refuse it
+        if default == "none" and str(typed).lower() in ("none", "false", "off", "no", "fp32", "float32"):
+            typed = default
+        cfg.merge_from_list([key, repr(typed) if isinstance(typed, str) else typed])  # yacs evaluates text once more
         fits = default is None or get(cfg, key) is not None  # yacs takes None for a value of any type
     except _WRONG:
         fits = False
     if not fits:
         hint = f'; write "({value!r},)"' if key.startswith("DATASETS.") else ""
+        hint += "; write text in quotes" * (isinstance(default, str) and bool(where))
+        hint += f"; write it as {default}" * (isinstance(default, list) and bool(default))
         raise UserError(f"{key}{where} must be {kind(default)}, not {_shorten(repr(value), 60)}{hint}")
     if key == "OUTPUT_DIR":
         check_name(cfg.OUTPUT_DIR, key + where)
+
+
+def _typed(value: Any, default: Any, accepted: Any = object) -> Any:
+    """``value`` as Python's, of the type of ``default`` where it only looks different: 32.0, false, the folder 2024.
+
+    Args:
+        accepted: types that text may stand for; in a list, float: YAML 1.1 leaves 1e-2 as text, and 2024 may be a name.
+    """
+    if isinstance(value, str):
+        parsed = CfgNode._decode_cfg_value(value.capitalize() if isinstance(default, bool) else value)
+        value = parsed if isinstance(parsed, (str, type(None)) if isinstance(default, str) else accepted) else value
+    value = str(value) if isinstance(value, Path) else value
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's or torch's
+    if accepted is float and isinstance(default, (int, float)) and not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is no number")
+    if isinstance(value, (list, tuple)):
+        item_default = default[0] if isinstance(default, list) and default else None
+        return [_typed(item, item_default, float) for item in value]
+    return int(value) if type(default) is int and isinstance(value, float) and value.is_integer() else value
+
+
+def _refuse_repeated_keys(tree: yaml.Node | None, where: str = "") -> None:
+    """Raises UserError for a key that occurs twice, also where once is in its section and once dotted."""
+    lines: dict[str, int] = {}
+    for name, line in _keys_of(tree):
+        if name in lines:
+            raise UserError(f"{name} occurs twice{where}, in lines {lines[name]} and {line}; remove one")
+        lines[name] = line
+
+
+def _keys_of(tree: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yields every dotted key and its line; an item of a list has its number as a key."""
+    for key, value in tree.value if isinstance(tree, yaml.MappingNode) else ():
+        yield f"{prefix}{key.value}", key.start_mark.line + 1
+        yield from _keys_of(value, f"{prefix}{key.value}.")
+    for number, item in enumerate(tree.value if isinstance(tree, yaml.SequenceNode) else ()):
+        if isinstance(item, yaml.MappingNode):
+            yield from _keys_of(item, f"{prefix}{number}.")
 
 
 def kind(value: Any) -> str:

@@ -12,21 +12,23 @@ from .errors import UserError, nearest
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``; with ``above``, ``low`` itself is excluded."""
+    """Numbers from ``low`` to ``high``; with ``above``, ``low`` itself is excluded; with ``whole``, fractions are."""
 
     low: float = 0
     high: float = math.inf
     above: bool = False
+    whole: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raises UserError unless ``value`` is a number in this range that a float can hold."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        number = number and (not self.whole or isinstance(value, int))
         if not number or not self.low <= value <= self.high or (self.above and value == self.low):
             raise UserError(f"{name} is {value}; it must be {self}")
 
     def __str__(self) -> str:
         most = "" if self.high == math.inf else f" and at most {self.high}"
-        return f"{'above' if self.above else 'at least'} {self.low}{most}"
+        return f"{'a whole number, ' * self.whole}{'above' if self.above else 'at least'} {self.low}{most}"
 
 
 @dataclass(frozen=True)

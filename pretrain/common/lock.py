@@ -85,7 +85,8 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                 file.write(json.dumps(record))
             others = [path for path in _owners(folder, of) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in others):
-                for path in (*others, *folder.glob(f".{glob.escape(of) or '*'}.*.tmp*")):  # and what they were writing
+                unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `replacing`
+                for path in (*others, *unfinished):
                     path.unlink(missing_ok=True)
                 return owner_file
             owner_file.unlink()  # another process came in between

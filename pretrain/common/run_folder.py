@@ -15,14 +15,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .errors import UserError, escape_unprintable, first_line, one_line, printable
+from .errors import UserError, escape_unprintable, first_line, one_line, printable, shortlist
 
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
+_PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
 _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
@@ -89,10 +90,19 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
 
 
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
-    """Raises UserError if the run folder belongs to another stage than ``stage``."""
+    """Raises UserError if a folder belongs to another stage than ``stage``, or holds files of another program."""
     earlier = stage_of(output_dir)
+    if not earlier:
+        check_free(output_dir, (*_PRODUCTS.split(), f"{stage}.csv", f"{stage}.png"), "launch", "OUTPUT_DIR")
     if earlier and earlier != stage:
         raise UserError(f"{output_dir} is the run folder of {earlier}, not of {stage}; choose another OUTPUT_DIR")
+
+
+def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option: str) -> None:
+    """Raises UserError if a folder has files of these names, but no ``marker``, which the launcher makes."""
+    files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
+    if files and not (Path(folder) / marker).exists():
+        raise UserError(f"{folder} holds {shortlist(files)} of another program; choose another {option}")
 
 
 def stage_of(output_dir: str | Path) -> str:

@@ -21,6 +21,12 @@ from .interrupt import Stopped
 from .lock import claim
 from .run_folder import FAILED, atomic_write, check_stage_of, remove, stage_of
 
+_LESS_MEMORY = {  # by stage
+    "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",
+    "transfer": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP.ENABLED)",
+    "knn": "set PROBE.KNN_MAX_IMAGES or lower PROBE.IMAGE_SIZE (a resumed run may change both)",
+    "linear": "lower LINEAR.IMS_PER_BATCH or PROBE.IMAGE_SIZE",
+}
 _WORKER_LOST = r"DataLoader worker \(pid.*?\) (is killed|exited)|unable to allocate shared memory"
 
 
@@ -84,12 +90,8 @@ def explained(name: str) -> Iterator[None]:
                 "NUM_WORKERS 0; run again to resume"
             ) from error
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-            less = "raise SOLVER.ACCUMULATE"
-            if name not in ("pretrain", "transfer"):
-                less = "lower the images at once (LINEAR.IMS_PER_BATCH, --batch) or PROBE.IMAGE_SIZE"
-            raise UserError(
-                f"memory ran out: {text}; {less}, lower DATALOADER.NUM_WORKERS, or use half precision (SOLVER.AMP)"
-            ) from error
+            less = _LESS_MEMORY.get(name, "use smaller images")
+            raise UserError(f"memory ran out: {text}; {less}, or lower DATALOADER.NUM_WORKERS") from error
         if dist.is_initialized() and (isinstance(error, dist.DistError) or "gloo" in text):
             raise ProcessLost(
                 f"another process of this run has ended or no longer answers ({text}); what came first is in its own "

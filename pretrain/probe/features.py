@@ -64,7 +64,9 @@ def extract(
         max_images: use at most this many images, evenly spaced; 0: all.
     """
     positions = _positions_of_rank(data, max_images)
-    index_N, features_NF = [torch.empty(0, dtype=torch.long)], [torch.empty(0, feature_dim(backbone), device=device)]
+    index_N = [torch.empty(0, dtype=torch.long)]
+    features_NF = torch.empty(len(positions), feature_dim(backbone), device=device)  # ImageNet's take 10 GB
+    start = 0
     batches = loader.eval_batches(
         data, positions, *evaluation_size(cfg), _BATCH, cfg.DATALOADER.NUM_WORKERS, cfg.DATALOADER.ON_CORRUPT,
         device.type == "cuda",
@@ -75,12 +77,13 @@ def extract(
         if batch is not None:
             pixels = views.normalize(batch[0].to(device, non_blocking=True), cfg.VIEWS.MEAN, cfg.VIEWS.STD)
             with autocast(cfg.SOLVER.AMP, device.type):
-                features_NF.append(pooled_features(backbone, pixels).float())
+                features_NF[start : start + len(pixels)] = pooled_features(backbone, pixels)
             index_N.append(batch[1])
+            start += len(pixels)
         if reason := stop.poll():
             raise Stopped(reason)
     all_index_N = distributed.gather_uneven(torch.cat(index_N).to(device))
-    all_features_NF = distributed.gather_uneven(torch.cat(features_NF))
+    all_features_NF = distributed.gather_uneven(features_NF[:start])
     return Features(all_features_NF, torch.from_numpy(data.labels).to(device)[all_index_N], len(data.classes))
 
 

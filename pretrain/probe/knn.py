@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,14 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import ResNet
 
-from ..common.distributed import AgreedStop, check_agreement, on_every_rank
+from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
 from ..common.interrupt import Stopped
+from ..common.stage import explained
 from ..data import datasets
 from .data import NotProbeable, ProbeData, probe_data
 from .features import Features, extract, load_frozen
 from .protocol import protocol
 from .run import probe_run
 
+log = logging.getLogger(__name__)
 _USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it
 
 
@@ -27,6 +30,7 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
     with probe_run(cfg, "knn") as run:
         backbone, source = load_frozen(weights, cfg, run.device)
         data = run.open_data()
+        _warn_if_all_vote(cfg, data)
         run.start()
         score = _score(backbone, data, cfg, run.device)
         results = {"source": source, "protocol": protocol(cfg, "knn", data), "metrics": score}
@@ -34,14 +38,14 @@ def main(cfg: CfgNode, weights: str) -> dict[str, Any]:
         return run.finish(results)
 
 
-def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None]) -> ProbeData | None:
+def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
     """Opens kNN's data before the first step of pretraining, so that a mistake in it costs nothing.
 
     Args:
         train: the open train split of DATA.TRAIN.
 
     Returns:
-        The data for `evaluate`; None (``log`` gets the reason) where they have no labels or no val split, unless
+        The data for `evaluate`; None (the log has the reason) where they have no labels or no val split, unless
         DATA.PROBE_TRAIN or DATA.VAL names them: that is a UserError.
     """
 
@@ -55,9 +59,16 @@ def open_data(cfg: CfgNode, train: datasets.ImageData, log: Callable[[str], None
 
     data, reason = on_every_rank(load)
     if data is None:
-        log(f"kNN will not be run, which changes nothing in the training: {reason}")
+        log.info(f"kNN will not be run, which changes nothing in the training: {reason}")
     check_agreement(data and (len(data.train), len(data.val)), "the number of labeled images for kNN")
+    if data:
+        _warn_if_all_vote(cfg, data)
     return data
+
+
+def _warn_if_all_vote(cfg: CfgNode, data: ProbeData) -> None:
+    if is_main() and protocol(cfg, "knn", data)["k"] in (len(data.train), cfg.PROBE.KNN_MAX_IMAGES):
+        log.warning(f"PROBE.KNN_K is {cfg.PROBE.KNN_K}: all training images vote on every image; lower it")
 
 
 def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torch.device) -> dict[str, float]:
@@ -67,7 +78,8 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
     training = encoder.training
     encoder.eval()
     try:
-        return _score(encoder, data, cfg, device)
+        with explained("knn"):
+            return _score(encoder, data, cfg, device)
     finally:
         encoder.train(training)
 
@@ -81,8 +93,9 @@ def _score(encoder: ResNet, data: ProbeData, cfg: CfgNode, device: torch.device)
 def describe(cfg: CfgNode, score: Mapping[str, float]) -> str:
     """The protocol of a ``score``, to be printed next to it."""
     size = cfg.PROBE.IMAGE_SIZE or cfg.VIEWS.IMAGE_SIZE
+    k = min(cfg.PROBE.KNN_K, score["train_images"])
     return (
-        f"k {cfg.PROBE.KNN_K}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
+        f"k {k}, temperature {cfg.PROBE.KNN_TEMPERATURE}, {score['train_images']} training and "
         f"{score['val_images']} validation images, {size} pixels"
     )
 
@@ -92,13 +105,14 @@ def classify(train: Features, val: Features, *, k: int, temperature: float, chun
     """Top-1 and top-5 accuracy, 0 to 100, and ``top1_k10`` and so on for the usual k that the bank has images for.
 
     Each validation image takes a vote of its k nearest training images by cosine similarity s, with weight
-    exp(s / temperature). k above the number of training images means all of them.
+    exp(s / temperature). k above the number of training images means all of them. The features of ``train`` are
+    normalized in place.
 
     Raises:
         Stopped: a rank was asked to stop.
     """
     stop = AgreedStop(val.features_NF.device)
-    bank_TF, classes = F.normalize(train.features_NF, dim=1), train.num_classes
+    bank_TF, classes = F.normalize(train.features_NF, dim=1, out=train.features_NF), train.num_classes
     k = min(k, len(bank_TF))
     usual = [other for other in _USUAL_K if other <= len(bank_TF)]
     top = min(5, classes)

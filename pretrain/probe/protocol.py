@@ -29,7 +29,8 @@ def protocol(cfg: CfgNode, probe: str = "", data: ProbeData | None = None) -> di
             settings["chosen_on"] = "a tenth of the training images"
     elif probe == "knn":
         knn = cfg.PROBE
-        settings = {"k": knn.KNN_K, "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
+        bank = min(len(data.train), knn.KNN_MAX_IMAGES or len(data.train)) if data else knn.KNN_K
+        settings = {"k": min(knn.KNN_K, bank), "temperature": knn.KNN_TEMPERATURE, "max_images": knn.KNN_MAX_IMAGES}
     (size, resize), (train, val) = evaluation_size(cfg), data_names(cfg)
     counts = {"train_images": len(data.train), "val_images": len(data.val)} if data else {}
     usual = default_config()  # results of versions without these keys have the usual values

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +28,8 @@ def keys_of(images: Path, output: Path) -> dict[str, str]:
 
 def test_a_run_and_its_backbone(images: Path, tmp_path: Path):
     before = signal.getsignal(signal.SIGINT)
-    results = pretrain.pretrain(overrides=keys_of(images, tmp_path / "run"))
+    keys = {**keys_of(images, tmp_path), "VIEWS.MEAN": list(np.full(3, 0.5)), "OUTPUT_DIR": tmp_path / "run"}
+    results = pretrain.pretrain(overrides=keys)
     assert results["stage"] == "pretrain" and signal.getsignal(signal.SIGINT) is before
     resnet = pretrain.load_backbone(tmp_path / "run")
     assert not resnet.training and resnet(IMAGES).shape == (2, 64)

@@ -52,6 +52,7 @@ def test_overrides_come_last_and_the_text_round_trips():
         "METHOD.NAME sce METHOD.LAMBDA_SCHEDULE linear", "SOLVER.LARS_TRUST 0.02", "SOLVER.STEPS [9]",
         "SOLVER.EPOCHS 5 SOLVER.WARMUP_EPOCHS 10", "SOLVER.EPOCHS 100 SOLVER.LR_SCHEDULE step", "PROBE.RESIZE 15",
         "PROBE.CROP none PROBE.RESIZE 256", "MODEL.HEAD_HIDDEN_DIMS [16,0]", "VIEWS.MEAN [0.5,0.5]",
+        "MODEL.HEAD_HIDDEN_DIMS [2.5]", "METHOD.NAME simclr SOLVER.IMS_PER_BATCH 1", "SOLVER.AMP fp8",
         "VIEWS.STD [0.2,0.2,0.0]", "LINEAR.LRS [1e999]", "LINEAR.STEPS [-1]",
     ],
 )  # fmt: skip

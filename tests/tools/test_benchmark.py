@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pretrain.common.errors import UserError
+from pretrain.config import load_config
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
-from tools.benchmarks import objectives
+from tools.benchmarks import objectives, step, views
 from tools.benchmarks.measure import peak_mib, timed_rounds
 
 
@@ -42,26 +45,73 @@ def test_memory_grows_with_the_keys_in_the_naive_form_only():
     assert six["times_smaller"] > 5
 
 
-def test_views(capsys: pytest.CaptureFixture[str]):
-    written = numbers("views", "--views", "2", "--size", "32")["milliseconds"]
-    assert min(written.values()) > 0 and f"{written['ours']:.2f}" in capsys.readouterr().out
+def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Both ways make the views that are asked for; their times are compared with ours."""
+    made: dict[str, Any] = {}
+
+    def times(forms: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+        made.update({name: np.stack(form()) for name, form in forms.items()})
+        return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
+
+    monkeypatch.setattr(views, "median_milliseconds", times)
+    written = numbers("views", "--views", "2", "--size", "32")
+    assert {name: array.shape for name, array in made.items()} == {
+        "ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3),
+    }  # fmt: skip
+    assert list(written["milliseconds"].values()) == [2.0, 1.0, 17.0]
+    assert [line.split()[-3:] for line in capsys.readouterr().out.splitlines()[-2:]] == [
+        ["1.00", "0.50", "-"],
+        ["17.00", "8.50", "6.00"],
+    ]
 
 
-def test_both_loops_step(capsys: pytest.CaptureFixture[str]):
+def test_both_loops_step():
     with pytest.raises(UserError, match="no image folder at datasets/digits/images"):
         benchmark.main(["all"])
     make_data.main(["digits", "datasets/digits", "--scenes", "1"])
+    words = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
+    cfg = load_config(step.ROOT / "configs/examples/demo_jcl_R18_digits.yaml", words)
+    for loop in (step._ours, step._plain):
+        whole, of_views = next(loop(cfg))
+        assert 0 < of_views < whole
+
+
+def test_steps_are_medians_without_the_first_round(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(step, "_ours", lambda cfg: iter([(9.0, 9.0), (0.25, 0.125), (0.75, 0.375)]))
+    monkeypatch.setattr(step, "_plain", lambda cfg: iter([(9.0, 9.0), (1.5, 0.5), (2.5, 0.5)]))
+    monkeypatch.setattr(step.datasets, "refuse_missing", lambda *_: None)
     written = numbers("step")
-    ours, plain = written["milliseconds"].values()
-    assert 0 < ours[1] < ours[0] and 0 < plain[1] < plain[0] and written["ratio"] == ours[0] / plain[0]
-    assert f"{written['ratio']:.2f}" in capsys.readouterr().out
+    assert written["milliseconds"] == {"ours": [500.0, 250.0], "plain loop": [2000.0, 500.0]}
+    assert written["ratio"] == 0.25
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert rows == [["whole", "step", "500.0", "2000.0", "0.25", "0.7"], ["its", "views", "250.0", "500.0", "0.50"]]
 
 
 @pytest.mark.detectron2
-def test_detection(folder: Path):
+def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every engine's iterations train it; ratios are those of rounds, then their median."""
+    from tools.benchmarks import detection
+
+    steps: dict[str, Callable[[], None]] = {}
+    models: list[torch.nn.Module] = []
+
+    def times(forms: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+        steps.update(forms)
+        before = [[p.detach().clone() for p in model.parameters()] for model in models]
+        for number, form in enumerate(forms.values()):
+            form()
+            trained = zip(before[number], models[number].parameters(), strict=True)
+            assert any(not torch.equal(old, new) for old, new in trained)
+        return {"torchvision": [(2.0, 1.0), (4.0, 1.0)], "detectron2": [(4.0, 4.0), (4.0, 2.0)]}
+
+    real = detection._step
+    monkeypatch.setattr(detection, "_step", lambda model, *args: models.append(model) or real(model, *args))
+    monkeypatch.setattr(detection, "timed_rounds", times)
+    monkeypatch.setattr(detection, "peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0)
     (folder / "tiny.yaml").write_text(tiny_coco.config(folder, "unused", MODEL__MASK_ON=True).dump())
     written = numbers("detection", "--config-file", "tiny.yaml", "--images", "1", "--side", "64")
-    assert all(written[name]["wall_seconds"] > 0 for name in ("torchvision", "detectron2", "ratio"))
+    assert written["torchvision"] == {"wall_seconds": 3.0, "cpu_seconds": 1.0, "peak_mib": 3.0}
+    assert written["ratio"] == {"wall_seconds": 0.75, "cpu_seconds": 0.375, "peak_mib": 0.75}
 
 
 def test_peak_memory_sees_a_large_tensor():

@@ -68,7 +68,10 @@ def test_another_machine_has_the_run_and_its_own_images(tmp_path: Path, capsys) 
     content = json.loads((tmp_path / "made" / "images.json").read_text())
     assert content["categories"] == [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]
     assert len(content["images"]) == 6
-    refused(lambda: predict.main([*words, str(tmp_path / "made")]), "made holds earlier predictions")
+    refused(lambda: predict.main([*words, str(tmp_path / "made")]), "made holds predictions.json")
+    for name in ("images.json", "pictures"):
+        (tmp_path / f"other_{name}" / name).mkdir(parents=True)
+        refused(lambda name=name: predict.main([*words, str(tmp_path / f"other_{name}")]), f"holds {name} already")
     for path in photos.glob("*.png"):
         path.write_bytes(b"not an image")
     refused(lambda: predict.main([*words, str(tmp_path / "none")]), "none of the 6 images can be read")

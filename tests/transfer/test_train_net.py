@@ -172,6 +172,7 @@ def test_a_new_start_does_not_mix_with_an_earlier_run(tmp_path: Path) -> None:
     cfg = tiny_coco.config(tmp_path / "out", "coco_2017_val")
     check_output_dir(cfg, resume=False)
     (tmp_path / "out").mkdir()
+    (tmp_path / "out/stage.txt").write_text("transfer")
     (tmp_path / "out/metrics.json").write_text("")  # it failed before its first line
     check_output_dir(cfg, resume=False)
     (tmp_path / "out/metrics.json").write_text("{}\n")

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import yaml
 
+from pretrain.common.config_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shortlist
 from pretrain.common.image_io import open_upright
 from pretrain.data.folders import images_below
@@ -135,8 +136,8 @@ def _names(path: Path) -> tuple[list[str], int]:
     if path.suffix not in (".yaml", ".yml"):
         return [line.strip() for line in text.splitlines() if line.strip()], 0
     try:
-        content = yaml.safe_load(text)
+        content = load_yaml(text)
         names = content["names"]
         return [str(names[index]) for index in range(len(names))], math.prod(content.get("kpt_shape", [0]))
-    except (yaml.YAMLError, LookupError, TypeError) as error:
+    except (yaml.YAMLError, LookupError, TypeError, UserError) as error:
         raise UserError(f"{path} has no list of names, or one with gaps ({one_line(error)})") from error

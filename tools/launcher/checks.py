@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import check_stage_of, read_json
+from pretrain.common.run_folder import check_free, check_stage_of, read_json
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_divisible, check_same_run, refuse_missing_data
 from transfer.config import load_config, scale_to_world
@@ -33,6 +33,8 @@ def check(graph: Graph, options: Options) -> tuple[dict[str, Node], dict[str, st
     Raises:
         UserError: some stages are refused; if there are several, each is printed with its reason.
     """
+    if graph.report:
+        check_free(graph.output, ("report.md", "report.html"), f"launch/{graph.kind}.json", "folder")
     missing = {node.key: node for node in graph.nodes if not node.spec.is_complete()}
     folders = {key: Path(node.spec.folder) for key, node in missing.items()}
     if graph.report:

@@ -21,7 +21,7 @@ Row = dict[str, str]
 
 
 def write_pipeline(table: str, word: str, folder: Path) -> Path:
-    """Writes ``<folder>/<table>.yaml``, the pipeline of the rows of ``table`` that hold ``word`` anywhere."""
+    """Writes ``<folder>/launch/<table>.yaml``, the pipeline of the rows of ``table`` that hold ``word`` anywhere."""
     _, rows = papers.read(existing_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is no table of results; name a CSV file with the columns of those in configs/papers")
@@ -29,7 +29,7 @@ def write_pipeline(table: str, word: str, folder: Path) -> Path:
     if not chosen:
         raise UserError(f"no row of {table} with a recipe holds {word!r}; leave --rows out to run all of them")
     plan = _probes(chosen) if "linear" in rows[0] else _detectors(chosen)
-    path = folder / f"{Path(table).stem}.yaml"
+    path = folder / "launch" / f"{Path(table).stem}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(plan, sort_keys=False), encoding="utf-8")
     return path

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from fvcore.common.config import CfgNode
-
+from pretrain.common.config_io import ConfigFile
 from pretrain.common.errors import UserError
 
 from .spec import ROOT
@@ -47,7 +46,7 @@ def show(word: str) -> None:
 
 def _method_and_data(path: Path) -> dict[str, str]:
     """What a recipe of one stage names; of a pipeline, whose branches differ, nothing."""
-    tree = CfgNode.load_yaml_with_base(str(path))
+    tree = ConfigFile.load_yaml_with_base(str(path))
     if "BRANCHES" in tree:
         return {}
     data = tree.get("DATASETS") or tree.get("DATA") or {}

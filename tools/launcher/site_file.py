@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from pretrain.common.config_io import load_yaml
 from pretrain.common.errors import UserError, nearest, one_line
 from pretrain.common.files import existing_file
 
@@ -24,7 +25,7 @@ def read_site_file(path: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[s
     existing_file(path, "site file", "*.y*ml")
     try:
         # Keep every value as text: YAML 1.1 reads 4:00:00 as a base-60 number.
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader) or {}
+        loaded = load_yaml(path.read_text(encoding="utf-8"), yaml.BaseLoader) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} must hold 'option: value' lines: {one_line(error)}") from error
     if not isinstance(loaded, dict):

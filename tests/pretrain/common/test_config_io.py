@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
-from pretrain.common.config_io import merge_file, merge_overrides
-from pretrain.config import default_config
+from pretrain.common.config_io import get, load_yaml, merge_file, merge_overrides
+from pretrain.config import default_config, from_yaml_text
 from tests.errors import refused
+from transfer import config as fine_tuning
 
 FILES = {
     "": "KEY: VALUE", "_BASE_: [1]\n": "_BASE_", "_BASE_: a.yaml\n": "_BASE_", "_BASE_: .\n": "Is a directory",
@@ -44,6 +47,8 @@ def test_what_python_would_have_to_run_names_its_remedy(tmp_path: Path) -> None:
         (["METHOD.MARGIN", "1"], "--import"),
         (["OUTPUT_DIR", os.fsdecode(b"odd\xff")], "UTF-8"),
         (["SEED"], "KEY VALUE"),
+        (["VIEWS.MEAN", "['a', 0.5, 0.5]"], "a list, not \"['a', 0.5, 0.5]\"; write it as [0.485, 0.456, 0.406]"),
+        (["MODEL.HEAD_HIDDEN_DIMS", "[[32]]"], "write it as [2048]"),
     ],
 )
 def test_an_override_that_is_no_value_is_one_line(words: list[str], says: str) -> None:
@@ -56,3 +61,64 @@ def test_a_whole_number_is_a_value_of_a_key_that_takes_fractions(tmp_path: Path)
     merge_file(cfg, tmp_path / "a.yaml")
     merge_overrides(cfg, ["LINEAR.BASE_LR", "-3"])
     assert (cfg.SOLVER.BASE_LR, cfg.LINEAR.BASE_LR) == (30.0, -3.0)
+
+
+REPEATED = {  # text: what occurs twice, and where
+    "SOLVER: {BASE_LR: 0.5}\nSEED: 1\nSOLVER: {GAMMA: 0.1}\n": ("SOLVER", 1, 3),
+    "SOLVER:\n  BASE_LR: 0.5\n  'BASE_LR': 0.5\n": ("SOLVER.BASE_LR", 2, 3),
+    "SEED: 1\nSOLVER: {BASE_LR: 0.5}\nSOLVER.BASE_LR: 0.3\n": ("SOLVER.BASE_LR", 2, 3),
+    "POINTS:\n- {SEED: 1, SEED: 2}\n": ("POINTS.0.SEED", 2, 2),
+}
+
+
+@pytest.mark.parametrize(("text", "names"), REPEATED.items())
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path, text: str, names: tuple[str, int, int]) -> None:
+    key, first, second = names
+    for loader in (yaml.SafeLoader, yaml.BaseLoader):
+        refused(lambda loader=loader: load_yaml(text, loader), f"{key} occurs twice", f"lines {first} and {second}")
+    (tmp_path / "base.yaml").write_text(text)
+    (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSEED: 3\n")
+    refused(lambda: merge_file(default_config(), tmp_path / "a.yaml"), f"{key} occurs twice", tmp_path / "base.yaml")
+
+
+def test_a_key_may_occur_again_in_another_section_an_item_or_over_a_base(tmp_path: Path) -> None:
+    text = "SOLVER: &a {GAMMA: 0.5, BASE_LR: 1.0}\nLINEAR: {<<: *a, GAMMA: 0.25}\n"
+    (tmp_path / "base.yaml").write_text(text)
+    (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSOLVER: {GAMMA: 0.125}\n")
+    merge_file(cfg := default_config(), tmp_path / "a.yaml")
+    assert (cfg.SOLVER.GAMMA, cfg.LINEAR.GAMMA, cfg.LINEAR.BASE_LR) == (0.125, 0.25, 1.0)
+    assert load_yaml("POINTS: [{SEED: 1}, {SEED: 2}]") == {"POINTS": [{"SEED": 1}, {"SEED": 2}]}
+
+
+VALUES = [  # key, value in YAML, value of a command line or of Python, and the value read
+    ("LINEAR.LRS", "[1e-1, .5e1, 1E+2, 1]", "[1e-1, .5e1, 1E+2, 1]", [0.1, 5.0, 100.0, 1]),
+    ("MODEL.HEAD_HIDDEN_DIMS", "[32.0, 1e2]", "[32.0, 1e2]", [32, 100]),
+    ("SOLVER.EPOCHS", "5.0", "5e0", 5),
+    ("SOLVER.BASE_LR", "1e-2", "1", 0.01),
+    ("SOLVER.COMPILE", "yes", "true", True),
+    ("OUTPUT_DIR", "'2024'", "2024", "2024"),
+    ("DATA.VAL", "'[1]'", Path("[1]"), "[1]"),
+    ("SOLVER.AMP", "off", "None", "none"),
+    ("SOLVER.AMP", "null", "FP32", "none"),
+    ("VIEWS.MEAN", "[0.5, 0.25, 1e0]", np.array([0.5, 0.25, 1.0]), [0.5, 0.25, 1.0]),
+    ("SEED", "3", np.int64(3), 3),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "word", "value"), VALUES)
+def test_values_that_only_look_different_are_read(tmp_path: Path, key: str, text: str, word: object, value) -> None:
+    (tmp_path / "a.yaml").write_text(f"{key}: {text}\n")
+    by_file, by_word = default_config(), default_config()
+    merge_file(by_file, tmp_path / "a.yaml")
+    merge_overrides(by_word, [key, word])
+    if key == "SOLVER.BASE_LR":
+        assert get(by_word, key) == 1.0 and type(get(by_word, key)) is float
+        merge_overrides(by_word, [key, "0.01"])
+    for cfg in (by_file, by_word, from_yaml_text(by_word.dump())):
+        found = get(cfg, key)
+        assert found == value and repr(found) == repr(value)
+
+
+def test_names_in_a_list_stay_text_and_sizes_of_a_detector_are_whole() -> None:
+    cfg = fine_tuning.load_config(None, ["DATASETS.TRAIN", "('2024', 'b')", "INPUT.MIN_SIZE_TRAIN", "(640.0, 8e2)"])
+    assert (cfg.DATASETS.TRAIN, cfg.INPUT.MIN_SIZE_TRAIN) == (["2024", "b"], [640, 800])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,11 +66,12 @@ def test_a_second_process_learns_who_holds_the_folder(tmp_path: Path, holder: su
 def test_the_folder_of_a_killed_process_is_free_at_once(tmp_path: Path, holder: subprocess.Popen) -> None:
     holder.kill()
     holder.wait()
-    (tmp_path / ".checkpoint_00000004.pth.0123.tmp").write_text("half a checkpoint")
+    (tmp_path / f".checkpoint_00000004.pth.{uuid.uuid4().hex}.tmp.pth").write_text("half a checkpoint")
+    (tmp_path / ".draft.mine.tmp").touch()
     assert lock.holder(tmp_path) == {}
     with lock.claim(tmp_path, "pretraining"):
-        assert _files(tmp_path) == [".owner.2.json"]  # and what it was writing is gone
-    assert _files(tmp_path) == []
+        assert _files(tmp_path) == [".draft.mine.tmp", ".owner.2.json"]  # and what it was writing is gone
+    assert _files(tmp_path) == [".draft.mine.tmp"]
 
 
 def test_a_process_id_in_use_again_is_not_the_owner(tmp_path: Path) -> None:

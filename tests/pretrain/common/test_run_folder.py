@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common.run_folder import write_environment
+from pretrain.common.run_folder import check_stage_of, write_environment
+from tests.errors import refused
 
 
 def test_the_environment_of_the_first_part_stays_when_a_run_is_resumed(
@@ -31,3 +32,16 @@ def test_a_driver_that_is_too_old_hides_no_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: pytest.fail("the driver is too old"))
     write_environment(tmp_path)
     assert "devices: cpu\n" in (tmp_path / "environment.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.json", "results.json", "events.out.tfevents.17.host.1.0", "views.png", "config.yaml", "knn.csv"]
+)
+def test_a_folder_with_files_of_another_program_is_refused(tmp_path: Path, name: str) -> None:
+    for harmless in ("notes.txt", "recipe.yaml", "model_final.pth"):
+        (tmp_path / harmless).touch()
+    check_stage_of(tmp_path, "knn")
+    (tmp_path / name).touch()
+    refused(lambda: check_stage_of(tmp_path, "knn"), tmp_path, name, "OUTPUT_DIR")
+    (tmp_path / "stage.txt").write_text("knn\n")
+    check_stage_of(tmp_path, "knn")

@@ -59,12 +59,22 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
     refused(lambda: stage("other", tmp_path, CPU).__enter__(), tmp_path, "test", "other", "OUTPUT_DIR")
 
 
-def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy() -> None:
+@pytest.mark.parametrize(
+    ("stage", "remedies"),
+    [
+        ("pretrain", ["SOLVER.ACCUMULATE", "SOLVER.AMP)"]),
+        ("transfer", ["SOLVER.ACCUMULATE", "SOLVER.AMP.ENABLED"]),
+        ("knn", ["PROBE.KNN_MAX_IMAGES", "PROBE.IMAGE_SIZE"]),
+        ("linear", ["LINEAR.IMS_PER_BATCH", "PROBE.IMAGE_SIZE"]),
+        ("evaluation", ["smaller images"]),
+    ],
+)
+def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(stage: str, remedies: list[str]) -> None:
     def fail() -> None:
-        with explained("pretrain"):
+        with explained(stage):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
-    refused(fail, "2 GiB", "SOLVER.ACCUMULATE")
+    refused(fail, "2 GiB", "DATALOADER.NUM_WORKERS", *remedies)
 
 
 HANGING = """

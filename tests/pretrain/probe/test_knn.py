@@ -6,7 +6,7 @@ import torch
 
 from pretrain import train
 from pretrain.common import checkpoint, distributed, interrupt
-from pretrain.probe import knn
+from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote
 from tests.errors import refused
@@ -46,6 +46,12 @@ def test_classify_counts_top1_and_top5():
     got = classify(bank, queries, k=1, temperature=0.01)
     assert got["top1"] == pytest.approx(100 * 5 / 6) and got["train_images"] == 6
     assert classify(bank, queries, k=200, temperature=0.01)["top1"] == got["top1"]
+
+
+def test_the_bank_is_held_once():
+    bank = Features(torch.randn(20, 4), torch.arange(20) % 3, 3)
+    classify(bank, bank, k=1, temperature=0.07)
+    assert bank.features_NF.norm(dim=1).tolist() == pytest.approx([1.0] * 20)
 
 
 def test_every_usual_k_is_scored_in_one_pass():
@@ -99,6 +105,30 @@ def _one_rank_is_asked(images, output) -> None:
 
 def test_every_rank_stops_in_the_same_batch(images, tmp_path):
     run_ranks(_one_rank_is_asked, 2, images, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "k", "warned"), [((), 5, 0), (("PROBE.KNN_K", "200"), 48, 1), (("PROBE.KNN_MAX_IMAGES", "4"), 4, 1)]
+)
+def test_log_and_results_name_the_neighbors_that_voted(images, tmp_path, words, k, warned):
+    results = knn.main(_config(images, tmp_path, *words), "random")
+    log = (tmp_path / "log.txt").read_text()
+    assert results["protocol"]["k"] == k and f"(k {k}, " in log and log.count("all training images vote") == warned
+
+
+def test_pretrainings_knn_out_of_memory_names_keys_with_which_the_run_ends(images, whole, tmp_path, monkeypatch):
+    def extract(encoder, data, cfg, device, max_images=0):
+        if not cfg.PROBE.KNN_MAX_IMAGES:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return features.extract(encoder, data, cfg, device, max_images)
+
+    monkeypatch.setattr(knn, "extract", extract)
+    words = ("PROBE.KNN_PERIOD", "0")
+    refused(lambda: train.main(_config(images, tmp_path, *words)), "PROBE.KNN_MAX_IMAGES", "PROBE.IMAGE_SIZE")
+    results = train.main(_config(images, tmp_path, *words, "PROBE.KNN_MAX_IMAGES", "8", "PROBE.IMAGE_SIZE", "8"))
+    ends = [checkpoint.read(folder / checkpoint.FINAL)["state_dict"] for folder in (whole, tmp_path)]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert results["metrics"]["knn_train_images"] == 8 and results["knn_protocol"]["k"] == 5
 
 
 @pytest.mark.parametrize("key", ["DATA.VAL", "DATA.PROBE_TRAIN"])

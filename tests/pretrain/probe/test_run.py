@@ -29,6 +29,7 @@ def test_a_stop_ends_a_probe_between_two_batches_and_leaves_no_earlier_result(
     images, tmp_path, monkeypatch, probe, main, owner, name
 ):
     products = [tmp_path / product for product in ("results.json", f"{probe}.csv", f"{probe}.png")]
+    (tmp_path / "stage.txt").write_text(probe)
     for path in products:
         path.write_text(json.dumps({"stage": probe}))
     seen = stop_in_batch(monkeypatch, 2, owner, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,22 @@ from tools.launcher import doctor
 def test_this_machine_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture):
     for name in ("imagenet/train", "coco"):
         (tmp_path / name).mkdir(parents=True)
-    status = launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
+    launch.main(["doctor", "--output", str(tmp_path), "--data-root", str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    assert status == any(line.startswith("bad") for line in lines)
-    assert any("all " in line and "versions that fit" in line for line in lines)
-    assert any(f"imagenet, coco in {tmp_path}" in line for line in lines)
+    assert any(re.fullmatch(r"ok +packages +all \d+ are installed in versions that fit", line) for line in lines)
+    assert any(re.fullmatch(rf"ok +data +imagenet, coco in {tmp_path}; .*", line) for line in lines)
+    assert any(re.fullmatch(rf"(ok|note) +disk +{tmp_path}: \d+ GiB free.*", line) for line in lines)
+
+
+@pytest.mark.parametrize(("states", "status"), [(["ok", "note"], 0), (["ok", "bad", "note"], 1), (["bad"], 1)])
+def test_only_a_bad_finding_is_a_failure(
+    states: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    findings = [(f"part {number}", state, f"text {number}") for number, state in enumerate(states)]
+    monkeypatch.setattr(doctor, "examine", lambda output, data_root: iter(findings))
+    assert launch.main(["doctor"]) == status
+    lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [[state, "part", part.split()[1], text] for part, state, text in findings]
 
 
 def test_packages_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch):

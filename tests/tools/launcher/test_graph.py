@@ -219,3 +219,10 @@ def test_one_process_at_a_time_runs_a_graph(tmp_path: Path, cluster: Path):
             with pytest.raises(UserError, match="is in use: pipeline"):
                 run(chain(tmp_path), options)
     assert not list(cluster.glob("*.script")) and not (tmp_path / "a").exists()
+
+
+def test_a_report_of_another_program_is_not_replaced(tmp_path: Path):
+    (tmp_path / "report.md").write_text("precious")
+    with pytest.raises(UserError, match=r"holds report.md of another program; choose another folder"):
+        run(chain(tmp_path), Options(cluster="local"))
+    assert (tmp_path / "report.md").read_text() == "precious" and not (tmp_path / "a").exists()

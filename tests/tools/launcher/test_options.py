@@ -61,6 +61,7 @@ def test_without_a_home_there_is_no_site_file(monkeypatch: pytest.MonkeyPatch):
         ("sbatch: qos=a\n", "sbatch in .* is 'qos=a'; it must be 'option: value' lines"),
         ("setup: [a, b: c]\n", r"setup in .* must be shell lines"),
         ("sbatch: {constraint: [a]}\n", "sbatch in .* must be 'option: value' lines"),
+        ("gpus: 4\ngpus: 8\n", "cluster.yaml .*gpus occurs twice, in lines 1 and 2"),
         ("- a\n", "must hold 'option: value' lines"),
         ("gpus: a100\n", "gpus in .* is 'a100'; it must be a whole number, or TYPE:NUMBER"),
         ("stages: {gpu: {time: 5}}\n", "stages in .* must be a block 'cpu:' of 'option: value' lines"),

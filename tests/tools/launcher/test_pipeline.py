@@ -71,8 +71,8 @@ def test_every_file_loads(path: Path, monkeypatch: pytest.MonkeyPatch):
     if graph.kind == "sweep":
         assert graph.output == str(Path("runs/sweeps", path.stem).absolute()) and len(trained) > 1
     else:
-        starts_from_random_alone = path.stem == "frozen_bn"
-        assert trained or starts_from_random_alone or "convert" in {node.spec.stage for node in graph.nodes}
+        is_converted = "convert" in {node.spec.stage for node in graph.nodes}
+        assert bool(trained or is_converted) == (path.stem != "frozen_bn")  # which starts from random values alone
         assert {"knn", "linear", "transfer", "distributions"} & {node.spec.stage for node in graph.nodes}
 
 
@@ -88,6 +88,7 @@ RANDOM, SWEEP = "BRANCHES: {a: {WEIGHTS: random}}\n", f"PRETRAIN: {stages.recipe
         ("BRANCHES: 3", "BRANCHES in .* is 3; it must be a dict"),
         ("[1", "p.yaml: is not YAML"),
         ("BRANCHES: {no: {WEIGHTS: random}}", "is named False; use letters"),
+        (f"{RANDOM}BRANCHES: {{b: {{WEIGHTS: random}}}}", "p.yaml: BRANCHES occurs twice, in lines 1 and 2"),
         (f"{RANDOM}KNN: ['']\nOVERRIDES: a 'b", "is not a list of words"),
         (f"{RANDOM}BASELINE: b", "BASELINE in .* is b; it must be one of BRANCHES"),
         (f"{RANDOM}SEEDS: [1, 1]", "SEEDS in .* are 1, 1; write whole numbers, each once"),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pretrain.common import distributed
 from pretrain.common.device import describe
-from pretrain.common.distributed import AgreedStop, averaged_after, data_parallel, on_first_rank
+from pretrain.common.distributed import AgreedStop, average_gradients, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.interrupt import Stopped
 from pretrain.common.resnet_names import from_c4
@@ -223,7 +223,7 @@ def accumulated_losses(
     for index in range(count):
         start, stop = (len(batch) * part // count for part in (index, index + 1))
         is_last, share = index == count - 1, (stop - start) / len(batch)
-        with averaged_after(model, is_last):
+        with average_gradients(model, is_last):
             with torch.autocast(device, precision) if precision else nullcontext():
                 losses = {name: loss * share for name, loss in model(batch[start:stop]).items()}
             if not is_last:

@@ -23,7 +23,7 @@ from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
 from tools.benchmarks.machine import processor
 from tools.reporting.document import Table, grid
-from tools.reporting.groups import (
+from tools.reporting.seeds import (
     Difference,
     Study,
     difference,

@@ -10,9 +10,9 @@ import pytest
 
 from docs import evidence
 from tests.errors import refused
-from tests.tools.reporting.test_groups import study_in
+from tests.tools.reporting.test_seeds import study_in
 from tools.reporting.document import grid
-from tools.reporting.groups import read_study, table
+from tools.reporting.seeds import read_study, table
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in (evidence.ROOT / "docs" / "evidence").glob("*.md")}
 _GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # along the runs of tcl.yaml, not a study

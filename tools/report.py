@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, check_writable
-from tools.reporting import cost, groups, published
+from tools.reporting import comparison, cost, seeds
 from tools.reporting.document import Report, markdown
 from tools.reporting.files import find, short_names
 from tools.reporting.page import page
-from tools.reporting.pictures import draw
+from tools.reporting.figures import draw
 from tools.reporting.runs import Detection, Item, parse
 from tools.reporting.tables import detection_tables, probe_tables, rows_of
 
@@ -92,10 +92,10 @@ def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> R
     rows = rows_of(items, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in items if isinstance(item, Detection)]
     names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    studies = [study for plan in found.plans if (study := groups.read_study(plan.folder)) and study.scores]
+    studies = [study for plan in found.plans if (study := seeds.read_study(plan.folder)) and study.scores]
     tables = [
-        *map(groups.table, studies), *probe_tables(rows, names), *detection_tables(detections, names),
-        *published.tables(items), *cost.table(found.runs),
+        *map(seeds.table, studies), *probe_tables(rows, names), *detection_tables(detections, names),
+        *comparison.tables(items), *cost.table(found.runs),
     ]  # fmt: skip
     pictures = draw(found, studies, detections, Path(pictures_beside)) if pictures_beside else []
     return Report(tables, pictures, found, items)

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from tools.benchmarks.machine import about
 from tools.launcher.spec import ROOT
-from tools.reporting.groups import with_interval
+from tools.reporting.seeds import with_interval
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
 

@@ -13,7 +13,7 @@ from pretrain.common.metrics import read_metrics
 
 from .document import Table
 from .files import Run, short_names
-from .groups import with_interval
+from .seeds import with_interval
 
 _NOTES = [
     "images/s: median of the lines of metrics.json. Hours: training steps and their wait for data, each step once; no "

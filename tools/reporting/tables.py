@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import papers
+from . import paper_tables
 from .document import Table
 from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differing, words
 
@@ -86,7 +86,7 @@ def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) ->
                 for line, row in zip(lines, rows, strict=True):
                     probes = [probe for probe in row.probes if (probe.kind, probe.protocol) == (kind, protocol)]
                     line.append(_numbers([probe.scores.get(score) for probe in probes]))
-    verdicts = [(names[row.folder], papers.linear_result(probe)) for row in rows for probe in row.probes]
+    verdicts = [(names[row.folder], paper_tables.linear_result(probe)) for row in rows for probe in row.probes]
     title = f"Accuracy on the validation images of {scored_on}, in percent"
     return _table(title, [*notes, *_refusals(verdicts)], head, lines)
 
@@ -117,11 +117,11 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
-    notes += _refusals([(names[run.folder], papers.detection_result(run)) for run in runs])
+    notes += _refusals([(names[run.folder], paper_tables.detection_result(run)) for run in runs])
     return _table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
 
-def _refusals(verdicts: Iterable[tuple[str, papers.Verdict]]) -> list[str]:
+def _refusals(verdicts: Iterable[tuple[str, paper_tables.Verdict]]) -> list[str]:
     refused: dict[tuple[str, str], dict[str, None]] = {}
     for run, verdict in verdicts:
         if verdict.reason:

@@ -15,7 +15,7 @@ from tools import launch
 from tools.launcher import pipeline
 from tools.launcher.paper import write_pipeline
 from tools.launcher.spec import StageSpec
-from tools.reporting import papers
+from tools.reporting import paper_tables
 from tools.reporting.runs import Origin, Probe, probe_protocol
 
 PAPERS = CONFIGS / "papers"
@@ -31,7 +31,7 @@ def published_top1(config: str) -> float | None:
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
     probe = Probe(Path(), "linear", {}, origin, *probe_protocol("linear", protocol(cfg, "linear")))
-    return (papers.linear_result(probe).numbers or {}).get("top1")
+    return (paper_tables.linear_result(probe).numbers or {}).get("top1")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pretrain.common.run_folder import read_json
 
 from .document import Picture
 from .files import Found
-from .groups import Study, figure
+from .seeds import Study, figure
 from .runs import Detection
 
 _COUNT = 4  # images in a picture

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from . import papers
+from . import paper_tables
 from .document import Table
-from .groups import with_interval
+from .seeds import with_interval
 from .runs import Detection, Item, Probe
 from .tables import TASK_NAMES
 
@@ -22,7 +22,7 @@ class _Measured(NamedTuple):
         engine: of a detector, else empty.
     """
 
-    verdict: papers.Verdict
+    verdict: paper_tables.Verdict
     scores: Mapping[str, float | None]
     sample: str
     engine: str
@@ -34,10 +34,10 @@ def tables(items: Sequence[Item]) -> Iterable[Table]:
     for item in items:
         sample = item.origin.sha256 or str(item.folder)
         if isinstance(item, Probe):
-            measured.append(_Measured(papers.linear_result(item), item.scores, sample, ""))
+            measured.append(_Measured(paper_tables.linear_result(item), item.scores, sample, ""))
         elif isinstance(item, Detection):
-            scores = item.metrics.get(papers.TASKS[item.detector], {})
-            measured.append(_Measured(papers.detection_result(item), scores, sample, item.engine))
+            scores = item.metrics.get(paper_tables.TASKS[item.detector], {})
+            measured.append(_Measured(paper_tables.detection_result(item), scores, sample, item.engine))
     measured = [run for run in measured if run.verdict.numbers]
     for name, engine in dict.fromkeys((run.verdict.table, run.engine) for run in measured):
         yield _table(name, engine, [run for run in measured if (run.verdict.table, run.engine) == (name, engine)])
@@ -48,7 +48,7 @@ def _table(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
     metrics = list(measured[0].verdict.numbers or {})
     for metric in metrics:
         head += [f"paper's {metric}", f"our {metric}", "difference"]
-    for row in papers.rows_of(name):
+    for row in paper_tables.rows_of(name):
         cells.append([_label(row)])
         for metric in metrics:
             samples: dict[str, list[float]] = {}

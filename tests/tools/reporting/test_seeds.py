@@ -11,7 +11,7 @@ from scipy import stats
 
 from tests.tools.reporting.runs import render, write
 from tools.reporting.document import grid
-from tools.reporting.groups import Difference, difference, mean_and_interval, read_study, table
+from tools.reporting.seeds import Difference, difference, mean_and_interval, read_study, table
 
 AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
 SEEDS = ["1", "2", "3"]

@@ -24,9 +24,9 @@ from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, check_writable
 from tools.reporting import comparison, cost, seeds
 from tools.reporting.document import Report, markdown
+from tools.reporting.figures import draw
 from tools.reporting.files import find, short_names
 from tools.reporting.page import page
-from tools.reporting.figures import draw
 from tools.reporting.runs import Detection, Item, parse
 from tools.reporting.tables import detection_tables, probe_tables, rows_of
 

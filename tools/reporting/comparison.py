@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from . import paper_tables
 from .document import Table
-from .seeds import with_interval
 from .runs import Detection, Item, Probe
+from .seeds import with_interval
 from .tables import TASK_NAMES
 
 

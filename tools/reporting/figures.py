@@ -10,8 +10,8 @@ from pretrain.common.run_folder import read_json
 
 from .document import Picture
 from .files import Found
-from .seeds import Study, figure
 from .runs import Detection
+from .seeds import Study, figure
 
 _COUNT = 4  # images in a picture
 

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from pretrain.common.errors import UserError
 from tools.benchmarks.machine import about
 from tools.launcher.spec import ROOT
-from tools.reporting.seeds import with_interval
+from tools.reporting.seeds import format_mean
 
 # Only the measured processes import torch: a process starts with the peak memory of the one that started it.
 
@@ -80,7 +80,7 @@ def table(runs: Runs) -> str:
         for row, values in zip(rows, sides, strict=False):
             median, *ends = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
             row.append(f"{median} ({' to '.join(ends)})")
-        rows[2].append(with_interval([ours / theirs for ours, theirs in zip(*sides, strict=True)], 2))
+        rows[2].append(format_mean([ours / theirs for ours, theirs in zip(*sides, strict=True)], 2))
     heads = ["", *(_COLUMNS[column][0] for column in columns)]
     return tabulate(rows, heads, "pipe", disable_numparse=True, colalign=["left", *["right"] * len(columns)])
 

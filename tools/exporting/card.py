@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.model.encoder import feature_dim
-from tools.reporting.runs import origin_of
+from tools.reporting.runs import read_origin
 
 if TYPE_CHECKING:
     from .backbone import Backbone
@@ -52,7 +52,7 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
     Args:
         difference: the largest relative one between the features of the source and of the export.
     """
-    recorded, origin = backbone.provenance, origin_of(backbone.provenance)
+    recorded, origin = backbone.provenance, read_origin(backbone.provenance)
     is_ours = bool(recorded.get("config") or recorded.get("fine_tuned_on"))
     resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     facts = {

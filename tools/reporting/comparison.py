@@ -1,4 +1,4 @@
-"""The papers' tables, with the runs whose configs are those of their rows."""
+"""Published tables next to the runs whose configs are those of their rows."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import NamedTuple
 from . import paper_tables
 from .document import Table
 from .runs import Detection, Item, Probe
-from .seeds import with_interval
+from .seeds import format_mean
 from .tables import TASK_NAMES
 
 
-class _Measured(NamedTuple):
-    """A run of ours that is comparable to a row of a paper.
+class _Measurement(NamedTuple):
+    """A run that is comparable to a row of a paper.
 
     Attributes:
-        sample: its checkpoint, whose runs count once, by their mean; a detector from random weights counts itself.
-        engine: of a detector, else empty.
+        sample: the run's checkpoint, because all runs of a checkpoint count once, with their mean; a detector from
+            random weights counts itself.
+        engine: name of the engine of a detector, else empty.
     """
 
     verdict: paper_tables.Verdict
@@ -28,44 +29,51 @@ class _Measured(NamedTuple):
     engine: str
 
 
-def tables(items: Sequence[Item]) -> Iterable[Table]:
-    """A table per published one that has a row with a comparable run, in whole, and per engine of ours."""
-    measured = []
+def build_tables(items: Sequence[Item]) -> Iterable[Table]:
+    """Yield a table, with all its rows, for each published table and engine that has a comparable run."""
+    measurements = []
     for item in items:
         sample = item.origin.sha256 or str(item.folder)
         if isinstance(item, Probe):
-            measured.append(_Measured(paper_tables.linear_result(item), item.scores, sample, ""))
+            verdict = paper_tables.find_linear_result(item)
+            measurements.append(_Measurement(verdict, item.scores, sample, ""))
         elif isinstance(item, Detection):
+            verdict = paper_tables.find_detection_result(item)
             scores = item.metrics.get(paper_tables.TASKS[item.detector], {})
-            measured.append(_Measured(paper_tables.detection_result(item), scores, sample, item.engine))
-    measured = [run for run in measured if run.verdict.numbers]
-    for name, engine in dict.fromkeys((run.verdict.table, run.engine) for run in measured):
-        yield _table(name, engine, [run for run in measured if (run.verdict.table, run.engine) == (name, engine)])
+            measurements.append(_Measurement(verdict, scores, sample, item.engine))
+    groups: dict[tuple[str, str], list[_Measurement]] = {}
+    for measurement in measurements:
+        if measurement.verdict.numbers:
+            groups.setdefault((measurement.verdict.table, measurement.engine), []).append(measurement)
+    for (name, engine), group in groups.items():
+        yield _build_table(name, engine, group)
 
 
-def _table(name: str, engine: str, measured: Sequence[_Measured]) -> Table:
-    head, cells = ["published row"], []
-    metrics = list(measured[0].verdict.numbers or {})
+def _build_table(name: str, engine: str, measurements: Sequence[_Measurement]) -> Table:
+    metrics = list(measurements[0].verdict.numbers or {})
+    head = ["published row"]
     for metric in metrics:
         head += [f"paper's {metric}", f"our {metric}", "difference"]
-    for row in paper_tables.rows_of(name):
-        cells.append([_label(row)])
+    rows = []
+    for published in paper_tables.read_rows(name):
+        cells = [_label(published)]
         for metric in metrics:
             samples: dict[str, list[float]] = {}
-            for run in measured:
-                if run.verdict.row == row and (value := run.scores.get(metric)) is not None:
-                    samples.setdefault(run.sample, []).append(value)
+            for run in measurements:
+                if run.verdict.row == published and (score := run.scores.get(metric)) is not None:
+                    samples.setdefault(run.sample, []).append(score)
             ours = list(map(fmean, samples.values()))
             count = f" [n {len(ours)}]" if len(ours) > 1 else ""
-            difference = f"{fmean(ours) - float(row[metric]):+.1f}" if row[metric] and ours else "-"
-            cells[-1] += [row[metric] or "-", f"{with_interval(ours)}{count}" if ours else "-", difference]
+            difference = f"{fmean(ours) - float(published[metric]):+.1f}" if published[metric] and ours else "-"
+            cells += [published[metric] or "-", f"{format_mean(ours)}{count}" if ours else "-", difference]
+        rows.append(cells)
     notes = [
         "Ours: the mean ± 95% interval (Student's t) over checkpoints whose configs are those of the row's recipes; "
         "several runs of one checkpoint are one sample, their mean. 0.3 AP is ordinary variation."
     ]
     if engine not in ("", "detectron2"):
-        notes.append("The paper's engine is Detectron2, this table's is not.")
-    return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, cells)
+        notes.append(f"The paper used Detectron2; these runs used {engine}.")
+    return Table(f"Published: {name}{f', engine {engine}' if engine else ''}", notes, head, rows)
 
 
 def _label(row: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Measures each fast form against the naive form of the same computation, and loading against lightly.
+"""Measure each fast form compared with the naive form of the same computation, and loading compared with lightly.
 
 python tools/benchmark.py all --json docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
@@ -24,14 +24,14 @@ from pretrain.common.run_folder import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = _build_parser().parse_args(argv)
     for name, value in vars(args).items():
         if isinstance(value, int) and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.json:
         check_writable(args.json)
-    if args.benchmark == "all":  # step first: it needs the demo's digits, and says so
-        numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
+    if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
+        numbers = {name: _run(_build_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
     if args.json:
@@ -40,43 +40,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of a benchmark, which has printed them."""
+    """Run a benchmark, which prints its numbers, and return them."""
     print(f"\n# {args.benchmark}", flush=True)
-    return getattr(importlib.import_module(f"tools.benchmarks.{args.benchmark}"), args.benchmark)(args)
+    return importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="benchmark.py", description=(__doc__ or "").partition("\n")[0]
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
-
-    def command(name: str, rounds: int, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-        if rounds:
-            sub.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds; medians are printed ({rounds})")
-        return sub
-
-    command("all", 0, "step, objectives and views, in one file")
-    sub = command("objectives", 15, "losses, forward and backward, on one thread: time and memory")
-    sub.add_argument("--queries", type=int, default=64, help="N, on one device")
-    sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")
-    sub.add_argument("--dims", type=int, default=128, help="D")
-    sub.add_argument("--negatives", type=int, default=65536, help="K")
-    sub.add_argument("--anchors", type=int, default=1024, help="A, for the objectives without a queue (1024)")
-    sub = command("views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, against PIL transforms")
-    sub.add_argument("--views", type=int, default=6, help="views per image (M' + 1)")
-    sub.add_argument("--size", type=int, default=224, help="pixels per side of a view")
-    command("step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
-    sub = command("detection", 7, "an iteration of both detection engines, paired: time and memory")
-    sub.add_argument("--config-file", required=True, help="as in configs/Base-Mask-RCNN-FPN-1x.yaml")
-    sub.add_argument("--images", type=int, default=2, help="per step, on one device")
-    sub.add_argument("--side", type=int, default=256, help="of the square images, pixels")
+    _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
+    sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")
+    sub.add_argument("--queries", type=int, default=64, help="number N of queries on one device (default: 64)")
+    sub.add_argument("--keys", type=int, default=5, help="keys M' per query, for multikey and JCL (default: 5)")
+    sub.add_argument("--dims", type=int, default=128, help="embedding dimension D (default: 128)")
+    sub.add_argument("--negatives", type=int, default=65536, help="queue size K (default: 65536)")
+    anchors = "number A of anchors, for objectives without a queue (default: 1024)"
+    sub.add_argument("--anchors", type=int, default=1024, help=anchors)
+    sub = _add_command(commands, "views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, compared with PIL")
+    sub.add_argument("--views", type=int, default=6, help="views per image, M' + 1 (default: 6)")
+    sub.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")
+    _add_command(commands, "step", 15, "a whole step of the demo's JCL, with its views, compared with a plain loop")
+    sub = _add_command(commands, "detection", 7, "time and memory of an iteration of both detection engines, paired")
+    sub.add_argument("--config-file", required=True, help="recipe, such as configs/Base-Mask-RCNN-FPN-1x.yaml")
+    sub.add_argument("--images", type=int, default=2, help="images per step on one device (default: 2)")
+    sub.add_argument("--side", type=int, default=256, help="pixels per side of the square images (default: 256)")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
-    sub = command("peers", 5, "MoCo v2's views here and in lightly: images per CPU second and memory, on one core")
-    sub.add_argument("--images", type=int, default=2048, help="JPEGs to load (2048)")
+    text = "images per CPU second and memory of loading MoCo v2 views, compared with lightly, on one core"
+    sub = _add_command(commands, "peers", 5, text)
+    sub.add_argument("--images", type=int, default=2048, help="number of JPEGs to load (default: 2048)")
     return parser
+
+
+def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    if rounds:
+        text = f"timed rounds, whose medians are printed (default: {rounds})"
+        sub.add_argument("--rounds", type=int, default=rounds, help=text)
+    return sub
 
 
 if __name__ == "__main__":

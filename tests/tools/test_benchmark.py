@@ -13,7 +13,7 @@ from pretrain.common.errors import UserError
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
 from tools.benchmarks import objectives
-from tools.benchmarks.measure import peak_mib, timed_rounds
+from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
 def numbers(*words: str) -> Any:
@@ -65,10 +65,10 @@ def test_detection(folder: Path):
 
 
 def test_peak_memory_sees_a_large_tensor():
-    assert 32 <= peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
+    assert 32 <= measure_peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
 
 
 def test_forms_take_turns_at_going_first():
     calls: list[str] = []
-    timed_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
+    time_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "baabba"

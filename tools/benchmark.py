@@ -17,21 +17,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _build_parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     for name, value in vars(args).items():
         if isinstance(value, int) and value < 1:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.json:
         check_writable(args.json)
     if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
-        numbers = {name: _run(_build_parser().parse_args([name])) for name in ("step", "objectives", "views")}
+        numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
     if args.json:
@@ -45,31 +45,30 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     return importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="benchmark.py", description=(__doc__ or "").partition("\n")[0]
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
     _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
     sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")
-    sub.add_argument("--queries", type=int, default=64, help="number N of queries on one device (default: 64)")
-    sub.add_argument("--keys", type=int, default=5, help="keys M' per query, for multikey and JCL (default: 5)")
-    sub.add_argument("--dims", type=int, default=128, help="embedding dimension D (default: 128)")
-    sub.add_argument("--negatives", type=int, default=65536, help="queue size K (default: 65536)")
-    anchors = "number A of anchors, for objectives without a queue (default: 1024)"
-    sub.add_argument("--anchors", type=int, default=1024, help=anchors)
+    _add_number(sub, "--queries", 64, "number N of queries on one device")
+    _add_number(sub, "--keys", 5, "keys M' per query, for multikey and JCL")
+    _add_number(sub, "--dims", 128, "embedding dimension D")
+    _add_number(sub, "--negatives", 65536, "queue size K")
+    _add_number(sub, "--anchors", 1024, "number A of anchors, for objectives without a queue")
     sub = _add_command(commands, "views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, compared with PIL")
-    sub.add_argument("--views", type=int, default=6, help="views per image, M' + 1 (default: 6)")
-    sub.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")
+    _add_number(sub, "--views", 6, "views per image, M' + 1")
+    _add_number(sub, "--size", 224, "pixels per side of a view")
     _add_command(commands, "step", 15, "a whole step of the demo's JCL, with its views, compared with a plain loop")
     sub = _add_command(commands, "detection", 7, "time and memory of an iteration of both detection engines, paired")
     sub.add_argument("--config-file", required=True, help="recipe, such as configs/Base-Mask-RCNN-FPN-1x.yaml")
-    sub.add_argument("--images", type=int, default=2, help="images per step on one device (default: 2)")
-    sub.add_argument("--side", type=int, default=256, help="pixels per side of the square images (default: 256)")
+    _add_number(sub, "--images", 2, "images per step on one device")
+    _add_number(sub, "--side", 256, "pixels per side of the square images")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
     text = "images per CPU second and memory of loading MoCo v2 views, compared with lightly, on one core"
     sub = _add_command(commands, "peers", 5, text)
-    sub.add_argument("--images", type=int, default=2048, help="number of JPEGs to load (default: 2048)")
+    _add_number(sub, "--images", 2048, "number of JPEGs to load")
     return parser
 
 
@@ -77,9 +76,12 @@ def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.A
     sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
     if rounds:
-        text = f"timed rounds, whose medians are printed (default: {rounds})"
-        sub.add_argument("--rounds", type=int, default=rounds, help=text)
+        _add_number(sub, "--rounds", rounds, "timed rounds, whose medians are printed")
     return sub
+
+
+def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    sub.add_argument(option, type=int, default=default, help=f"{text} (default: {default})")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import existing_file, sha256
@@ -47,7 +47,7 @@ _Writer = tuple[dict[str, Any], Callable[[Path], None]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _build_parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     _check_numbers(args)
     output = Path(os.path.abspath(args.output))
     arguments = {name: value for name, value in vars(args).items() if name != "output"}
@@ -150,7 +150,7 @@ def _parse_fraction_or_number(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction between 0 and 1 nor a number of images")
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,28 +168,28 @@ def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
         sub.add_argument("labels", help="folder of the label files, at any depth")
     sub.add_argument("output", help="output folder")
     if name not in ("trees", "voc", "yolo"):
-        sub.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+        _add_number(sub, "--seed", 0, "random seed")
     return sub
+
+
+def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    sub.add_argument(option, type=int, default=default, help=f"{text} (default: {default})")
 
 
 def _add_drawn_kinds(kinds: Any) -> None:
     digits = _add_kind(kinds, "digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
-    text = "training images of the image folder (default: 1300)"
-    digits.add_argument("--images", type=int, default=1300, help=text)
-    text = "validation images of the image folder (default: 400)"
-    digits.add_argument("--val-images", type=int, default=400, help=text)
-    text = "image size of the image folder in pixels (default: 32)"
-    digits.add_argument("--size", type=int, default=32, help=text)
-    digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set (default: 100)")
-    text = "validation images of the COCO data set (default: 100)"
-    digits.add_argument("--val-scenes", type=int, default=100, help=text)
+    _add_number(digits, "--images", 1300, "training images of the image folder")
+    _add_number(digits, "--val-images", 400, "validation images of the image folder")
+    _add_number(digits, "--size", 32, "image size of the image folder in pixels")
+    _add_number(digits, "--scenes", 100, "training images of the COCO data set")
+    _add_number(digits, "--val-scenes", 100, "validation images of the COCO data set")
     # Without the option, the manifest does not contain it, so that plain digits keep their manifest.
     text = "add parts of other digits, a bar and more noise to the image folder"
     digits.add_argument("--clutter", action="store_true", default=argparse.SUPPRESS, help=text)
     people = _add_kind(kinds, "people", "drawn people with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
-    people.add_argument("--images", type=int, default=400, help="training scenes (default: 400)")
-    people.add_argument("--val-images", type=int, default=100, help="validation scenes (default: 100)")
-    people.add_argument("--size", type=int, default=160, help="longer side of a scene in pixels (default: 160)")
+    _add_number(people, "--images", 400, "training scenes")
+    _add_number(people, "--val-images", 100, "validation scenes")
+    _add_number(people, "--size", 160, "longer side of a scene in pixels")
     trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco")
     text = "region held out for validation (default: 0)"
     trees.add_argument("--test-region", type=int, default=0, choices=range(5), help=text)
@@ -200,7 +200,7 @@ def _add_coco_kinds(kinds: Any) -> None:
     subset = _add_kind(kinds, "subset", "random subsets of a COCO annotation file")
     text = "percentages of the images (default: 1 2 5 10)"
     subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help=text)
-    subset.add_argument("--folds", type=int, default=5, help="subsets per percentage (default: 5)")
+    _add_number(subset, "--folds", 5, "subsets per percentage")
     text = "use a published list, such as Unbiased Teacher's COCO_supervision.txt, instead of random subsets"
     subset.add_argument("--list", default="", metavar="FILE", help=text)
     text = "train.json and val.json from a COCO annotation file, split by image, with equal proportions of the classes"
@@ -208,15 +208,12 @@ def _add_coco_kinds(kinds: Any) -> None:
     text = "fraction or number of the images for validation (default: 0.2)"
     split.add_argument("--val", type=_parse_fraction_or_number, default=0.2, metavar="N", help=text)
     split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they exist")
-    sources = {"voc": "VOC's XML files", "yolo": "YOLO's text files of boxes or outlines"}
-    for name, source in sources.items():
-        text = f"annotations.json in COCO's format from {source}; the images are not copied"
-        boxes = _add_kind(kinds, name, text)
+    for name, source in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files of boxes or outlines")):
+        boxes = _add_kind(kinds, name, f"annotations.json in COCO's format from {source}; the images are not copied")
         text = "folder of the images, with the names and subfolders of the label files (default: the labels' folder)"
         boxes.add_argument("--images", default="", metavar="DIR", help=text)
-        if name == "yolo":
-            text = "data.yaml with names, or a text file with one name per line"
-            boxes.add_argument("--names", required=True, metavar="FILE", help=text)
+    text = "data.yaml with names, or a text file with one name per line"
+    boxes.add_argument("--names", required=True, metavar="FILE", help=text)  # yolo only
 
 
 if __name__ == "__main__":

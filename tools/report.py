@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.lock import claim

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, nearest, run_command_line
 from pretrain.data.recipes import RECIPES
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = _build_parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.recipe not in RECIPES:
@@ -30,12 +30,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{args.out}: {args.recipe}, {args.views} views of {args.images} images")
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)} (default: moco_v2)")
     parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")
     parser.add_argument("--root", default="datasets", help="folder of the named data sets (default: datasets)")
-    parser.add_argument("--split", default="train", choices=("train", "val"), help="default: train")
+    parser.add_argument(
+        "--split", default="train", choices=("train", "val"), help="split of the data set (default: train)"
+    )
     parser.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")
     parser.add_argument("--images", type=int, default=6, help="rows, evenly spaced over the data set (default: 6)")
     parser.add_argument("--views", type=int, default=8, help="views per image (default: 8)")

@@ -77,13 +77,8 @@ def main(side: str, photos: str, seed: str) -> None:
     random.seed(int(seed))
     np.random.seed(int(seed))
     torch.manual_seed(int(seed))
-    settings = {
-        "DATA.TRAIN": f"folder:{photos}",
-        "SEED": seed,
-        "SOLVER.IMS_PER_BATCH": "64",
-        "DATALOADER.NUM_WORKERS": "1",
-    }
-    cfg = load_config(None, [word for setting in settings.items() for word in setting])
+    overrides = ["SEED", seed, "SOLVER.IMS_PER_BATCH", "64", "DATALOADER.NUM_WORKERS", "1"]
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{photos}", *overrides])
     load = {"ours": load_with_ours, "lightly": load_with_lightly}[side]
     users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     before = [resource.getrusage(user) for user in users]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -84,7 +85,8 @@ def _time_our_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
 def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
     """Do the same with torchvision's transforms and data loader, a pass per key, and torch's default optimizer."""
     model = cfg.MODEL
-    images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", _PlainViews(cfg))
+    make_views = functools.partial(_make_views, _build_plain_transform(cfg), 1 + cfg.METHOD.NUM_KEYS)
+    images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", make_views)
     loader = DataLoader(images, cfg.SOLVER.IMS_PER_BATCH, shuffle=True, drop_last=True)
     encoder_q = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=False, dim=model.EMBEDDING_DIM
@@ -113,24 +115,22 @@ def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
             yield time.perf_counter() - start, views_ready - start
 
 
-class _PlainViews:
-    """Transform from an image to its query view and its key views."""
+def _build_plain_transform(cfg: CfgNode) -> transforms.Compose:
+    """Build the transform from an image to a view of the demo's recipe."""
+    recipe = RECIPES[cfg.VIEWS.QUERY]
+    jitter = cast(Any, recipe.colors[0])
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(cfg.VIEWS.IMAGE_SIZE, cast(Any, recipe.crop).scale),
+            transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
+            transforms.ToTensor(),
+            transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),
+        ]
+    )
 
-    def __init__(self, cfg: CfgNode) -> None:
-        recipe = RECIPES[cfg.VIEWS.QUERY]
-        jitter = cast(Any, recipe.colors[0])
-        self._count = 1 + cfg.METHOD.NUM_KEYS
-        self._make_view = transforms.Compose(
-            [
-                transforms.RandomResizedCrop(cfg.VIEWS.IMAGE_SIZE, cast(Any, recipe.crop).scale),
-                transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
-                transforms.ToTensor(),
-                transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),
-            ]
-        )
 
-    def __call__(self, image: Any) -> list[Tensor]:
-        return [self._make_view(image) for _ in range(self._count)]
+def _make_views(transform: Callable[[Any], Tensor], count: int, image: Any) -> list[Tensor]:
+    return [transform(image) for _ in range(count)]
 
 
 def _encode_shuffled(encoder: nn.Module, view: Tensor) -> Tensor:

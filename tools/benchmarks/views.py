@@ -56,13 +56,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"{args.views} views of {args.size} x {args.size} pixels per image, one core")
     rows = [(name, value, value / milliseconds["ours"], _GOALS.get(name)) for name, value in milliseconds.items()]
     print(tabulate(rows, ["views", "ms per image", "ratio to ours", "goal"], floatfmt=".2f", missingval="-"))
-    return {
-        **describe_environment([], 1),
-        "views": args.views,
-        "size": args.size,
-        "milliseconds": milliseconds,
-        "goals": _GOALS,
-    }
+    sizes = {"views": args.views, "size": args.size}
+    return {**describe_environment([], 1), **sizes, "milliseconds": milliseconds, "goals": _GOALS}
 
 
 def _make_pil_view(image: Image.Image, size: int) -> Image.Image:

@@ -30,7 +30,8 @@ def compare(first: Path, second: Path) -> str:
     """
     folders = [Path(os.path.abspath(run)) for run in (first, second)]
     names = [shorten_names(folders)[folder] for folder in folders]
-    first_sections, second_sections = _read_sections(first), _read_sections(second)
+    first_sections = _read_sections(first)
+    second_sections = _read_sections(second)
     differences = [
         _compare_section(title, names, section, second_sections[title]) for title, section in first_sections.items()
     ]
@@ -85,7 +86,8 @@ def _compare_curves(
     names: Sequence[str], first_lines: Iterable[Mapping[str, Any]], second_lines: Iterable[Mapping[str, Any]]
 ) -> str:
     """Return, for each metric that both runs logged, the first iteration at which it differs."""
-    first, second = _group_by_metric(first_lines), _group_by_metric(second_lines)
+    first = _group_by_metric(first_lines)
+    second = _group_by_metric(second_lines)
     compared = 0
     diverged: dict[str, int] = {}
     for metric in first.keys() & second.keys():

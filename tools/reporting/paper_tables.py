@@ -45,7 +45,8 @@ class Verdict(NamedTuple):
 def find_linear_result(probe: Probe) -> Verdict:
     """Find a linear probe's published top1 and top5, in the row whose recipe differs least from the run's config."""
     config = probe.origin.config
-    verdict, fewest_reasons = Verdict(), math.inf
+    verdict = Verdict()
+    fewest_reasons = math.inf
     for table, row in _list_linear_rows() if probe.kind == "linear" else ():
         recipe = _load_pretrain_recipe(row["pretrain"], row["overrides"])
         if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):

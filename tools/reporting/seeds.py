@@ -83,7 +83,8 @@ def read_study(folder: Path) -> Study | None:
 
 def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     """Yield the scores in a results.json with their names in a table."""
-    stage, metrics = results.get("stage"), results.get("metrics", {})
+    stage = results.get("stage")
+    metrics = results.get("metrics", {})
     if stage == "pretrain" and "knn_top1" in metrics:
         yield _PRETRAINING_KNN, float(metrics["knn_top1"])
     elif stage in _PROBES and "top1" in metrics:
@@ -129,7 +130,8 @@ def difference(scores: Mapping[str, float], baseline: Mapping[str, float], paire
         baseline = {seed: baseline[seed] for seed in seeds}
     if not scores or not baseline:
         return None
-    a, b = list(scores.values()), list(baseline.values())
+    a = list(scores.values())
+    b = list(baseline.values())
     mean = fmean(x - y for x, y in zip(a, b, strict=True)) if paired else fmean(a) - fmean(b)
     if min(len(a), len(b)) == 1:
         return Difference(mean)

@@ -21,17 +21,17 @@ from typing import Any
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import atomic_write, read_json, write_json
-from tools.benchmarks.machine import processor
-from tools.reporting.document import Table, grid
-from tools.reporting.groups import (
+from tools.benchmarks.machine import read_processor
+from tools.reporting.document import Table, render_table
+from tools.reporting.seeds import (
     Difference,
     Study,
+    build_table,
+    count_decimals,
     difference,
-    digits_of,
-    figure,
+    draw_scores,
     mean_and_interval,
     read_study,
-    table,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +78,7 @@ def record(study: Study, earlier: Mapping[str, Any]) -> dict[str, Any]:
             for branch, seeds in branches.items():
                 scores.setdefault(score, {}).setdefault(branch, {}).update(seeds)
     seeds = list(dict.fromkeys([*earlier.get("seeds", []), *study.seeds]))
-    machine = f"{os.cpu_count()} x {processor()}"
+    machine = f"{os.cpu_count()} x {read_processor()}"
     return {
         "name": study.name, "baseline": study.baseline, "seeds": seeds, "scores": scores, "made_with": made_with,
         "machine": machine if earlier.get("machine", machine) == machine else f"{earlier['machine']}, {machine}",
@@ -100,7 +100,7 @@ def up_to_date(page: str, limit: float) -> str:
 
     def section(match: re.Match[str]) -> str:
         shown = _section(match[2], match[3], limit)[0]
-        return f"{match[1]}{' '.join(shown.notes)}\n\n{grid(shown)}\n{match[4]}"
+        return f"{match[1]}{' '.join(shown.notes)}\n\n{render_table(shown)}\n{match[4]}"
 
     return _MARKED.sub(section, page)
 
@@ -124,7 +124,7 @@ def _section(name: str, content: str, limit: float = -1.0) -> tuple[Table, list[
     if missing := [name for name in (sum(pairs, ()) if pairs else words) if name not in known]:
         raise UserError(f"docs/evidence/{study.name}.json has no {missing[0]}; it has {', '.join(sorted(known))}")
     paired = are_scores or study.name in _PAIRED
-    return difference_table(study, pairs, paired, limit) if pairs else (table(study, words), [])
+    return difference_table(study, pairs, paired, limit) if pairs else (build_table(study, words), [])
 
 
 def by_branch(study: Study) -> Study:
@@ -145,7 +145,7 @@ def difference_table(
         row = [f"{first} - {second}"]
         for branches in study.scores.values():
             change = difference(branches.get(first, {}), branches.get(second, {}), paired)
-            text = change.text(digits_of(branches)) if change else "-"
+            text = change.text(count_decimals(branches)) if change else "-"
             row.append(f"**{text}**" if change and change.p is not None and change.p <= limit else text)
             all_changes += [change] if change else []
         rows.append(row)
@@ -170,7 +170,7 @@ def draw(study: Study, path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": study.name}):  # the same scores give the same bytes
-        drawn = _lines(study, _CURVES[study.name]) if study.name in _CURVES else figure(study)
+        drawn = _lines(study, _CURVES[study.name]) if study.name in _CURVES else draw_scores(study)
         drawn.savefig(path, metadata={"Date": None})
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from docs import recipes
 from pretrain.config import load_config
-from tools.reporting import papers
+from tools.reporting import paper_tables
 
 pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def test_a_recipe_names_its_command_hardware_time_and_published_result(path: Pat
 def test_the_number_of_a_header_is_that_of_its_row() -> None:
     checked = 0
     for file in sorted((CONFIGS / "papers").glob("*.csv")):
-        _, rows = papers.read(file)
+        _, rows = paper_tables.read_table(file)
         for row in rows:
             number, recipe = row.get("AP") or row.get("top1"), ROOT / (row.get("recipe") or row["pretrain"])
             if recipe.is_file() and number and (not row.get("overrides") or is_the_recipes_own(row)):

@@ -10,9 +10,9 @@ import pytest
 
 from docs import evidence
 from tests.errors import refused
-from tests.tools.reporting.test_groups import study_in
-from tools.reporting.document import grid
-from tools.reporting.groups import read_study, table
+from tests.tools.reporting.test_seeds import study_in
+from tools.reporting.document import render_table
+from tools.reporting.seeds import build_table, read_study
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in (evidence.ROOT / "docs" / "evidence").glob("*.md")}
 _GRADIENTS = evidence.ROOT / "docs" / "evidence" / "tcl_gradients.json"  # along the runs of tcl.yaml, not a study
@@ -43,7 +43,8 @@ def test_a_study_is_recorded_with_every_seed_and_what_it_was_made_with(tmp_path:
     study = read_study(folder)
     assert study
     page = (docs / "small.md").read_text()
-    assert grid(table(study, ["kNN top-1"])) in page and "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
+    assert render_table(build_table(study, ["kNN top-1"])) in page
+    assert "old" not in page and page.endswith("<!-- end -->\n\nMore.\n")
     refused(lambda: evidence.main([str(tmp_path)]), tmp_path, "SEEDS")
 
 

@@ -1,4 +1,4 @@
-"""Measures each fast form against the naive form of the same computation, and loading against lightly.
+"""Measure each fast form compared with the naive form of the same computation, and loading compared with lightly.
 
 python tools/benchmark.py all --json docs/benchmarks/2_cores.json
 python tools/benchmark.py objectives --queries 64 --negatives 65536
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.run_folder import check_writable, write_json
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--{name} is {value}; it must be at least 1")
     if args.json:
         check_writable(args.json)
-    if args.benchmark == "all":  # step first: it needs the demo's digits, and says so
+    if args.benchmark == "all":  # step comes first: it needs the demo's digits and refuses to run without them
         numbers = {name: _run(_parser().parse_args([name])) for name in ("step", "objectives", "views")}
     else:
         numbers = _run(args)
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of a benchmark, which has printed them."""
+    """Run a benchmark, which prints its numbers, and return them."""
     print(f"\n# {args.benchmark}", flush=True)
-    return getattr(importlib.import_module(f"tools.benchmarks.{args.benchmark}"), args.benchmark)(args)
+    return importlib.import_module(f"tools.benchmarks.{args.benchmark}").run(args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,33 +50,38 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False, prog="benchmark.py", description=(__doc__ or "").partition("\n")[0]
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="WHAT")
-
-    def command(name: str, rounds: int, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
-        if rounds:
-            sub.add_argument("--rounds", type=int, default=rounds, help=f"timed rounds; medians are printed ({rounds})")
-        return sub
-
-    command("all", 0, "step, objectives and views, in one file")
-    sub = command("objectives", 15, "losses, forward and backward, on one thread: time and memory")
-    sub.add_argument("--queries", type=int, default=64, help="N, on one device")
-    sub.add_argument("--keys", type=int, default=5, help="M', for the objectives that take several")
-    sub.add_argument("--dims", type=int, default=128, help="D")
-    sub.add_argument("--negatives", type=int, default=65536, help="K")
-    sub.add_argument("--anchors", type=int, default=1024, help="A, for the objectives without a queue (1024)")
-    sub = command("views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, against PIL transforms")
-    sub.add_argument("--views", type=int, default=6, help="views per image (M' + 1)")
-    sub.add_argument("--size", type=int, default=224, help="pixels per side of a view")
-    command("step", 15, "a whole step of the demo's JCL, views included, against the plain loop")
-    sub = command("detection", 7, "an iteration of both detection engines, paired: time and memory")
-    sub.add_argument("--config-file", required=True, help="as in configs/Base-Mask-RCNN-FPN-1x.yaml")
-    sub.add_argument("--images", type=int, default=2, help="per step, on one device")
-    sub.add_argument("--side", type=int, default=256, help="of the square images, pixels")
+    _add_command(commands, "all", 0, "run step, objectives and views, and write their numbers to one file")
+    sub = _add_command(commands, "objectives", 15, "time and memory of losses, forward and backward, on one thread")
+    _add_number(sub, "--queries", 64, "number N of queries on one device")
+    _add_number(sub, "--keys", 5, "keys M' per query, for multikey and JCL")
+    _add_number(sub, "--dims", 128, "embedding dimension D")
+    _add_number(sub, "--negatives", 65536, "queue size K")
+    _add_number(sub, "--anchors", 1024, "number A of anchors, for objectives without a queue")
+    sub = _add_command(commands, "views", 30, "MoCo v2 views of a 500 x 375 JPEG on one core, compared with PIL")
+    _add_number(sub, "--views", 6, "views per image, M' + 1")
+    _add_number(sub, "--size", 224, "pixels per side of a view")
+    _add_command(commands, "step", 15, "a whole step of the demo's JCL, with its views, compared with a plain loop")
+    sub = _add_command(commands, "detection", 7, "time and memory of an iteration of both detection engines, paired")
+    sub.add_argument("--config-file", required=True, help="recipe, such as configs/Base-Mask-RCNN-FPN-1x.yaml")
+    _add_number(sub, "--images", 2, "images per step on one device")
+    _add_number(sub, "--side", 256, "pixels per side of the square images")
     sub.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config overrides")
-    sub = command("peers", 5, "MoCo v2's views here and in lightly: images per CPU second and memory, on one core")
-    sub.add_argument("--images", type=int, default=2048, help="JPEGs to load (2048)")
+    text = "images per CPU second and memory of loading MoCo v2 views, compared with lightly, on one core"
+    sub = _add_command(commands, "peers", 5, text)
+    _add_number(sub, "--images", 2048, "number of JPEGs to load")
     return parser
+
+
+def _add_command(commands: Any, name: str, rounds: int, text: str) -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    sub.add_argument("--json", default="", metavar="FILE", help="also write the numbers to this file")
+    if rounds:
+        _add_number(sub, "--rounds", rounds, "timed rounds, whose medians are printed")
+    return sub
+
+
+def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    sub.add_argument(option, type=int, default=default, help=f"{text} (default: {default})")
 
 
 if __name__ == "__main__":

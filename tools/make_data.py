@@ -1,4 +1,4 @@
-"""Makes small data sets, converts boxes to COCO's format, and splits and draws subsets of COCO annotations.
+"""Make small data sets, convert boxes to COCO's format, and split or draw subsets of COCO annotations.
 
 python tools/make_data.py digits datasets/digits
 python tools/make_data.py trees datasets/trees
@@ -11,6 +11,8 @@ python tools/make_data.py subset datasets/coco/annotations/instances_train2017.j
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
 from pretrain.common.files import existing_file, sha256
@@ -36,50 +38,56 @@ from tools.launcher.spec import read_record
 from transfer.coco.data import read
 
 _MANIFEST = "made.json"
-# Raise a kind's when the same arguments would make other data.
+# Increase the version of a kind when the same arguments produce different data.
 _VERSIONS = {"digits": 1, "people": 2, "trees": 1, "subset": 2, "split": 1, "voc": 1, "yolo": 1}
-_LEAST_SIZE = {"digits": 16, "people": 64}  # pixels
+_MIN_SIZE = {"digits": 16, "people": 64}  # pixels
+
+# What the data depend on, and the function that fills a folder with them.
+_Writer = tuple[dict[str, Any], Callable[[Path], None]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _parser().parse_args(argv)
-    for name, value in vars(args).items():
-        least = 0 if name in ("seed", "test_region") else _LEAST_SIZE[args.kind] if name == "size" else 1
-        if isinstance(value, int) and value < least:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; {args.kind} need at least {least}")
+    _check_numbers(args)
     output = Path(os.path.abspath(args.output))
     arguments = {name: value for name, value in vars(args).items() if name != "output"}
-    make(output, *_writer(args, arguments | {"version": _VERSIONS[args.kind]}))
+    make(output, *_build_writer(args, arguments | {"version": _VERSIONS[args.kind]}))
 
 
-_Writer = tuple[dict[str, Any], Callable[[Path], None]]  # what the data depend on, and what fills a folder with them
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name, value in vars(args).items():
+        minimum = 0 if name in ("seed", "test_region") else _MIN_SIZE[args.kind] if name == "size" else 1
+        if isinstance(value, int) and value < minimum:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {minimum} for {args.kind}, got {value}")
 
 
-def _writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
-    """What fills a folder with data of the kind that ``args`` name."""
+def _build_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+    """Build the writer of the kind of data that ``args`` name."""
     images = {"train": args.images, "val": args.val_images} if args.kind in ("digits", "people") else {}
     match args.kind:
         case "digits":
-            scenes, clutter = {"train": args.scenes, "val": args.val_scenes}, "clutter" in args
-            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, clutter)
+            scenes = {"train": args.scenes, "val": args.val_scenes}
+            has_clutter = "clutter" in args
+            return arguments, lambda folder: write_digits(folder, images, args.size, scenes, args.seed, has_clutter)
         case "people":
             return arguments, lambda folder: write_people(folder, images, args.size, args.seed)
         case "trees":
             wheel = existing_file(arguments.pop("wheel"), "wheel", "*.whl") if args.wheel else None
             return arguments, lambda folder: write_trees(folder, args.test_region, wheel)
         case "subset":
-            return _subset(args, arguments)
+            return _build_subset_writer(args, arguments)
         case "split":
             file = existing_file(args.annotations, "annotation file", "*.json")
             arguments |= {"annotations": sha256(file)}
             return arguments, lambda folder: write_split(folder, read(file), args.val, args.seed, args.images)
         case _:
-            return _boxes(args, arguments)
+            return _build_box_writer(args, arguments)
 
 
-def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+def _build_subset_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     if not all(0 < percent < 100 for percent in args.percent):
-        raise UserError(f"--percent is {' '.join(f'{one:g}' for one in args.percent)}; give values between 0 and 100")
+        percents = " ".join(f"{percent:g}" for percent in args.percent)
+        raise UserError(f"--percent is {percents}; use values between 0 and 100")
     file = existing_file(args.annotations, "annotation file", "*.json")
     arguments |= {"annotations": sha256(file)}
     positions = existing_file(args.list, "list of positions", "*.txt") if arguments.pop("list") else None
@@ -88,41 +96,43 @@ def _subset(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     return arguments, lambda folder: write_subsets(folder, read(file), args.percent, args.folds, args.seed, positions)
 
 
-def _boxes(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
+def _build_box_writer(args: argparse.Namespace, arguments: dict[str, Any]) -> _Writer:
     if not os.path.isdir(args.labels):
         raise UserError(f"no folder at {args.labels}")
     names = existing_file(args.names, "file of names") if args.kind == "yolo" else None
     content = read_boxes(Path(args.labels), Path(args.images or args.labels), names)
     text = json.dumps(content)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return arguments | {"content": digest}, functools.partial(_write_annotations, content=content, text=text)
 
-    def write(folder: Path) -> None:
-        (folder / "annotations.json").write_text(text)
-        print_counts({"annotations.json": content})
 
-    return arguments | {"content": hashlib.sha256(text.encode()).hexdigest()}, write
+def _write_annotations(folder: Path, content: dict[str, Any], text: str) -> None:
+    (folder / "annotations.json").write_text(text)
+    print_counts({"annotations.json": content})
 
 
 def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None]) -> None:
-    """Fills a temporary folder and renames it to ``output`` once it is complete; the same data are not made again.
+    """Fill a temporary folder and rename it to ``output`` once it is complete; existing equal data are left unchanged.
 
     Raises:
-        UserError: ``output`` holds other data, cannot be written, or another process is making it.
+        UserError: ``output`` contains other data, cannot be written, or another process is making it.
     """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         earlier = read_record(output / _MANIFEST)
-        if differing := [key for key in {**earlier, **arguments} if arguments.get(key) != earlier.get(key)]:
-            held = f"data that differ in {', '.join(differing)}" if earlier else "something else"
-            raise UserError(f"{output} holds {held}; name another folder, or remove it")
+        differences = [key for key in {**earlier, **arguments} if arguments.get(key) != earlier.get(key)]
+        if differences:
+            content = f"data that differ in {', '.join(differences)}" if earlier else "something else"
+            raise UserError(f"{output} contains {content}; choose another folder, or remove it")
         print(f"{output} already exists")
         return
     with claim(output.parent, "making data", of=output.name):
         folder = output.parent / f".{output.name}.making"
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
+            shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left it
             folder.mkdir()
             (folder / _MANIFEST).write_text(json.dumps(arguments, sort_keys=True) + "\n")
             write(folder)
-            os.sync()  # before the name that says they are complete: a power cut would leave empty files
+            os.sync()  # before the rename, which marks the data as complete: a power failure would leave empty files
             folder.rename(output)
         except OSError as error:
             raise cannot_write(output, error) from error
@@ -131,10 +141,13 @@ def make(output: Path, arguments: dict[str, Any], write: Callable[[Path], None])
     print(f"made {output}")
 
 
-def share_or_number(text: str) -> int | float:
-    if not text.isdecimal() and not 0 < float(text) < 1:
-        raise ValueError
-    return int(text) if text.isdecimal() else float(text)
+def _parse_fraction_or_number(text: str) -> int | float:
+    if text.isdecimal():
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is neither a fraction between 0 and 1 nor a number of images")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,62 +155,65 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="kind", required=True)
-
-    def kind(name: str, text: str) -> argparse.ArgumentParser:
-        sub = kinds.add_parser(name, help=text, allow_abbrev=False)
-        if name in ("subset", "split"):
-            sub.add_argument("annotations", help="file in COCO's format")
-        if name in ("voc", "yolo"):
-            sub.add_argument("labels", help="folder of the files with boxes, at any depth")
-        sub.add_argument("output", help="folder to make")
-        if name not in ("trees", "voc", "yolo"):
-            sub.add_argument("--seed", type=int, default=0, help="of all that is drawn at random (0)")
-        return sub
-
-    digits = kind("digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
-    digits.add_argument("--images", type=int, default=1300, help="training images of the image folder")
-    digits.add_argument("--val-images", type=int, default=400)
-    digits.add_argument("--size", type=int, default=32, help="pixels per side of an image of the image folder")
-    digits.add_argument("--scenes", type=int, default=100, help="training images of the COCO data set")
-    digits.add_argument("--val-scenes", type=int, default=100)
-    digits.add_argument(
-        "--clutter", action="store_true", default=argparse.SUPPRESS,  # absent from the manifest of plain digits
-        help="parts of other digits, a bar and more noise in the image folder",
-    )  # fmt: skip
-    people = kind("people", "drawn figures with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
-    people.add_argument("--images", type=int, default=400, help="training scenes")
-    people.add_argument("--val-images", type=int, default=100)
-    people.add_argument("--size", type=int, default=160, help="pixels of a scene's longer side")
-    trees = kind("trees", "aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco")
-    trees.add_argument(
-        "--test-region", type=int, default=0, choices=range(5), help="no pixel of it is in the training set (0)"
-    )
-    trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")
-    subset = kind("subset", "shares of the images of a COCO annotation file, several draws of each")
-    subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help="(1 2 5 10)")
-    subset.add_argument("--folds", type=int, default=5, help="draws of each share (5)")
-    subset.add_argument(
-        "--list", default="", metavar="FILE",
-        help="a published list instead of the draws, such as Unbiased Teacher's COCO_supervision.txt",
-    )  # fmt: skip
-    split = kind("split", "train.json and val.json of a COCO annotation file, by image, with the classes in proportion")
-    split.add_argument(
-        "--val", type=share_or_number, default=0.2, metavar="N", help="share of the images, or their number (0.2)"
-    )
-    split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they are there")
-    for name, text in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files, of boxes or outlines")):
-        boxes = kind(name, f"annotations.json in COCO's format from {text}; images stay where they are")
-        boxes.add_argument(
-            "--images", default="", metavar="DIR",
-            help="folder of the images, whose names and subfolders are those of the files with boxes (the same folder)",
-        )  # fmt: skip
-    boxes.add_argument(
-        "--names",
-        required=True,
-        metavar="FILE",
-        help="data.yaml with names, or one name per line; keypoints (kpt_shape) are left out",
-    )
+    _add_drawn_kinds(kinds)
+    _add_coco_kinds(kinds)
     return parser
+
+
+def _add_kind(kinds: Any, name: str, text: str) -> argparse.ArgumentParser:
+    sub = kinds.add_parser(name, help=text, allow_abbrev=False)
+    if name in ("subset", "split"):
+        sub.add_argument("annotations", help="file in COCO's format")
+    if name in ("voc", "yolo"):
+        sub.add_argument("labels", help="folder of the label files, at any depth")
+    sub.add_argument("output", help="output folder")
+    if name not in ("trees", "voc", "yolo"):
+        _add_number(sub, "--seed", 0, "random seed")
+    return sub
+
+
+def _add_number(sub: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    sub.add_argument(option, type=int, default=default, help=f"{text} (default: {default})")
+
+
+def _add_drawn_kinds(kinds: Any) -> None:
+    digits = _add_kind(kinds, "digits", "scikit-learn's handwritten digits: OUTPUT/images and OUTPUT/coco")
+    _add_number(digits, "--images", 1300, "training images of the image folder")
+    _add_number(digits, "--val-images", 400, "validation images of the image folder")
+    _add_number(digits, "--size", 32, "image size of the image folder in pixels")
+    _add_number(digits, "--scenes", 100, "training images of the COCO data set")
+    _add_number(digits, "--val-scenes", 100, "validation images of the COCO data set")
+    # Without the option, the manifest does not contain it, so that plain digits keep their manifest.
+    text = "add parts of other digits, a bar and more noise to the image folder"
+    digits.add_argument("--clutter", action="store_true", default=argparse.SUPPRESS, help=text)
+    people = _add_kind(kinds, "people", "drawn people with COCO's 17 keypoints: OUTPUT/images and OUTPUT/coco")
+    _add_number(people, "--images", 400, "training scenes")
+    _add_number(people, "--val-images", 100, "validation scenes")
+    _add_number(people, "--size", 160, "longer side of a scene in pixels")
+    trees = _add_kind(kinds, "trees", "aerial photographs with boxes of tree crowns: OUTPUT/images and OUTPUT/coco")
+    text = "region held out for validation (default: 0)"
+    trees.add_argument("--test-region", type=int, default=0, choices=range(5), help=text)
+    trees.add_argument("--wheel", default="", metavar="FILE", help="wheel of deepforest 2.1.0, instead of a download")
+
+
+def _add_coco_kinds(kinds: Any) -> None:
+    subset = _add_kind(kinds, "subset", "random subsets of a COCO annotation file")
+    text = "percentages of the images (default: 1 2 5 10)"
+    subset.add_argument("--percent", type=float, nargs="+", default=[1, 2, 5, 10], metavar="P", help=text)
+    _add_number(subset, "--folds", 5, "subsets per percentage")
+    text = "use a published list, such as Unbiased Teacher's COCO_supervision.txt, instead of random subsets"
+    subset.add_argument("--list", default="", metavar="FILE", help=text)
+    text = "train.json and val.json from a COCO annotation file, split by image, with equal proportions of the classes"
+    split = _add_kind(kinds, "split", text)
+    text = "fraction or number of the images for validation (default: 0.2)"
+    split.add_argument("--val", type=_parse_fraction_or_number, default=0.2, metavar="N", help=text)
+    split.add_argument("--images", default="", metavar="DIR", help="folder of the images, to check that they exist")
+    for name, source in (("voc", "VOC's XML files"), ("yolo", "YOLO's text files of boxes or outlines")):
+        boxes = _add_kind(kinds, name, f"annotations.json in COCO's format from {source}; the images are not copied")
+        text = "folder of the images, with the names and subfolders of the label files (default: the labels' folder)"
+        boxes.add_argument("--images", default="", metavar="DIR", help=text)
+    text = "data.yaml with names, or a text file with one name per line; keypoints (kpt_shape) are not converted"
+    boxes.add_argument("--names", required=True, metavar="FILE", help=text)  # yolo only
 
 
 if __name__ == "__main__":

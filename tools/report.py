@@ -1,11 +1,11 @@
-"""Puts the results of runs into tables, next to a paper's numbers where the protocol is the paper's.
+"""Collect the results of runs into tables, next to a paper's numbers if the protocol is the paper's.
 
     python tools/report.py runs/demo --output report.html --output report.md
     python tools/report.py runs/*
 
-Scores share a table only if they are of the same data, and a column only if their protocol is the same. The protocol of
-a detector is the part of its config that changes the result, and the engine with its version. An .html file is one page
-that needs nothing else; it adds curves, and what each run was made from and with.
+Scores share a table only if they were measured on the same data, and a column only if their protocol is the same. The
+protocol of a detector consists of the config keys that change the result, and the engine with its version. An .html
+file is one page that needs no other file; it adds curves, and the checkpoint, commit and machine of each run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, printable, run_command_line
 from pretrain.common.lock import claim
 from pretrain.common.run_folder import atomic_write, check_writable
-from tools.reporting import cost, groups, published
-from tools.reporting.document import Report, markdown
-from tools.reporting.files import find, short_names
-from tools.reporting.page import page
-from tools.reporting.pictures import draw
+from tools.reporting import comparison, cost, seeds
+from tools.reporting.document import Report, render_markdown
+from tools.reporting.figures import draw_figures
+from tools.reporting.files import find_runs, shorten_names
+from tools.reporting.page import render_page
 from tools.reporting.runs import Detection, Item, parse
-from tools.reporting.tables import detection_tables, probe_tables, rows_of
+from tools.reporting.tables import build_detection_tables, build_probe_tables, build_rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,64 +41,66 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of this command and of `launch.py report`."""
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders, or folders of them")
-    parser.add_argument(
-        "--output", default=[], action="append", metavar="FILE",
-        help="also write the report to this file: .html is a page, any other name Markdown; may be given several times",
-    )  # fmt: skip
+    """Add the arguments that this command shares with `launch.py report`."""
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run folders or their parents")
+    text = "also write the report to this file (.html: a page; any other suffix: Markdown); may be repeated"
+    parser.add_argument("--output", default=[], action="append", metavar="FILE", help=text)
 
 
 def write(folders: Sequence[str], output: Sequence[str]) -> int:
-    """Prints the report of the runs in ``folders``, and writes it to the files ``output``; returns the exit status."""
+    """Print the report of the runs in ``folders``, write it to the files ``output``, and return the exit status."""
     for file in output:
         check_writable(file)
     pages = [file for file in output if Path(file).suffix.lower() == ".html"]
     texts = [file for file in output if file not in pages]
     with tempfile.TemporaryDirectory() as temporary:
         report = gather(folders, (texts or [Path(temporary, "report.md")])[0] if output else "")
-        text = markdown(report)
+        text = render_markdown(report)
         print(text, end="")
         for file in output:
-            with claim(Path(file).parent, "a report", of=Path(file).name):  # removes what a killed report left
-                atomic_write(file, page(report) if file in pages else text)
-    pictures = [f"picture: {picture.file}" for picture in report.pictures if texts]
-    for line in [*pictures, *(f"report: {file}" for file in output)]:
+            with claim(Path(file).parent, "a report", of=Path(file).name):  # removes files that a killed report left
+                atomic_write(file, render_page(report) if file in pages else text)
+    figures = [f"figure: {figure.file}" for figure in report.figures if texts]
+    for line in [*figures, *(f"report: {file}" for file in output)]:
         print(printable(line))
-    if report.found.unread and not report.items:
-        raise UserError("no result could be read; the lines under 'Not read' say why")
+    if report.collection.unreadable and not report.items:
+        raise UserError("no result could be read; the lines under 'Unreadable files' say why")
     return 0
 
 
-def gather(folders: Sequence[str | Path], pictures_beside: str | Path = "") -> Report:
-    """Everything that a report of the runs in ``folders`` shows.
+def gather(folders: Sequence[str | Path], output: str | Path = "") -> Report:
+    """Collect the content of a report of the runs in ``folders``.
 
     Args:
-        pictures_beside: a file; pictures of scores and predictions are drawn next to it. Empty: none are drawn.
+        output: file of the report; figures of scores and predictions are drawn next to it. If empty, none are drawn.
 
     Raises:
-        UserError: a folder that does not exist, or nothing to report in any of them.
+        UserError: a folder does not exist, or there is nothing to report in any of them.
     """
-    found = find([Path(folder) for folder in folders])
+    collection = find_runs([Path(folder) for folder in folders])
     items: list[Item] = []
-    for run in found.runs:
+    for run in collection.runs:
         try:
             items += parse(run)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            found.unread.append(f"{run.folder / 'results.json'} cannot be shown: {what}")
-    if not (found.runs or found.unread or found.not_done):
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            collection.unreadable.append(f"{run.folder / 'results.json'} cannot be shown: {reason}")
+    if not (collection.runs or collection.unreadable or collection.incomplete):
         raise UserError(printable(f"no results.json in {', '.join(map(str, folders))}; start a run there first"))
-    rows = rows_of(items, [Path(os.path.abspath(folder)) for folder in folders])
+    rows = build_rows(items, [Path(os.path.abspath(folder)) for folder in folders])
     detections = [item for item in items if isinstance(item, Detection)]
-    names = short_names([*(row.folder for row in rows), *(run.folder for run in detections)])
-    studies = [study for plan in found.plans if (study := groups.read_study(plan.folder)) and study.scores]
+    names = shorten_names([*(row.folder for row in rows), *(run.folder for run in detections)])
+    studies = [seeds.read_study(plan.folder) for plan in collection.plans]
+    scored = [study for study in studies if study and study.scores]
     tables = [
-        *map(groups.table, studies), *probe_tables(rows, names), *detection_tables(detections, names),
-        *published.tables(items), *cost.table(found.runs),
-    ]  # fmt: skip
-    pictures = draw(found, studies, detections, Path(pictures_beside)) if pictures_beside else []
-    return Report(tables, pictures, found, items)
+        *map(seeds.build_table, scored),
+        *build_probe_tables(rows, names),
+        *build_detection_tables(detections, names),
+        *comparison.build_tables(items),
+        *cost.build_tables(collection.runs),
+    ]
+    figures = draw_figures(collection, scored, detections, Path(output)) if output else []
+    return Report(tables, figures, collection, items)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws what the encoder sees: several images (rows), each unchanged and in several views (columns).
+"""Draw the views that the encoder sees: one row per image, which shows the image itself and several views.
 
 python tools/show_views.py --recipe moco_v2 --data folder:/path/to/images --out views.png
 """
@@ -10,25 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, nearest, run_command_line
 from pretrain.data.recipes import RECIPES
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)}")
-    parser.add_argument("--data", required=True, help="as in DATA.TRAIN: a name, or folder:/path")
-    parser.add_argument("--root", default="datasets", help="folder of the named data sets")
-    parser.add_argument("--split", default="train", choices=("train", "val"))
-    parser.add_argument("--size", type=int, default=224, help="pixels per side of a view")
-    parser.add_argument("--images", type=int, default=6, help="rows, evenly spaced over the data set")
-    parser.add_argument("--views", type=int, default=8, help="columns next to the image itself")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epoch", type=int, default=0)
-    parser.add_argument("--out", default="views.png")
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     if min(args.size, args.images, args.views) < 1:
         raise UserError("--size, --images and --views must be at least 1")
     if args.recipe not in RECIPES:
@@ -39,6 +28,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipes = [RECIPES[args.recipe]] * args.views
     view_grid.write(args.out, view_grid.draw(data, recipes, args.size, args.images, args.seed, args.epoch))
     print(f"{args.out}: {args.recipe}, {args.views} views of {args.images} images")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--recipe", default="moco_v2", help=f"one of {', '.join(RECIPES)} (default: moco_v2)")
+    parser.add_argument("--data", required=True, help="data set as in DATA.TRAIN: a name, or folder:/path")
+    parser.add_argument("--root", default="datasets", help="folder of the named data sets (default: datasets)")
+    parser.add_argument(
+        "--split", default="train", choices=("train", "val"), help="split of the data set (default: train)"
+    )
+    parser.add_argument("--size", type=int, default=224, help="pixels per side of a view (default: 224)")
+    parser.add_argument("--images", type=int, default=6, help="rows, evenly spaced over the data set (default: 6)")
+    parser.add_argument("--views", type=int, default=8, help="views per image (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="SEED of the pretraining (default: 0)")
+    parser.add_argument("--epoch", type=int, default=0, help="epoch of the pretraining (default: 0)")
+    parser.add_argument("--out", default="views.png", help="output file (default: views.png)")
+    return parser
 
 
 if __name__ == "__main__":

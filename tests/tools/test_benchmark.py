@@ -16,7 +16,7 @@ from pretrain.config import load_config
 from tests.transfer import tiny_coco
 from tools import benchmark, make_data
 from tools.benchmarks import objectives, step, views
-from tools.benchmarks.measure import peak_mib, timed_rounds
+from tools.benchmarks.measure import measure_peak_mib, time_rounds
 
 
 def numbers(*words: str) -> Any:
@@ -53,7 +53,7 @@ def test_views(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         made.update({name: np.stack(form()) for name, form in forms.items()})
         return dict(zip(forms, (2.0, 1.0, 17.0), strict=True))
 
-    monkeypatch.setattr(views, "median_milliseconds", times)
+    monkeypatch.setattr(views, "measure_milliseconds", times)
     written = numbers("views", "--views", "2", "--size", "32")
     assert {name: array.shape for name, array in made.items()} == {
         "ours": (2, 32, 32, 3), "ours, decoding alone": (375, 500, 3), views._PIL: (2, 32, 32, 3),
@@ -71,14 +71,14 @@ def test_both_loops_step():
     make_data.main(["digits", "datasets/digits", "--scenes", "1"])
     words = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     cfg = load_config(step.ROOT / "configs/examples/demo_jcl_R18_digits.yaml", words)
-    for loop in (step._ours, step._plain):
+    for loop in (step._time_our_steps, step._time_plain_steps):
         whole, of_views = next(loop(cfg))
         assert 0 < of_views < whole
 
 
 def test_steps_are_medians_without_the_first_round(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(step, "_ours", lambda cfg: iter([(9.0, 9.0), (0.25, 0.125), (0.75, 0.375)]))
-    monkeypatch.setattr(step, "_plain", lambda cfg: iter([(9.0, 9.0), (1.5, 0.5), (2.5, 0.5)]))
+    monkeypatch.setattr(step, "_time_our_steps", lambda cfg: iter([(9.0, 9.0), (0.25, 0.125), (0.75, 0.375)]))
+    monkeypatch.setattr(step, "_time_plain_steps", lambda cfg: iter([(9.0, 9.0), (1.5, 0.5), (2.5, 0.5)]))
     monkeypatch.setattr(step.datasets, "refuse_missing", lambda *_: None)
     written = numbers("step")
     assert written["milliseconds"] == {"ours": [500.0, 250.0], "plain loop": [2000.0, 500.0]}
@@ -106,8 +106,8 @@ def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
 
     real = detection._step
     monkeypatch.setattr(detection, "_step", lambda model, *args: models.append(model) or real(model, *args))
-    monkeypatch.setattr(detection, "timed_rounds", times)
-    monkeypatch.setattr(detection, "peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0)
+    monkeypatch.setattr(detection, "time_rounds", times)
+    monkeypatch.setattr(detection, "measure_peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0)
     (folder / "tiny.yaml").write_text(tiny_coco.config(folder, "unused", MODEL__MASK_ON=True).dump())
     written = numbers("detection", "--config-file", "tiny.yaml", "--images", "1", "--side", "64")
     assert written["torchvision"] == {"wall_seconds": 3.0, "cpu_seconds": 1.0, "peak_mib": 3.0}
@@ -115,10 +115,10 @@ def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_peak_memory_sees_a_large_tensor():
-    assert 32 <= peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
+    assert 32 <= measure_peak_mib(lambda: torch.ones(8 * 2**20).sum(), torch.device("cpu")) < 32.1
 
 
 def test_forms_take_turns_at_going_first():
     calls: list[str] = []
-    timed_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
+    time_rounds({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "baabba"

@@ -25,7 +25,7 @@ def test_the_table_pairs_the_rounds():
         "ours": [{"images_per_second": 20.0, "peak_mib": 61.0}, {"images_per_second": 30.0, "peak_mib": 60.0}],
         "lightly": [{"images_per_second": 10.0, "peak_mib": 61.0}, {"images_per_second": 10.0, "peak_mib": 60.0}],
     }
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in peers.table(runs).splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in peers.format_table(runs).splitlines()]
     assert lines[2] == ["ours", "25.0 (20.0 to 30.0)", "60 (60 to 61)"]
     assert lines[4] == ["ours to lightly", "2.50 ± 6.35", "1.00 ± 0.00"]  # t 12.706, standard error 0.5
 
@@ -45,4 +45,4 @@ def test_our_loading_is_measured(photos: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.skipif(importlib.util.find_spec("lightly") is None, reason="lightly is not installed")
 def test_lightly_loads_whole_batches(photos: Path):
     words = ["DATA.TRAIN", f"folder:{photos}", "SOLVER.IMS_PER_BATCH", "64", "DATALOADER.NUM_WORKERS", "0"]
-    assert list(peers_run.lightly(load_config(None, words))) == [64, 64]
+    assert list(peers_run.load_with_lightly(load_config(None, words))) == [64, 64]

@@ -52,7 +52,7 @@ def test_voc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "all boxes 2" in lines and "of them crowds 1" in lines
     voc(tmp_path, "b", OBJECT.format("dog", 0, BOX))
-    refused(lambda: made(tmp_path, *words), "holds data that differ in content")  # of the file before it was edited
+    refused(lambda: made(tmp_path, *words), "contains data that differ in content")  # of the file before it was edited
 
 
 def test_yolo(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_used_folder_is_left_as_it_is(digits: Path, tmp_path: Path, capsys: py
     refused(lambda: make_data.main(["digits", str(digits), *DIGITS, "--seed", "5"]), digits, "differ in seed")
     assert {p: p.stat().st_mtime_ns for p in digits.rglob("*")} == before
     (tmp_path / "mine.txt").write_text("precious")
-    refused(lambda: make_data.main(["people", str(tmp_path), *PEOPLE]), tmp_path, "holds something else")
+    refused(lambda: make_data.main(["people", str(tmp_path), *PEOPLE]), tmp_path, "contains something else")
     assert files(tmp_path) == {"mine.txt": b"precious"}
 
 

@@ -65,7 +65,7 @@ def test_classes_are_nearer_to_their_share_than_in_a_random_draw(seed: int) -> N
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--val", "0"], "--val is 0"),
+        (["--val", "0"], "--val must be at least 1 for split, got 0"),
         (["--val", "100"], "--val 100 of 100 images"),
         (["--val", "0.001"], "--val 0.001 of 100 images"),
         (["--images", "nowhere"], "nowhere/0.png"),

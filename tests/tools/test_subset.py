@@ -82,9 +82,9 @@ def test_a_published_list_names_positions_among_annotated_images(annotations: Pa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--percent", "1"], "1% of 40 images is none"),
+        (["--percent", "1"], "1% of 40 images is zero images"),
         (["--percent", "100"], "--percent is 100"),
-        (["--folds", "0"], "--folds is 0"),
+        (["--folds", "0"], "--folds must be at least 1 for subset, got 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(annotations: Path, tmp_path: Path, words: list[str], says: str) -> None:

@@ -9,7 +9,7 @@ from pretrain.common.backbone_file import read_backbone
 from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
 from tools import report
-from tools.reporting.document import markdown
+from tools.reporting.document import render_markdown
 from transfer import train_net
 from transfer.convert import convert
 from transfer.weights.load import read_weights
@@ -52,7 +52,7 @@ def test_fine_tuning_keeps_where_its_backbone_came_from(images: Path, tmp_path: 
         assert provenance["source"] == source
     assert (done.provenance["earlier_source"], found["earlier_source"]) == ("checkpoint_final.pth", "model_final.pth")
 
-    shown = markdown(report.gather([tmp_path / "out"]))
+    shown = render_markdown(report.gather([tmp_path / "out"]))
     row = next(line for line in shown.splitlines() if line.startswith("| out "))  # the costs have another
     assert [cell.strip() for cell in row.split("|")[1:3]] == ["out", "jcl"]
     assert f"- Every pretraining: pretrained on folder:{images}, epochs 1, seed 3.\n" in shown

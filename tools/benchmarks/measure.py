@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, prints otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler, which counts memory, prints to the terminal
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -17,15 +17,16 @@ from torch.profiler import ProfilerActivity, profile
 _MIB = 2**20
 
 
-def timed_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """(wall, processor) seconds of each form in each round.
+def time_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return (wall, processor) seconds of each form in each round.
 
-    Each round runs every form, so that a slow moment of the machine affects all of them, in alternating order.
+    Each round runs every form, so that a slow moment of the machine affects all of them; the order alternates.
     """
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
     for number in range(rounds):
         for name in list(forms) if number % 2 else list(forms)[::-1]:
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall = time.perf_counter()
+            cpu = time.process_time()
             forms[name]()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -33,14 +34,14 @@ def timed_rounds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict
     return seconds
 
 
-def median_milliseconds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median wall milliseconds of each form."""
-    times = timed_rounds(forms, rounds)
+def measure_milliseconds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return median wall milliseconds of each form."""
+    times = time_rounds(forms, rounds)
     return {name: 1e3 * statistics.median(wall for wall, _ in seconds) for name, seconds in times.items()}
 
 
-def peak_mib(form: Callable[[], object], device: torch.device) -> float:
-    """Peak MiB of tensors that a form allocates, by torch's own count, which has no noise."""
+def measure_peak_mib(form: Callable[[], object], device: torch.device) -> float:
+    """Return peak MiB of the tensors that a form allocates, counted by torch and therefore without noise."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

@@ -1,6 +1,6 @@
-"""Losses of the objectives against their equations, with whole rows of logits.
+"""Losses of the objectives compared with naive forms of their equations, which compute whole rows of logits.
 
-The naive forms have the hyperparameters of `_VALUES`. Shape letters as in pretrain/methods/ops.py.
+The naive forms use the hyperparameters in `_VALUES`. Shape letters are those of pretrain/methods/ops.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from pretrain.methods import METHODS
-from tools.benchmarks.machine import about
-from tools.benchmarks.measure import median_milliseconds, peak_mib
+from tools.benchmarks.machine import describe_environment
+from tools.benchmarks.measure import measure_milliseconds, measure_peak_mib
 
 _VALUES = {"temperature": 0.2, "key_temperature": 0.05, "lambda_": 0.5, "mask_positive": False, "k1": 1.0, "k2": 1.5}
-# Of the ratio of times, on one core.
+# Naive time divided by fast time, on one core.
 _GOALS = {"mocov2": 2.2, "multikey": 2.2, "jcl": 2.5, "sce": 1.5, "ressl": 1.5}
 
 
@@ -62,8 +62,9 @@ def naive_ressl(q_ND: Tensor, keys_MND: Tensor, queue_DK: Tensor) -> Tensor:
 
 
 def naive_tcl(z_AD: Tensor, labels_A: Tensor, k1: float, k2: float) -> Tensor:
-    """Eq. (6) of TCL's supplement, among the anchors themselves."""
-    similarity_AA, tau = z_AD @ z_AD.T, _VALUES["temperature"]
+    """Compute Eq. (6) of TCL's supplement among the anchors themselves."""
+    tau = _VALUES["temperature"]
+    similarity_AA = z_AD @ z_AD.T
     same_AA = labels_A[:, None] == labels_A
     positive_AA = (same_AA & ~torch.eye(len(z_AD), dtype=torch.bool, device=z_AD.device)).to(z_AD.dtype)
     terms_AA = positive_AA * ((similarity_AA / tau).exp() + k1 * (-similarity_AA).exp())
@@ -74,25 +75,24 @@ def naive_tcl(z_AD: Tensor, labels_A: Tensor, k1: float, k2: float) -> Tensor:
 NAIVE = {"mocov2": naive_moco, "multikey": naive_multikey, "jcl": naive_jcl, "sce": naive_sce, "ressl": naive_ressl}
 
 
-def objectives(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints, for each objective, median time and peak memory of both forms and their ratios, and the goal; one thread.
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print median time and peak memory of both forms of each objective, their ratios, and the goal; use one thread.
 
-    JCL's supplement, Sec. 2, compares the memory of these forms: that of many keys (Fig. 1(b), ``multikey``) holds M'
-    rows of logits per query in its naive form, JCL one.
+    JCL's supplement, Sec. 2, compares the memory of these forms: the naive form with many keys (Fig. 1(b),
+    ``multikey``) stores M' rows of logits per query, JCL's stores one.
 
     Raises:
         RuntimeError: the losses or gradients of the two forms differ, so that a comparison would mean nothing.
     """
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    q_ND, keys_MND, queue_DK = _vectors(args.queries, args.keys, args.dims, args.negatives, device)
-    z_AD = _vectors(args.anchors, 1, args.dims, 1, device)[0]
+    q_ND, keys_MND, queue_DK = _draw_vectors(args.queries, args.keys, args.dims, args.negatives, device)
+    z_AD = _draw_vectors(args.anchors, 1, args.dims, 1, device)[0]
     index_A = torch.arange(args.anchors, device=device)
     labels_A = index_A % (args.anchors // 2)
-    batch = (z_AD, z_AD, labels_A, labels_A, index_A)
     sizes = f"N {args.queries}, M' {args.keys}, D {args.dims}, K {args.negatives}, A {args.anchors}"
     print(f"{sizes}, {device}")
-    rows: dict[str, dict[str, float | None]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     for name in (*NAIVE, "simclr", "tcl"):
         method = METHODS[name]
         hyper = {keyword: _VALUES[keyword] for keyword in method.hyper if keyword in _VALUES}
@@ -100,40 +100,54 @@ def objectives(args: argparse.Namespace) -> dict[str, Any]:
             tensors = (q_ND, keys_MND if method.many_keys else keys_MND[:1], queue_DK)
             naive = functools.partial(NAIVE[name], *tensors)
         else:
-            tensors = batch
+            tensors = (z_AD, z_AD, labels_A, labels_A, index_A)
             naive = functools.partial(naive_tcl, z_AD, labels_A, hyper.get("k1", 0.0), hyper.get("k2", 1.0))
-        fast = functools.partial(method.objective, *tensors, **hyper)
-        rows[name] = _compared(name, tensors[0], lambda fast=fast: fast().loss, naive, args.rounds, device)
+        fast = functools.partial(_compute_loss, method.objective, *tensors, **hyper)
+        results[name] = _compare_forms(name, tensors[0], fast, naive, args.rounds, device)
     head = ["objective", "ms", "naive ms", "times faster", "goal", "MiB", "naive MiB", "times smaller"]
-    shown = [[name, *row.values()] for name, row in rows.items()]
-    print(tabulate(shown, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f", ".1f"), missingval="-"))
-    return {**about([], 1), "sizes": sizes, "objectives": rows}
+    rows = [[name, *result.values()] for name, result in results.items()]
+    print(tabulate(rows, head, floatfmt=("", ".2f", ".2f", ".2f", ".1f", ".1f", ".1f", ".1f"), missingval="-"))
+    return {**describe_environment([], 1), "sizes": sizes, "objectives": results}
 
 
-def _compared(
+def _compute_loss(objective: Callable[..., Any], *tensors: Tensor, **hyper: Any) -> Tensor:
+    return objective(*tensors, **hyper).loss
+
+
+def _compute_gradient(compute_loss: Callable[[], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss and its gradient with respect to ``x``."""
+    loss = compute_loss()
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def _compare_forms(
     name: str, x: Tensor, fast: Callable[[], Tensor], naive: Callable[[], Tensor], rounds: int, device: torch.device
 ) -> dict[str, float | None]:
-    """Both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
-
-    def with_gradient(loss_fn: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        loss = loss_fn()
-        return loss.detach(), torch.autograd.grad(loss, x)[0]
-
-    forms = {"fast": lambda: with_gradient(fast), "naive": lambda: with_gradient(naive)}
-    for one, other in zip(forms["fast"](), forms["naive"](), strict=True):
-        if not torch.allclose(one, other, rtol=1e-4, atol=1e-6):
-            raise RuntimeError(f"{name}: the fast and the naive form differ by {(one - other).abs().max():.2g}")
-    memory = {form: peak_mib(run, device) for form, run in forms.items()}
-    times = median_milliseconds(forms, rounds)
+    """Measure both forms of a loss with their gradient with respect to ``x``: milliseconds, MiB and their ratios."""
+    forms = {
+        "fast": functools.partial(_compute_gradient, fast, x),
+        "naive": functools.partial(_compute_gradient, naive, x),
+    }
+    for actual, expected in zip(forms["fast"](), forms["naive"](), strict=True):
+        if not torch.allclose(actual, expected, rtol=1e-4, atol=1e-6):
+            raise RuntimeError(f"{name}: the fast and the naive form differ by {(actual - expected).abs().max():.2g}")
+    memory = {form: measure_peak_mib(compute, device) for form, compute in forms.items()}
+    times = measure_milliseconds(forms, rounds)
     return {
-        "ms": times["fast"], "naive_ms": times["naive"], "times_faster": times["naive"] / times["fast"],
-        "goal": _GOALS.get(name), "mib": memory["fast"], "naive_mib": memory["naive"],
+        "ms": times["fast"],
+        "naive_ms": times["naive"],
+        "times_faster": times["naive"] / times["fast"],
+        "goal": _GOALS.get(name),
+        "mib": memory["fast"],
+        "naive_mib": memory["naive"],
         "times_smaller": memory["naive"] / memory["fast"] if memory["fast"] else None,
-    }  # fmt: skip
+    }
 
 
-def _vectors(queries: int, keys: int, dims: int, negatives: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit-norm queries (N, D) with gradient, keys (M', N, D) near them, and a queue (D, K)."""
+def _draw_vectors(
+    queries: int, keys: int, dims: int, negatives: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw unit-norm queries (N, D) with gradient, keys (M', N, D) near them, and a queue (D, K)."""
     torch.manual_seed(0)
     q_ND = normalize(torch.randn(queries, dims, device=device), dim=1).requires_grad_()
     keys_MND = normalize(q_ND.detach() + 0.5 * torch.randn(keys, queries, dims, device=device), dim=2)

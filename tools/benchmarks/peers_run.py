@@ -1,4 +1,7 @@
-"""One measured run of `peers`, in a separate process: SIDE, the folder of JPEGs and the seed; prints one JSON line."""
+"""One measured run of `peers` in a separate process.
+
+The arguments are SIDE, the folder of JPEGs and the seed; it prints one JSON line.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,20 @@ from pretrain.data.views import normalize
 _RSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
 
 
-def ours(cfg: CfgNode) -> Iterator[int]:
-    """One epoch: the images of each batch, whose two views are ready for the encoder."""
+def load_with_ours(cfg: CfgNode) -> Iterator[int]:
+    """Load one epoch with this project's loader; yield the number of images of each batch, ready for the encoder."""
     data = datasets.load(cfg.DATA.TRAIN, "train")
     recipes = [RECIPES[cfg.VIEWS.QUERY], RECIPES[cfg.VIEWS.KEY]]
-    size, batch_size = cfg.VIEWS.IMAGE_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    size = cfg.VIEWS.IMAGE_SIZE
+    batch_size = cfg.SOLVER.IMS_PER_BATCH
     loader = build_loader(cfg, data, recipes, torch.device("cpu"), size=size, batch_size=batch_size)
     for _, batch in loader.batches(0, len(loader)):
         normalize(batch.views_VNCHW, cfg.VIEWS.MEAN, cfg.VIEWS.STD)
         yield len(batch.index_N)
 
 
-def lightly(cfg: CfgNode) -> Iterator[int]:
-    """The same by lightly's data set and its MoCo v2 views, with the values of our recipe."""
+def load_with_lightly(cfg: CfgNode) -> Iterator[int]:
+    """Load one epoch with lightly's data set and its MoCo v2 views, with the values of our recipe."""
     from lightly.data import LightlyDataset
     from lightly.transforms import MoCoV2Transform
 
@@ -46,38 +50,49 @@ def lightly(cfg: CfgNode) -> Iterator[int]:
     assert [type(color) for color in recipe.colors] == [Jitter, Gray, Blur]
     assert cfg.VIEWS.KEY == cfg.VIEWS.QUERY and isinstance(recipe.crop, RandomResizedCrop)
     views = MoCoV2Transform(
-        cfg.VIEWS.IMAGE_SIZE, min_scale=recipe.crop.scale[0], hf_prob=recipe.flip, cj_prob=jitter.p,
-        cj_bright=jitter.brightness, cj_contrast=jitter.contrast, cj_sat=jitter.saturation, cj_hue=jitter.hue,
-        random_gray_scale=gray.p, gaussian_blur=blur.p, sigmas=blur.sigma,
+        cfg.VIEWS.IMAGE_SIZE,
+        min_scale=recipe.crop.scale[0],
+        hf_prob=recipe.flip,
+        cj_prob=jitter.p,
+        cj_bright=jitter.brightness,
+        cj_contrast=jitter.contrast,
+        cj_sat=jitter.saturation,
+        cj_hue=jitter.hue,
+        random_gray_scale=gray.p,
+        gaussian_blur=blur.p,
+        sigmas=blur.sigma,
         normalize={"mean": cfg.VIEWS.MEAN, "std": cfg.VIEWS.STD},
-    )  # fmt: skip
+    )
     data: Any = LightlyDataset(cfg.DATA.TRAIN.removeprefix("folder:"), transform=cast(Any, views))
-    batch_size, workers = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_WORKERS
+    batch_size = cfg.SOLVER.IMS_PER_BATCH
+    workers = cfg.DATALOADER.NUM_WORKERS
     for batch, _, _ in DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=True, num_workers=workers):
         yield len(batch[0])
 
 
 def main(side: str, photos: str, seed: str) -> None:
-    """Rates, and peak MiB of this process and its worker, by the keys' defaults, which are MoCo v2's."""
-    if hasattr(os, "sched_setaffinity"):  # workers and threads inherit it: no side gains by using more cores
+    """Print rates and peak MiB of this process and its worker, with the keys' defaults, which are MoCo v2's."""
+    if hasattr(os, "sched_setaffinity"):  # inherited by workers and threads, so that no side gains by using more cores
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     random.seed(int(seed))
     np.random.seed(int(seed))
     torch.manual_seed(int(seed))
-    cfg = load_config(None, [
-        "DATA.TRAIN", f"folder:{photos}", "SEED", seed, "SOLVER.IMS_PER_BATCH", "64", "DATALOADER.NUM_WORKERS", "1",
-    ])  # fmt: skip
-    load = {"ours": ours, "lightly": lightly}[side]
+    overrides = ["SEED", seed, "SOLVER.IMS_PER_BATCH", "64", "DATALOADER.NUM_WORKERS", "1"]
+    cfg = load_config(None, ["DATA.TRAIN", f"folder:{photos}", *overrides])
+    load = {"ours": load_with_ours, "lightly": load_with_lightly}[side]
     users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     before = [resource.getrusage(user) for user in users]
     batches = [(time.perf_counter(), images) for images in load(cfg)]
     after = [resource.getrusage(user) for user in users]
     cpu_seconds = sum(b.ru_utime - a.ru_utime + b.ru_stime - a.ru_stime for a, b in zip(before, after, strict=True))
-    seconds, images = batches[-1][0] - batches[0][0], sum(images for _, images in batches)
-    print(json.dumps({
-        "images_per_cpu_second": images / cpu_seconds, "images_per_second": (images - batches[0][1]) / seconds,
+    seconds = batches[-1][0] - batches[0][0]
+    images = sum(count for _, count in batches)
+    numbers = {
+        "images_per_cpu_second": images / cpu_seconds,
+        "images_per_second": (images - batches[0][1]) / seconds,
         "peak_mib": sum(usage.ru_maxrss for usage in after) / _RSS_PER_MIB,
-    }))  # fmt: skip
+    }
+    print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

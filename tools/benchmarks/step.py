@@ -1,9 +1,10 @@
-"""Steps of the demo's JCL, from views to optimizer, against the loop that one would write from the paper."""
+"""Steps of the demo's JCL, from views to optimizer, compared with a plain loop written from the paper."""
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,28 +27,27 @@ from pretrain.model.encoder import build_encoder
 from pretrain.model.objectives import build_objective
 from pretrain.optim import build_optimizer
 from pretrain.steps import TrainState, training_step
-from tools.benchmarks.machine import about
+from tools.benchmarks.machine import describe_environment
 from tools.benchmarks.objectives import naive_jcl
 from tools.launcher.spec import ROOT
 
-_GOAL = 0.7  # of the plain loop's time
+_GOAL = 0.7  # our time divided by the plain loop's
 _DEVICE = torch.device("cpu")
 
 
-def step(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints median milliseconds of both forms' steps, of their views alone, and the ratios, on one thread.
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print median milliseconds of both forms' steps and of their views alone, and the ratios; use one thread.
 
     Raises:
         UserError: the demo's images are missing.
     """
     torch.set_num_threads(1)
-    cfg = load_config(
-        ROOT / "configs/examples/demo_jcl_R18_digits.yaml", ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
-    )
+    overrides = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
+    cfg = load_config(ROOT / "configs/examples/demo_jcl_R18_digits.yaml", overrides)
     datasets.refuse_missing(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
-    forms = {"ours": _ours(cfg), "plain loop": _plain(cfg)}
+    forms = {"ours": _time_our_steps(cfg), "plain loop": _time_plain_steps(cfg)}
     rounds = [{name: next(steps) for name, steps in forms.items()} for _ in range(1 + args.rounds)][1:]
-    medians = {name: [1e3 * statistics.median(one[name][part] for one in rounds) for part in (0, 1)] for name in forms}
+    medians = {name: _compute_medians([times[name] for times in rounds]) for name in forms}
     (ours, our_views), (plain, plain_views) = medians.values()
     rows = [
         ["whole step", ours, plain, ours / plain, _GOAL],
@@ -55,55 +55,56 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     ]
     print(f"the demo's JCL, {cfg.SOLVER.IMS_PER_BATCH} images of {cfg.VIEWS.IMAGE_SIZE} pixels per step, one thread")
     print(tabulate(rows, ["", "ms", "plain loop, ms", "ratio", "goal"], floatfmt=("", ".1f", ".1f", ".2f", ".1f")))
-    return {**about([], 1), "milliseconds": medians, "ratio": ours / plain, "goal": _GOAL}
+    return {**describe_environment([], 1), "milliseconds": medians, "ratio": ours / plain, "goal": _GOAL}
 
 
-def _ours(cfg: CfgNode) -> Iterator[tuple[float, float]]:
-    """Endless steps of pretrain/train.py: seconds of each, and of these for the views."""
+def _compute_medians(seconds: list[tuple[float, float]]) -> list[float]:
+    """Return median milliseconds of whole steps and of their views."""
+    return [1e3 * statistics.median(column) for column in zip(*seconds, strict=True)]
+
+
+def _time_our_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
+    """Run steps of pretrain/train.py without end; yield the seconds of each step and of its views."""
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS
     data = datasets.load(cfg.DATA.TRAIN, "train", cfg.DATA.ROOT, False)
-    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE,
-                          batch_size=cfg.SOLVER.IMS_PER_BATCH)  # fmt: skip
+    batch_size = cfg.SOLVER.IMS_PER_BATCH
+    loader = build_loader(cfg, data, recipes, _DEVICE, size=cfg.VIEWS.IMAGE_SIZE, batch_size=batch_size)
     objective = build_objective(cfg, _DEVICE, len(loader))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     training = TrainState(objective, build_optimizer(objective.encoder, cfg.SOLVER), scaler)
     batches = loader.batches(0, 1 << 30)
     while True:
-        began = time.perf_counter()
+        start = time.perf_counter()
         number, batch = next(batches)
         batch = batch._replace(views_VNCHW=batch.views_VNCHW.contiguous())
-        views = time.perf_counter()
+        views_ready = time.perf_counter()
         training_step(training, batch, number)
-        yield time.perf_counter() - began, views - began
+        yield time.perf_counter() - start, views_ready - start
 
 
-def _plain(cfg: CfgNode) -> Iterator[tuple[float, float]]:
-    """The same with torchvision's transforms and data loader, a pass per key, and torch's default optimizer."""
-    size, model, jitter = cfg.VIEWS.IMAGE_SIZE, cfg.MODEL, cast(Any, RECIPES[cfg.VIEWS.QUERY].colors[0])
-    one_view = transforms.Compose([
-        transforms.RandomResizedCrop(size, RECIPES[cfg.VIEWS.QUERY].crop.scale),  # type: ignore[union-attr]
-        transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
-        transforms.ToTensor(), transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),
-    ])  # fmt: skip
-    views_of: Callable[[Any], list[Tensor]] = lambda image: [one_view(image) for _ in range(1 + cfg.METHOD.NUM_KEYS)]  # noqa: E731
-    images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", views_of)
+def _time_plain_steps(cfg: CfgNode) -> Iterator[tuple[float, float]]:
+    """Do the same with torchvision's transforms and data loader, a pass per key, and torch's default optimizer."""
+    model = cfg.MODEL
+    make_views = functools.partial(_make_views, _build_plain_transform(cfg), 1 + cfg.METHOD.NUM_KEYS)
+    images = ImageFolder(cfg.DATA.TRAIN.removeprefix("folder:") + "/train", make_views)
     loader = DataLoader(images, cfg.SOLVER.IMS_PER_BATCH, shuffle=True, drop_last=True)
     encoder_q = build_encoder(
         model.ARCH, model.STEM, hidden_dims=model.HEAD_HIDDEN_DIMS, head_bn=False, dim=model.EMBEDDING_DIM
     )
     encoder_k = copy.deepcopy(encoder_q).requires_grad_(False)
     optimizer = torch.optim.AdamW(encoder_q.parameters(), cfg.SOLVER.BASE_LR, weight_decay=cfg.SOLVER.WEIGHT_DECAY)
-    queue_DK, pointer = normalize(torch.randn(model.EMBEDDING_DIM, model.QUEUE_SIZE), dim=0), 0
+    queue_DK = normalize(torch.randn(model.EMBEDDING_DIM, model.QUEUE_SIZE), dim=0)
+    pointer = 0
     while True:
         batches = iter(loader)
         for _ in range(len(loader)):
-            began = time.perf_counter()
+            start = time.perf_counter()
             views, _labels = next(batches)
-            made = time.perf_counter()
+            views_ready = time.perf_counter()
             with torch.no_grad():
                 for p_k, p_q in zip(encoder_k.parameters(), encoder_q.parameters(), strict=True):
                     p_k.data = p_k.data * model.EMA_MOMENTUM + p_q.data * (1 - model.EMA_MOMENTUM)
-                keys_MND = torch.stack([_shuffled(encoder_k, view) for view in views[1:]])
+                keys_MND = torch.stack([_encode_shuffled(encoder_k, view) for view in views[1:]])
             q_ND = normalize(encoder_q(views[0]), dim=1)
             loss = naive_jcl(q_ND, keys_MND, queue_DK)
             optimizer.zero_grad()
@@ -111,10 +112,28 @@ def _plain(cfg: CfgNode) -> Iterator[tuple[float, float]]:
             optimizer.step()
             queue_DK[:, pointer : pointer + len(q_ND)] = keys_MND.mean(dim=0).T
             pointer = (pointer + len(q_ND)) % queue_DK.shape[1]
-            yield time.perf_counter() - began, made - began
+            yield time.perf_counter() - start, views_ready - start
 
 
-def _shuffled(encoder: nn.Module, view: Tensor) -> Tensor:
-    """Keys of a view that went through the encoder in another order (which several devices would need)."""
+def _build_plain_transform(cfg: CfgNode) -> transforms.Compose:
+    """Build the transform from an image to a view of the demo's recipe."""
+    recipe = RECIPES[cfg.VIEWS.QUERY]
+    jitter = cast(Any, recipe.colors[0])
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(cfg.VIEWS.IMAGE_SIZE, cast(Any, recipe.crop).scale),
+            transforms.RandomApply([transforms.ColorJitter(jitter.brightness, jitter.contrast)], jitter.p),
+            transforms.ToTensor(),
+            transforms.Normalize(cfg.VIEWS.MEAN, cfg.VIEWS.STD),
+        ]
+    )
+
+
+def _make_views(transform: Callable[[Any], Tensor], count: int, image: Any) -> list[Tensor]:
+    return [transform(image) for _ in range(count)]
+
+
+def _encode_shuffled(encoder: nn.Module, view: Tensor) -> Tensor:
+    """Encode the keys of a view in another order, as ShuffleBN does on several devices."""
     order = torch.randperm(len(view))
     return normalize(encoder(view[order]), dim=1)[torch.argsort(order)]

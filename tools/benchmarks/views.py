@@ -1,4 +1,4 @@
-"""Views of a photo against the same recipe in torchvision's transforms."""
+"""Views of a photograph compared with the same recipe in torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from pretrain.common.image_io import decode
 from pretrain.data.loader import stream
 from pretrain.data.recipes import RECIPES
 from pretrain.data.views import make_views
-from tools.benchmarks.machine import about
-from tools.benchmarks.measure import median_milliseconds
+from tools.benchmarks.machine import describe_environment
+from tools.benchmarks.measure import measure_milliseconds
 
 _PIL = "PIL (torchvision's transforms, Pillow's blur)"
 _GOALS = {_PIL: 6.0}  # ratio to ours
 
 
-def views(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints the median milliseconds per image of each way to its views, decoding included, and the ratios to ours."""
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print median milliseconds per image of each form, including decoding, and the ratios to ours."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
     photo = Image.fromarray(load_sample_image("china.jpg")).resize((500, 375), Image.Resampling.LANCZOS)
@@ -39,28 +39,29 @@ def views(args: argparse.Namespace) -> dict[str, Any]:
     moco_v2 = [RECIPES["moco_v2"]] * args.views
     counter = itertools.count()
 
-    def streams() -> Callable[[int], np.random.Generator]:
+    def make_streams() -> Callable[[int], np.random.Generator]:
         image = next(counter)
         return lambda view: stream(0, 0, 0, image, view)
 
-    def pil() -> list[np.ndarray]:
+    def make_pil_views() -> list[np.ndarray]:
         image = Image.open(io.BytesIO(jpeg)).convert("RGB")
-        return [np.asarray(_pil_moco_v2(image, args.size)) for _ in range(args.views)]
+        return [np.asarray(_make_pil_view(image, args.size)) for _ in range(args.views)]
 
     forms: dict[str, Callable[[], object]] = {
-        "ours": lambda: make_views(decode(jpeg, "photo"), moco_v2, args.size, streams()),
+        "ours": lambda: make_views(decode(jpeg, "photo"), moco_v2, args.size, make_streams()),
         "ours, decoding alone": lambda: decode(jpeg, "photo"),
-        _PIL: pil,
+        _PIL: make_pil_views,
     }
-    milliseconds = median_milliseconds(forms, args.rounds)
+    milliseconds = measure_milliseconds(forms, args.rounds)
     print(f"{args.views} views of {args.size} x {args.size} pixels per image, one core")
     rows = [(name, value, value / milliseconds["ours"], _GOALS.get(name)) for name, value in milliseconds.items()]
     print(tabulate(rows, ["views", "ms per image", "ratio to ours", "goal"], floatfmt=".2f", missingval="-"))
-    return {**about([], 1), "views": args.views, "size": args.size, "milliseconds": milliseconds, "goals": _GOALS}
+    sizes = {"views": args.views, "size": args.size}
+    return {**describe_environment([], 1), **sizes, "milliseconds": milliseconds, "goals": _GOALS}
 
 
-def _pil_moco_v2(image: Image.Image, size: int) -> Image.Image:
-    """The same recipe in torchvision's transforms, with Pillow's blur as in MoCo's release."""
+def _make_pil_view(image: Image.Image, size: int) -> Image.Image:
+    """Make a view with the MoCo v2 recipe in torchvision's transforms, with Pillow's blur as in MoCo's release."""
     colors = transforms.RandomApply([transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
     blur = transforms.RandomApply([lambda x: x.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))], 0.5)
     flip = transforms.RandomHorizontalFlip()

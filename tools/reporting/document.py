@@ -1,4 +1,4 @@
-"""What a report holds, and its Markdown. The HTML page (`page`) shows the same tables and pictures."""
+"""Content of a report, and its Markdown. The HTML page (`page`) shows the same tables and figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tabulate
 
 from pretrain.common.errors import printable
 
-from .files import Found
+from .files import Collection
 from .runs import Item
 
 tabulate.MIN_PADDING = 0  # headings are no wider than they need to be, so that a table fits into a terminal
@@ -22,9 +22,9 @@ class Table:
     """A table with a heading.
 
     Attributes:
-        notes: sentences above it.
-        head: the columns' names; the first column names the row.
-        rows: cells as text; ``-`` for what there is not.
+        notes: sentences above the table.
+        head: names of the columns; the first column names the row.
+        rows: cells as text; ``-`` means that there is no value.
     """
 
     title: str
@@ -34,8 +34,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A PNG, which lies at ``file``."""
+class Figure:
+    """A PNG file with a heading."""
 
     title: str
     notes: Sequence[str]
@@ -45,41 +45,42 @@ class Picture:
 
 @dataclass
 class Report:
-    """What Markdown and page show, and what they were made from."""
+    """Tables and figures that Markdown and page show, and the runs and results that they were made from."""
 
     tables: list[Table]
-    pictures: list[Picture]
-    found: Found
+    figures: list[Figure]
+    collection: Collection
     items: list[Item]
 
     @property
     def lists(self) -> dict[str, list[str]]:
-        """Heading -> lines: what could not be read, and what is not done."""
-        lists = {"Not read": self.found.unread, "Not done": self.found.not_done}
+        """Map headings to lines: files that could not be read, and runs that are not complete."""
+        lists = {"Unreadable files": self.collection.unreadable, "Incomplete runs": self.collection.incomplete}
         return {title: lines for title, lines in lists.items() if lines}
 
 
-def markdown(report: Report) -> str:
-    """The report as Markdown; pictures are linked by name, because they lie next to it."""
-    parts = ["# Results\n"]
-    parts += [f"## {one_line(table.title)}\n\n{_bullets(table.notes)}\n{grid(table)}\n" for table in report.tables]
-    for picture in report.pictures:
-        link = quote(picture.file.name, errors="surrogateescape")
-        parts.append(f"## {picture.title}\n\n{_bullets(picture.notes)}\n![{picture.alt}]({link})\n")
-    parts += [f"## {title}\n\n{_bullets(lines)}" for title, lines in report.lists.items()]
-    return printable("\n".join(parts))
+def render_markdown(report: Report) -> str:
+    """Return the report as Markdown; it links figures by file name, because they are in the same folder."""
+    blocks = ["# Results\n"]
+    for table in report.tables:
+        blocks.append(f"## {_join_lines(table.title)}\n\n{_render_bullets(table.notes)}\n{render_table(table)}\n")
+    for figure in report.figures:
+        link = quote(figure.file.name, errors="surrogateescape")
+        blocks.append(f"## {figure.title}\n\n{_render_bullets(figure.notes)}\n![{figure.alt}]({link})\n")
+    blocks += [f"## {title}\n\n{_render_bullets(lines)}" for title, lines in report.lists.items()]
+    return printable("\n".join(blocks))
 
 
-def grid(table: Table) -> str:
-    """The cells of a table as Markdown."""
-    cells = [[one_line(cell).replace("|", "\\|") for cell in line] for line in (table.head, *table.rows)]
+def render_table(table: Table) -> str:
+    """Return the cells of a table as Markdown."""
+    cells = [[_join_lines(cell).replace("|", "\\|") for cell in line] for line in (table.head, *table.rows)]
     align = ["left", *["right"] * (len(table.head) - 1)]
     return tabulate.tabulate(cells[1:], cells[0], "pipe", disable_numparse=True, colalign=align if table.rows else None)
 
 
-def one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def _bullets(lines: Iterable[str]) -> str:
-    return "".join(f"- {one_line(line)}\n" for line in lines)
+def _render_bullets(lines: Iterable[str]) -> str:
+    return "".join(f"- {_join_lines(line)}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Finds every run below the given folders, in the order of its pipeline or sweep, and what those did not finish.
+"""Search for runs below folders, in the order of their pipelines and sweeps, and for stages that are not complete.
 
 A results.json or config.yaml that cannot be read is named in one line and never hides other runs.
 """
@@ -20,7 +20,7 @@ from tools.launcher.spec import read_record
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder (absolute), its results.json, and its config.yaml as nested sections ({} where there is none)."""
+    """A run folder (absolute), its results.json, and its config.yaml as nested sections ({} if there is none)."""
 
     folder: Path
     results: dict[str, Any]
@@ -36,22 +36,22 @@ class Plan:
 
 
 @dataclass
-class Found:
-    """Runs, the pipelines and sweeps that they belong to, and lines on what could not be read and is not done."""
+class Collection:
+    """Runs, their pipelines and sweeps, and one line for each unreadable file and each incomplete plan."""
 
     runs: list[Run] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    not_done: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
 
 
-def find(folders: Sequence[Path]) -> Found:
-    """Every run in and below ``folders``, each once.
+def find_runs(folders: Sequence[Path]) -> Collection:
+    """Return every run in and below ``folders``, each once.
 
     Raises:
-        UserError: a folder that does not exist, or a damaged record of the launcher.
+        UserError: a folder does not exist, or a record of the launcher is damaged.
     """
-    found = Found()
+    collection = Collection()
     files: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -60,20 +60,22 @@ def find(folders: Sequence[Path]) -> Found:
         files |= dict.fromkeys(files_below(Path(os.path.abspath(folder)), *names))
     for path in files:
         if path.name != "results.json":
-            _add_plan(path, found)
-    order = [folder for plan in found.plans for folder in plan.stages]
-    position = {folder: place for place, folder in enumerate(order)}
+            _add_plan(path, collection)
+    planned = [folder for plan in collection.plans for folder in plan.stages]
+    position = {folder: index for index, folder in enumerate(planned)}
     results = [path for path in files if path.name == "results.json"]
     for path in sorted(results, key=lambda path: position.get(path.parent, len(position))):
         try:
-            found.runs.append(Run(path.parent, read_json(path), _config(path.parent / "config.yaml", found.unread)))
+            content = read_json(path)
+            config = _read_config(path.parent / "config.yaml", collection.unreadable)
+            collection.runs.append(Run(path.parent, content, config))
         except UserError as error:
-            found.unread.append(str(error))
-    return found
+            collection.unreadable.append(str(error))
+    return collection
 
 
-def short_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Maps each folder to its path relative to the folder that holds all of them."""
+def shorten_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Map each folder to its path relative to the folder that contains all of them."""
     if not folders:
         return {}
     common = Path(os.path.commonpath(folders))
@@ -81,26 +83,26 @@ def short_names(folders: Sequence[Path]) -> dict[Path, str]:
     return {folder: str(folder.relative_to(base)) for folder in folders}
 
 
-def _config(path: Path, unread: list[str]) -> dict[str, Any]:
+def _read_config(path: Path, unreadable: list[str]) -> dict[str, Any]:
     try:
         return parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
-        unread.append(f"{path}: {error}; the protocol of this run is unknown")
+        unreadable.append(f"{path}: {error}; the protocol of this run is unknown")
         return {}
 
 
-def _add_plan(path: Path, found: Found) -> None:
-    """Adds the pipeline or sweep of a record, even if its folder was moved."""
+def _add_plan(path: Path, collection: Collection) -> None:
+    """Add the pipeline or sweep of a record, even if its folder was moved."""
+    plan_folder = path.parents[1]
     stages: dict[Path, str] = {}
-    not_done: list[str] = []
+    incomplete: list[str] = []
     for stage in read_json(path)["stages"]:
-        beside = path.parents[1] / stage["key"]
-        folder = beside if beside.is_dir() else Path(stage["folder"])
+        moved = plan_folder / stage["key"]
+        folder = moved if moved.is_dir() else Path(stage["folder"])
         stages[folder] = stage["key"]
         if read_record(folder / "launch" / "complete.json").get("fingerprint") != stage["fingerprint"]:
-            not_done.append(stage["key"])
-    folder = path.parents[1]
-    found.plans.append(Plan(folder, stages))
-    if not_done:
-        status = f"`python tools/launch.py status {folder}` says why"
-        found.not_done.append(f"{folder.name}: {', '.join(not_done)} ({status})")
+            incomplete.append(stage["key"])
+    collection.plans.append(Plan(plan_folder, stages))
+    if incomplete:
+        remedy = f"run `python tools/launch.py status {plan_folder}` to see why"
+        collection.incomplete.append(f"{plan_folder.name}: {', '.join(incomplete)} ({remedy})")

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no other file and no network: tables, curves, pictures and provenance."""
+"""The report as one HTML page that needs no other file and no network: tables, curves, figures and provenance."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from .document import Report, Table
 _NUMBER = re.compile(r"(± )?[+-]?\d[\d.]*(e[+-]?\d+)?($|[ %])")
 
 
-def page(report: Report) -> str:
-    """The page. What it shows of run folders is text: a name or an error that holds markup does nothing."""
+def render_page(report: Report) -> str:
+    """Return the page; markup in names and errors of run folders is escaped."""
+    loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    tables = [*report.tables, provenance.build_table(report)]
     text = environment.get_template("page.html.jinja").render(
-        tables=[(table, _numeric(table)) for table in (*report.tables, provenance.table(report))],
-        figures={title: _uri("image/svg+xml", svg.encode()) for title, svg in curves.figures(report).items()},
-        pictures=[(picture, _uri("image/png", picture.file.read_bytes())) for picture in report.pictures],
+        tables=[(table, _find_numeric_columns(table)) for table in tables],
+        curves={title: _encode_uri("image/svg+xml", svg.encode()) for title, svg in curves.draw_curves(report).items()},
+        figures=[(figure, _encode_uri("image/png", figure.file.read_bytes())) for figure in report.figures],
         lists=report.lists,
     )
     return printable(text)
 
 
-def _numeric(table: Table) -> list[bool]:
-    """Which columns hold numbers."""
+def _find_numeric_columns(table: Table) -> list[bool]:
+    """Return, for each column, whether it contains only numbers."""
     columns: Sequence[Sequence[str]] = list(zip(*table.rows, strict=True)) or [[] for _ in table.head]
     return [all(cell == "-" or _NUMBER.match(cell) for cell in column) for column in columns]
 
 
-def _uri(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def _encode_uri(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"

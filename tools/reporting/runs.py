@@ -1,6 +1,6 @@
-"""A run's results: where its backbone came from, its scores, and the protocol by which they were measured.
+"""Results of a run: the origin of its backbone, its scores, and the protocol with which they were measured.
 
-A protocol maps names to values; two scores may share a column or a table only if their protocols are equal.
+A protocol maps settings to values; two scores may share a column or a table only if their protocols are equal.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from transfer.config import FREE_ANYWHERE, OWN, keys
 from .files import Run
 
 Protocol = dict[str, Any]
-_KINDS = {"knn": "kNN", "linear": "linear"}  # by stage
-# Prefixes of keys of a detector's config that do not change what is measured, or that have their own place in a table.
+_KINDS = {"knn": "kNN", "linear": "linear"}  # stage -> kind of probe
+# Prefixes of keys of a detector's config that do not change what is measured, or that a table shows elsewhere.
 FREE_IN_TRANSFER = (*FREE_ANYWHERE, "SEED", "MODEL.WEIGHTS", "DATASETS.TEST")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a backbone came from.
+    """Origin of a backbone.
 
     Attributes:
         method: the objective, or ``random``; empty if the weights do not record it.
-        data: what it was pretrained on, and the weights from which that began, if any.
-        epochs: completed, and of how many if not all of them.
+        data: data set of the pretraining, and the weights that initialized it, if any.
+        epochs: completed epochs, and the planned number if the pretraining is not finished.
         source: the checkpoint and the first digits of its SHA-256.
-        sha256: of that checkpoint; empty if none was read.
-        config: of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty if the weights do not record it.
+        sha256: SHA-256 of the checkpoint; empty if none was read.
+        config: config of the pretraining, ``{"SOLVER.EPOCHS": 200, ...}``; empty if the weights do not record it.
         altered: why this is not the query encoder of the finished pretraining; empty if it is.
     """
 
@@ -52,7 +52,7 @@ class Probe:
 
     Attributes:
         kind: kNN | linear.
-        origin: of the backbone, as the probe recorded it.
+        origin: origin of the backbone, as the probe recorded it.
         scored_on: the data set whose validation images were classified.
     """
 
@@ -66,7 +66,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A finished pretraining, and its own kNN (None if its data have no labels, or no val split)."""
+    """A finished pretraining, and the kNN score at its end (None if its data have no labels, or no val split)."""
 
     folder: Path
     origin: Origin
@@ -75,13 +75,13 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Detection:
-    """Metrics of a detector on one data set, from 0 to 100 (None: the data have no such objects).
+    """Metrics of a detector on one data set, from 0 to 100 (None if the data have no such objects).
 
     Attributes:
-        headline: the main points of the protocol: detector, engine, schedule, heads, data.
-        protocol: the keys of its config that change what is measured.
-        evaluated_only: by --eval-only; the detector was trained elsewhere.
-        predictions: their file.
+        headline: main points of the protocol: detector, engine, schedule, heads, data.
+        protocol: keys of the detector's config that change what is measured.
+        evaluated_only: whether the run was started with --eval-only; the detector was trained elsewhere.
+        predictions: file of the predictions.
     """
 
     folder: Path
@@ -100,37 +100,42 @@ Item = Pretraining | Probe | Detection
 
 
 def parse(run: Run) -> list[Item]:
-    """The rows of tables; nothing for stages without a score (a map of features, distributions).
+    """Return the rows of tables that a run provides.
+
+    A stage without a score (a map of features, distributions) provides none.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: results.json is not what a stage writes.
     """
-    results, stage = run.results, run.results["stage"]
+    results = run.results
+    stage = results["stage"]
     if stage == "pretrain":
-        return [_pretraining(run)]
+        return [_parse_pretraining(run)]
     if stage in _KINDS:
-        source, metrics = results["source"], results["metrics"]
+        source = results["source"]
+        metrics = results["metrics"]
         scores = {key: float(metrics[key]) for key in ("top1", "top5") if key in metrics}
-        protocol = probe_protocol(_KINDS[stage], results["protocol"], source.get("encoder") or "query")
-        return [Probe(run.folder, _KINDS[stage], scores, origin_of(source), *protocol)]
-    return list(_detections(run)) if stage == "transfer" else []
+        protocol = normalize_protocol(_KINDS[stage], results["protocol"], source.get("encoder") or "query")
+        return [Probe(run.folder, _KINDS[stage], scores, read_origin(source), *protocol)]
+    return list(_parse_detections(run)) if stage == "transfer" else []
 
 
-def origin_of(provenance: Mapping[str, Any]) -> Origin:
-    """The origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""
+def read_origin(provenance: Mapping[str, Any]) -> Origin:
+    """Return the origin of a backbone, from what a conversion or a probe recorded about its checkpoint."""
     text = provenance.get("config")
-    try:  # the checkpoint of another project may hold another kind of config
+    try:  # the checkpoint of another project may contain another kind of config
         config = dict(flatten(parse_yaml(text))) if isinstance(text, str) else {}
     except ValueError:
         config = {}
-    return _origin(provenance, config)
+    return _build_origin(provenance, config)
 
 
-def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
+def _build_origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     if provenance.get("source") == "random":
         return Origin("random", arch=_text(provenance.get("arch")), seed=_text(provenance.get("seed")))
+    method = _text(provenance.get("method"))
     epochs = provenance.get("epoch")
-    method, epochs = _text(provenance.get("method")), _text(round(epochs, 2) if isinstance(epochs, float) else epochs)
+    epochs = _text(round(epochs, 2) if isinstance(epochs, float) else epochs)
     altered = []
     if "SOLVER.EPOCHS" in config and epochs and epochs != _text(config["SOLVER.EPOCHS"]):
         epochs = f"{epochs} of {_text(config['SOLVER.EPOCHS'])}"
@@ -138,14 +143,16 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     if provenance.get("encoder") == "key":
         altered.append("the key encoder")
     names = [str(name) for name in provenance.get("fine_tuned_on", ())]
-    if tuned := ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names):
+    if names:
+        tuned = ", ".join(Path(name.split(":")[1]).name if name.startswith("coco:") else name for name in names)
         method = f"{method or '?'}, then {tuned}"
         altered.append(f"fine-tuned on {tuned}")
     data = _text(config.get("DATA.TRAIN"))
-    if begun := Path(_text(config.get("MODEL.WEIGHTS"))).name:
-        data = f"{data}, from {begun}"
+    initial_weights = Path(_text(config.get("MODEL.WEIGHTS"))).name
+    if initial_weights:
+        data = f"{data}, from {initial_weights}"
     sha = _text(provenance.get("source_sha256"))
-    # The checkpoint's run folder, unless another conversion, or a fine-tuning, came between.
+    # The folder is named only if the checkpoint itself was converted, without a conversion or fine-tuning in between.
     folder = () if "earlier_source" in provenance else Path(_text(config.get("OUTPUT_DIR"))).parts[-2:]
     file = "/".join([*folder, _text(provenance.get("source"))])
     return Origin(
@@ -161,8 +168,8 @@ def _origin(provenance: Mapping[str, Any], config: dict[str, Any]) -> Origin:
     )
 
 
-def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
-    """What a probe was scored on, and its protocol, without the settings that have no effect in it."""
+def normalize_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query") -> tuple[str, Protocol]:
+    """Return the data set that a probe was scored on, and its protocol without the settings that have no effect."""
     unused = {"val"}
     if kind != "kNN":
         unused |= {"BASE_LR"} if recorded.get("LRS") else {"LRS"}
@@ -171,54 +178,69 @@ def probe_protocol(kind: str, recorded: Mapping[str, Any], encoder: str = "query
     return str(recorded["val"]), {**settings, "encoder": encoder}
 
 
-def differing(protocols: Sequence[Protocol]) -> list[str]:
-    """The names whose values are not the same in all of ``protocols``."""
+def list_differences(protocols: Sequence[Protocol]) -> list[str]:
+    """Return the names whose values are not the same in all of ``protocols``."""
     names = dict.fromkeys(name for protocol in protocols for name in protocol)
     return [name for name in names if any(p.get(name) != protocols[0].get(name) for p in protocols)]
 
 
-def words(protocol: Protocol, names: Iterable[str]) -> str:
-    """``k 200, temperature 0.07``: those of ``names`` that the protocol has."""
+def describe(protocol: Protocol, names: Iterable[str]) -> str:
+    """Return ``k 200, temperature 0.07`` for those of ``names`` that the protocol has."""
     return ", ".join(f"{name} {_text(protocol[name]) or '-'}" for name in names if name in protocol) or "not recorded"
 
 
-def _pretraining(run: Run) -> Pretraining:
-    results, probe = run.results, None
-    done = {"method": results["method"], "arch": results["arch"], "epoch": results["epochs"],
-            "source_sha256": results["checkpoint_sha256"]}  # fmt: skip
-    origin = _origin(done, dict(flatten(run.config)))
+def _parse_pretraining(run: Run) -> Pretraining:
+    results = run.results
+    provenance = {
+        "method": results["method"],
+        "arch": results["arch"],
+        "epoch": results["epochs"],
+        "source_sha256": results["checkpoint_sha256"],
+    }
+    origin = _build_origin(provenance, dict(flatten(run.config)))
+    probe = None
     if "knn_top1" in results["metrics"]:
         scores = {"top1": float(results["metrics"]["knn_top1"])}
-        probe = Probe(run.folder, "kNN", scores, origin, *probe_protocol("kNN", results["knn_protocol"]))
+        probe = Probe(run.folder, "kNN", scores, origin, *normalize_protocol("kNN", results["knn_protocol"]))
     return Pretraining(run.folder, origin, probe)
 
 
-def _detections(run: Run) -> Iterable[Detection]:
-    """The result, once per data set it was evaluated on."""
+def _parse_detections(run: Run) -> Iterable[Detection]:
+    """Yield the result once per data set that the detector was evaluated on."""
     results = run.results
     summary, schedule, engine, weights = (results[key] for key in ("protocol", "schedule", "engine", "weights"))
-    origin = Origin("random") if not weights.get("path") else origin_of(weights.get("provenance") or {})
+    origin = read_origin(weights.get("provenance") or {}) if weights.get("path") else Origin("random")
     if weights.get("path") and not origin.source:
-        name, sha = Path(weights["path"]).name, weights.get("sha256") or ""
-        origin = Origin("", source=f"{name} ({sha[:8]})", sha256=sha)
-    times = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # others have no name of their own
-    named = (
+        sha = weights.get("sha256") or ""
+        origin = Origin("", source=f"{Path(weights['path']).name} ({sha[:8]})", sha256=sha)
+    named_schedule = f"{schedule['name']}, " if schedule["name"].endswith("x") else ""  # no other schedule has a name
+    size = f"{schedule['iterations']} iterations of {schedule['images_per_batch']} images"
+    frozen = ", frozen ResNet" if summary["freeze_at"] == 5 else ""
+    headline = (
         f"{summary['detector']} R-CNN, {summary['backbone']}, engine {engine['name']} {engine['version']}",
-        f"{times}{schedule['iterations']} iterations of {schedule['images_per_batch']} images, "
-        f"lr {schedule['base_lr']:g}",
-        f"{summary['norm']}, {summary['heads']} box head" + (", frozen ResNet" if summary["freeze_at"] == 5 else ""),
+        f"{named_schedule}{size}, lr {schedule['base_lr']:g}",
+        f"{summary['norm']}, {summary['heads']} box head{frozen}",
     )
-    # A config has this project's own keys only where it sets them.
+    # A config contains this project's own keys only where it sets them.
     config = keys(OWN) | dict(flatten(parse_yaml(results["config"])))
     protocol = {key: value for key, value in config.items() if not key.startswith(FREE_IN_TRANSFER)}
     for test, tasks in results["datasets"].items():
+        metrics = {
+            task: {name: value if value is None else float(value) for name, value in scores.items()}
+            for task, scores in tasks.items()
+        }
         yield Detection(
-            run.folder, origin, summary["detector"], engine["name"],
-            (*named, f"{', '.join(summary['train'])} -> {test}"), protocol, test,
-            {task: {name: value if value is None else float(value) for name, value in row.items()}
-             for task, row in tasks.items()},
-            evaluated_only=results["iteration"] is None, predictions=run.folder / results["predictions"].get(test, ""),
-        )  # fmt: skip
+            folder=run.folder,
+            origin=origin,
+            detector=summary["detector"],
+            engine=engine["name"],
+            headline=(*headline, f"{', '.join(summary['train'])} -> {test}"),
+            protocol=protocol,
+            test=test,
+            metrics=metrics,
+            evaluated_only=results["iteration"] is None,
+            predictions=run.folder / results["predictions"].get(test, ""),
+        )
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a report: scores share a table only if they are of the same data, a column only by one protocol."""
+"""Tables of a report: all scores of a table were measured on the same data, those of a column with one protocol."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import papers
+from . import paper_tables
 from .document import Table
-from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, differing, words
+from .runs import Detection, Item, Origin, Pretraining, Probe, Protocol, describe, list_differences
 
 TASK_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 _SCORES = {"kNN": ("top1",), "linear": ("top1", "top5")}
-_ABOUT = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
+_ORIGIN_COLUMNS = ["run", "method", "backbone", "pretrained on", "epochs", "seed"]
 
 
 @dataclass
@@ -21,8 +21,8 @@ class Row:
     """One backbone: a pretraining with its probes, or probes of the same weights from elsewhere.
 
     Attributes:
-        folder: what the row is named after.
-        pretraining: None where the weights came from elsewhere.
+        folder: folder that names the row.
+        pretraining: None if the weights came from elsewhere.
     """
 
     folder: Path
@@ -31,78 +31,83 @@ class Row:
     pretraining: Pretraining | None = None
 
 
-def rows_of(items: Sequence[Item], given: Sequence[Path]) -> list[Row]:
-    """A row per pretraining, with the probes of its final weights, and a row per other probed weights."""
-    rows: list[Row] = []
+def build_rows(items: Sequence[Item], report_folders: Sequence[Path]) -> list[Row]:
+    """Build a row per pretraining, with the probes of its final weights, and a row per other probed weights."""
+    pretrained: list[Row] = []
     for item in items:
         if isinstance(item, Pretraining):
             folder = item.folder.parent if item.folder.name == "pretrain" else item.folder  # a pipeline's branch
             probes = [item.probe] if item.probe else []
-            rows.append(Row(folder, item.origin, probes, item))
-    others: dict[tuple[Path, str], Row] = {}
+            pretrained.append(Row(folder, item.origin, probes, item))
+    probed: dict[tuple[Path, str], Row] = {}
     for probe in (item for item in items if isinstance(item, Probe)):
-        owner = next((row for row in rows if probe.origin.sha256 == row.origin.sha256), None)
-        if owner is None:
+        row = next((row for row in pretrained if probe.origin.sha256 == row.origin.sha256), None)
+        if row is None:
             parent = probe.folder.parent
-            is_branch = not any(folder.is_relative_to(parent) for folder in given)
-            folder, weights = parent if is_branch else probe.folder, probe.origin.sha256 or str(probe.origin)
-            owner = others.setdefault((folder, weights), Row(folder, probe.origin))
-        owner.probes.append(probe)
-    for row in others.values():  # several weights were probed in one folder
-        if sum(other.folder == row.folder for other in (*rows, *others.values())) > 1:
+            is_branch = not any(folder.is_relative_to(parent) for folder in report_folders)
+            folder = parent if is_branch else probe.folder
+            weights = probe.origin.sha256 or str(probe.origin)
+            row = probed.setdefault((folder, weights), Row(folder, probe.origin))
+        row.probes.append(probe)
+    rows = [*pretrained, *probed.values()]
+    for row in probed.values():  # several weights were probed in one folder
+        if sum(other.folder == row.folder for other in rows) > 1:
             row.folder = row.probes[0].folder
-    position = {item.folder: place for place, item in enumerate(items)}
-    return sorted((*rows, *others.values()), key=lambda row: position[(row.pretraining or row.probes[0]).folder])
+    position = {item.folder: index for index, item in enumerate(items)}
+    return sorted(rows, key=lambda row: position[(row.pretraining or row.probes[0]).folder])
 
 
-def probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
-    """Yields one table per data set that was scored, and one of the pretrainings without a score."""
+def build_probe_tables(rows: Sequence[Row], names: dict[Path, str]) -> Iterable[Table]:
+    """Yield one table per data set that was scored, and one of the pretrainings without a score."""
     for scored_on in dict.fromkeys(probe.scored_on for row in rows for probe in row.probes):
         scored = [replace(row, probes=[p for p in row.probes if p.scored_on == scored_on]) for row in rows]
-        yield _probe_table(scored_on, [row for row in scored if row.probes], names)
-    unscored = [_about(row, names) for row in rows if not row.probes]
+        yield _build_probe_table(scored_on, [row for row in scored if row.probes], names)
+    unscored = [_describe_origin(row, names) for row in rows if not row.probes]
     if unscored:
-        why = "Their data have no labels, or no val split; DATA.PROBE_TRAIN and DATA.VAL name others."
-        yield _table("Pretraining without scores", [why], _ABOUT, unscored)
+        note = "Their data have no labels or no val split; set DATA.PROBE_TRAIN and DATA.VAL to other data."
+        yield _build_table("Pretraining without scores", [note], _ORIGIN_COLUMNS, unscored)
 
 
-def _about(row: Row, names: dict[Path, str]) -> list[str]:
+def _describe_origin(row: Row, names: dict[Path, str]) -> list[str]:
     o = row.origin
     return [cell or "-" for cell in (names[row.folder], o.method or o.source, o.arch, o.data, o.epochs, o.seed)]
 
 
-def _probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
-    """A row per backbone, a column per protocol and score; a heading names what distinguishes its protocol."""
-    head, notes, lines = list(_ABOUT), [], [_about(row, names) for row in rows]
+def _build_probe_table(scored_on: str, rows: Sequence[Row], names: dict[Path, str]) -> Table:
+    """Build a row per backbone and a column per protocol and score; headings name the settings that differ."""
+    head = list(_ORIGIN_COLUMNS)
+    notes: list[str] = []
+    lines = [_describe_origin(row, names) for row in rows]
     for kind, scores in _SCORES.items():
-        protocols = _distinct(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
-        different = differing(protocols)
+        protocols = _drop_duplicates(probe.protocol for row in rows for probe in row.probes if probe.kind == kind)
+        different = list_differences(protocols)
         if protocols:
-            notes.append(f"{kind}: {words(protocols[0], [name for name in protocols[0] if name not in different])}.")
+            common = [name for name in protocols[0] if name not in different]
+            notes.append(f"{kind}: {describe(protocols[0], common)}.")
         for protocol in protocols:
+            detail = f" ({describe(protocol, different)})" if different else ""
             for score in scores:
-                which = f" ({words(protocol, different)})" if different else ""
-                head.append(f"{kind} {score.replace('top', 'top-')}{which}")
+                head.append(f"{kind} {score.replace('top', 'top-')}{detail}")
                 for line, row in zip(lines, rows, strict=True):
                     probes = [probe for probe in row.probes if (probe.kind, probe.protocol) == (kind, protocol)]
-                    line.append(_numbers([probe.scores.get(score) for probe in probes]))
-    verdicts = [(names[row.folder], papers.linear_result(probe)) for row in rows for probe in row.probes]
+                    line.append(_format_scores([probe.scores.get(score) for probe in probes]))
+    verdicts = [(names[row.folder], paper_tables.find_linear_result(probe)) for row in rows for probe in row.probes]
     title = f"Accuracy on the validation images of {scored_on}, in percent"
-    return _table(title, [*notes, *_refusals(verdicts)], head, lines)
+    return _build_table(title, [*notes, *_explain_refusals(verdicts)], head, lines)
 
 
-def detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
-    """Yields one table per protocol; protocols with the same headline are distinguished by the keys that differ."""
+def build_detection_tables(runs: Sequence[Detection], names: dict[Path, str]) -> Iterable[Table]:
+    """Yield one table per protocol; the keys that differ distinguish protocols with the same headline."""
     for headline in dict.fromkeys(run.headline for run in runs):
-        alike = [run for run in runs if run.headline == headline]
-        protocols = _distinct(run.protocol for run in alike)
-        different = differing(protocols)
+        same_headline = [run for run in runs if run.headline == headline]
+        protocols = _drop_duplicates(run.protocol for run in same_headline)
+        different = list_differences(protocols)
         for protocol in protocols:
-            detail = words(protocol, different) if different else ""
-            yield _detection_table([run for run in alike if run.protocol == protocol], detail, names)
+            detail = describe(protocol, different) if different else ""
+            yield _build_detection_table([run for run in same_headline if run.protocol == protocol], detail, names)
 
 
-def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
+def _build_detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, str]) -> Table:
     detector, *protocol = runs[0].headline
     tasks = [task for task in TASK_NAMES if any(task in run.metrics for run in runs)]
     head = ["run", "method", "pretrained on", "epochs", "seed"]
@@ -112,16 +117,16 @@ def _detection_table(runs: Sequence[Detection], detail: str, names: dict[Path, s
         o = run.origin
         cells = [names[run.folder] + " (evaluation only)" * run.evaluated_only]
         cells += [cell or "-" for cell in (o.method, o.data, o.epochs, o.seed)]
-        cells += [_numbers([run.metrics.get(task, {}).get(metric)]) for task in tasks for metric in _METRICS]
+        cells += [_format_scores([run.metrics.get(task, {}).get(metric)]) for task in tasks for metric in _METRICS]
         lines.append(cells)
     notes = [f"{'; '.join(protocol)}{f'; {detail}' if detail else ''}. AP from 0 to 100."]
     weights = [f"{names[run.folder]}: {run.origin.source}" for run in runs if run.origin.source]
     notes += [f"Weights: {'; '.join(weights)}."] if weights else []
-    notes += _refusals([(names[run.folder], papers.detection_result(run)) for run in runs])
-    return _table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
+    notes += _explain_refusals([(names[run.folder], paper_tables.find_detection_result(run)) for run in runs])
+    return _build_table(f"{detector[0].upper()}{detector[1:]}", notes, head, lines)
 
 
-def _refusals(verdicts: Iterable[tuple[str, papers.Verdict]]) -> list[str]:
+def _explain_refusals(verdicts: Iterable[tuple[str, paper_tables.Verdict]]) -> list[str]:
     refused: dict[tuple[str, str], dict[str, None]] = {}
     for run, verdict in verdicts:
         if verdict.reason:
@@ -129,7 +134,7 @@ def _refusals(verdicts: Iterable[tuple[str, papers.Verdict]]) -> list[str]:
     return [f"Not compared with {table}: {', '.join(runs)}: {why}." for (table, why), runs in refused.items()]
 
 
-def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
+def _drop_duplicates(protocols: Iterable[Protocol]) -> list[Protocol]:
     distinct: list[Protocol] = []
     for protocol in protocols:
         if protocol not in distinct:
@@ -137,19 +142,20 @@ def _distinct(protocols: Iterable[Protocol]) -> list[Protocol]:
     return distinct
 
 
-def _table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
-    """What is the same for every pretraining is a note instead of a column."""
+def _build_table(title: str, notes: Sequence[str], head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    """Build a table; values that all pretrainings have in common become a note instead of a column."""
     dropped: dict[int, set[str]] = {}
-    for place, name in enumerate(head):
-        values = {line[place] for line in lines if (line[1], line[place]) != ("random", "-")}
-        if name in _ABOUT[2:] and len(values) < 2:
-            dropped[place] = values
-    shared = [f"{head[place]} {value}" for place, values in dropped.items() for value in values if value != "-"]
-    notes = [*([f"Every pretraining: {', '.join(shared)}."] if shared else []), *notes]
-    cells = [[cell for place, cell in enumerate(line) if place not in dropped] for line in (head, *lines)]
+    for index, name in enumerate(head):
+        values = {line[index] for line in lines if (line[1], line[index]) != ("random", "-")}
+        if name in _ORIGIN_COLUMNS[2:] and len(values) < 2:
+            dropped[index] = values
+    common = [f"{head[index]} {value}" for index, values in dropped.items() for value in values if value != "-"]
+    if common:
+        notes = [f"Every pretraining: {', '.join(common)}.", *notes]
+    cells = [[cell for index, cell in enumerate(line) if index not in dropped] for line in (head, *lines)]
     return Table(title, notes, cells[0], cells[1:])
 
 
-def _numbers(values: Sequence[float | None]) -> str:
-    """One number, or several if a run was probed more than once by one protocol; ``-`` for none."""
-    return " / ".join(dict.fromkeys(f"{value:.1f}" for value in values if value is not None)) or "-"
+def _format_scores(scores: Sequence[float | None]) -> str:
+    """Return one number, or several if a run was probed more than once with one protocol; ``-`` for none."""
+    return " / ".join(dict.fromkeys(f"{score:.1f}" for score in scores if score is not None)) or "-"

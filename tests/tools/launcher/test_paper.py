@@ -15,8 +15,8 @@ from tools import launch
 from tools.launcher import pipeline
 from tools.launcher.paper import write_pipeline
 from tools.launcher.spec import StageSpec
-from tools.reporting import papers
-from tools.reporting.runs import Origin, Probe, probe_protocol
+from tools.reporting import paper_tables
+from tools.reporting.runs import Origin, Probe, normalize_protocol
 
 PAPERS = CONFIGS / "papers"
 
@@ -30,8 +30,8 @@ def published_top1(config: str) -> float | None:
     """That of a pretraining by ``config`` with the linear probe of its own LINEAR keys."""
     cfg = from_yaml_text(config)
     origin = Origin(cfg.METHOD.NAME, config=dict(flatten(parse_yaml(config))))
-    probe = Probe(Path(), "linear", {}, origin, *probe_protocol("linear", protocol(cfg, "linear")))
-    return (papers.linear_result(probe).numbers or {}).get("top1")
+    probe = Probe(Path(), "linear", {}, origin, *normalize_protocol("linear", protocol(cfg, "linear")))
+    return (paper_tables.find_linear_result(probe).numbers or {}).get("top1")
 
 
 @pytest.fixture(autouse=True)

@@ -116,7 +116,7 @@ def swept(plan: str, done: int) -> tuple[Graph, list[Any]]:
     graph.remember(HERE)
     Path("out").rename("moved")
     content = report.gather([Path("moved")], "report.md")
-    assert [picture.file for picture in content.pictures] == [Path("report_scores.png")]
+    assert [figure.file for figure in content.figures] == [Path("report_scores.png")]
     (table,) = (table for table in content.tables if table.title == "moved")
     assert table.head[1:] == ["kNN top-1 after pretraining"]
     return graph, list(table.rows)

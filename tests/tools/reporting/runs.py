@@ -14,7 +14,7 @@ from pretrain.common.config_io import merge_file
 from pretrain.config import from_yaml_text, load_config
 from pretrain.probe.protocol import protocol as probe_protocol
 from tools import report
-from tools.reporting.document import markdown
+from tools.reporting.document import render_markdown
 from transfer import config as transfer_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -121,7 +121,7 @@ def log(folder: Path, lines: Iterable[dict[str, Any]], environment: str = "") ->
 
 
 def render(folders: list[Path]) -> str:
-    return markdown(report.gather(folders))
+    return render_markdown(report.gather(folders))
 
 
 def cells(text: str, first: str) -> list[str]:

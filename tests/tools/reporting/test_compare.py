@@ -1,4 +1,4 @@
-"""What distinguishes two runs, and the step at which their curves part."""
+"""Differences between two runs, and the step at which their curves diverge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_in(folder: Path, losses: list[float], *overrides: str, torch: str = "2.1
     return folder
 
 
-def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_differences_and_the_step_at_which_the_curves_diverge(tmp_path: Path, capsys: pytest.CaptureFixture):
     one = run_in(tmp_path / "one", [5.0, 4.0, 3.0])
     two = run_in(tmp_path / "two", [5.0, 4.5, 3.5, 2.0], "SOLVER.BASE_LR", "0.5", torch="2.16.0", knn=52.5)
     launch.main(["compare", str(one), str(two)])
@@ -28,7 +28,7 @@ def test_differences_and_the_step_at_which_the_curves_part(tmp_path: Path, capsy
     assert [line for line in shown if line and line != "one two"][2:] == [
         "config, data and weights:", "SOLVER.BASE_LR 0.06 0.5", "engine, versions and machine:", "torch 2.15.0 2.16.0",
         "results:", "knn_top1 50 52.5",
-        "curves: part at step 20; 1 metrics are equal", "part at step one two", "loss 20 4 4.5",
+        "curves diverge at step 20; equal metrics: 1 of 2", "diverge at step one two", "loss 20 4 4.5",
     ]  # fmt: skip
     assert compare(one, one).endswith("curves: equal in all 2 metrics, at every iteration that both runs logged")
     (one / "metrics.json").unlink()

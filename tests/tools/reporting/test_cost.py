@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tools.reporting.runs import DIGITS, cells, detector, log, pretrain, render, write
-from tools.reporting.cost import cost
+from tools.reporting.cost import compute_cost
 
 GPU = "host: node7 (Linux, 64 CPUs)\ndevices: NVIDIA H200, NVIDIA H200\n"
 
@@ -30,8 +30,9 @@ def test_a_pretraining_costs_its_steps_once_without_what_is_between_them():
         {"iteration": 24, "images_per_second": 200.0, "max_memory_mib": 800.0},
     ]
     seconds = 10 * 40 / 100 + 10 * 40 / 50 + 5 * 40 / 200
-    assert cost(lines, 40) == (100.0, pytest.approx(seconds / 3600), 900.0)
-    assert cost([{"iteration": 0, "loss": 1.0}], 40) is None and cost(lines, 0) is None and cost([], 40) is None
+    assert compute_cost(lines, 40) == (100.0, pytest.approx(seconds / 3600), 900.0)
+    assert compute_cost([{"iteration": 0, "loss": 1.0}], 40) is None
+    assert compute_cost(lines, 0) is None and compute_cost([], 40) is None
 
 
 def test_each_training_has_a_row_with_its_machine(tmp_path: Path):

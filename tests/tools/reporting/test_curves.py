@@ -18,7 +18,7 @@ def test_a_stage_is_a_figure_with_a_line_per_branch_and_unfinished_runs_are_draw
     pretrain(tmp_path / "jcl_seed=1/pretrain", *DIGITS)
     for key, values in losses.items():
         log(tmp_path / key, ({"iteration": i, "loss": loss} for i, loss in enumerate(values)))
-    figures = curves.figures(report.gather([tmp_path]))
+    figures = curves.draw_curves(report.gather([tmp_path]))
     assert list(figures) == ["pretrain", "mask"]
     assert figures["pretrain"].count(">jcl</text>") == 1 and "mocov2" not in figures["pretrain"]
 
@@ -28,7 +28,7 @@ def test_each_test_set_has_its_own_curve_of_ap():
         {"iteration": 1, "lr": 0.1, "a/bbox/AP": 1.0, "coco:b.json:/y/bbox/AP": 2.0, "a/bbox/AP50": 3.0},
         {"iteration": 3, "a/bbox/AP": 4.0, "loss": 5.0},
     ]
-    assert list(curves.points(logged).items()) == [
+    assert list(curves.collect_points(logged).items()) == [
         ("loss", [(4, 5.0)]), ("learning rate", [(2, 0.1)]), ("a/bbox/AP", [(2, 1.0), (4, 4.0)]),
         ("coco:b.json:/y/bbox/AP", [(2, 2.0)]),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ def test_a_pipelines_branches_are_rows_and_what_is_not_done_is_named(tmp_path: P
     (tmp_path / "p").rename(tmp_path / "moved")  # a pipeline may be moved as a whole
     text = render([tmp_path])
     assert cells(text, "jcl")[-3:] == ["50.0", "60.0", "88.0"]
-    remedy = f"`python tools/launch.py status {tmp_path / 'moved'}` says why"
+    remedy = f"run `python tools/launch.py status {tmp_path / 'moved'}` to see why"
     assert f"- moved: moco/pretrain, moco/linear ({remedy})" in text
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_result_is_named_and_the_others_are_reported(tmp_path: Path, c
     (tmp_path / "b/results.json").write_text(content)
     shown = render([tmp_path])
     assert column(shown, "a", "box AP") == "38.0"
-    assert f"- {tmp_path / 'b' / 'results.json'}{message}" in shown.split("## Not read")[1]
+    assert f"- {tmp_path / 'b' / 'results.json'}{message}" in shown.split("## Unreadable files")[1]
 
 
 def test_a_damaged_config_is_named_and_its_run_is_shown(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Branches of pipelines and sweeps over seeds: the mean of each and its 95% interval (Student's t)."""
+"""Scores of pipelines and sweeps over seeds: the mean of each branch and its 95% interval (Student's t)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .document import Table
 from .tables import TASK_NAMES
 
 _PROBES = {"knn": "kNN top-1", "linear": "linear top-1"}
-_OWN_KNN = "kNN top-1 after pretraining"
+_PRETRAINING_KNN = "kNN top-1 after pretraining"
 _SIMILARITY = {"similarity_mean": "similarity of views", "variance_mean": "variance of views"}
 _COLUMNS = 4  # panels side by side
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean, and half the width of its 95% interval (Student's t); None for a single value."""
+    """Return the mean and half the width of its 95% interval (Student's t), which is None for a single value."""
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
@@ -31,10 +31,10 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, float(t.ppf(0.975, len(values) - 1) * sem(values))
 
 
-def with_interval(values: Sequence[float], digits: int = 1, sign: str = "") -> str:
-    """``44.1 ± 2.0``, or ``44.1`` of a single value; ``sign`` is + to show one, or empty."""
+def format_mean(values: Sequence[float], digits: int = 1) -> str:
+    """Return ``44.1 ± 2.0``, the mean with its interval, or ``44.1`` for a single value."""
     mean, half = mean_and_interval(values)
-    return f"{mean:{sign}.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
+    return f"{mean:.{digits}f}" + ("" if half is None else f" ± {half:.{digits}f}")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Study:
     """Scores of a pipeline with SEEDS, or of a sweep.
 
     Attributes:
-        baseline: the branch that others are compared with; empty: none.
-        seeds: all that the file names, done or not.
-        scores: score's name -> branch -> seed -> value.
-        folders: the run folders that gave a score.
+        baseline: the branch that others are compared with; empty if there is none.
+        seeds: all seeds that the file lists, complete or not.
+        scores: name of the score -> branch -> seed -> value.
+        folders: run folders with a score.
     """
 
     name: str
@@ -56,38 +56,40 @@ class Study:
 
 
 def read_study(folder: Path) -> Study | None:
-    """The scores of the pipeline or sweep in ``folder`` that are there; None if it has no SEEDS."""
+    """Return the available scores of the pipeline or sweep in ``folder``, or None if it has no SEEDS."""
     files = [file for name in ("pipeline", "sweep") if (file := folder / "launch" / f"{name}.json").is_file()]
-    data = read_record(files[0]) if files else {}
-    if "branches" not in data:
+    record = read_record(files[0]) if files else {}
+    if "branches" not in record:
         return None
-    owners = {name: (branch, seed) for branch, names in data["branches"].items() for seed, name in names.items()}
-    study = Study(folder.name, data["baseline"], list(dict.fromkeys(seed for _, seed in owners.values())), {})
-    for key in (stage["key"] for stage in data["stages"]):
+    branches = {name: (branch, seed) for branch, names in record["branches"].items() for seed, name in names.items()}
+    study = Study(folder.name, record["baseline"], list(dict.fromkeys(seed for _, seed in branches.values())), {})
+    for key in (stage["key"] for stage in record["stages"]):
         name, _, stage = key.partition("/")
-        if name not in owners:
+        if name not in branches:
             continue
-        branch, seed = owners[name]
+        branch, seed = branches[name]
         results = read_record(folder / key / "results.json")
         if not is_made_from(results, folder / name / "pretrain"):  # but from a checkpoint on the way
             continue
-        scores = dict(_scores(stage, results))
-        study.folders.extend([folder / key] if scores else [])
+        scores = dict(_list_scores(stage, results))
+        if scores:
+            study.folders.append(folder / key)
         for column, value in scores.items():
             study.scores.setdefault(column, {}).setdefault(branch, {})[seed] = value
     if "kNN top-1" in study.scores:
-        study.scores.pop(_OWN_KNN, None)
+        study.scores.pop(_PRETRAINING_KNN, None)
     kinds = [*_PROBES.values(), *_SIMILARITY.values(), *(f"{task} AP" for task in TASK_NAMES.values())]
     for column in sorted(study.scores, key=lambda column: [kind in column for kind in kinds].index(True)):
         study.scores[column] = study.scores.pop(column)
     return study
 
 
-def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    """The scores in a results.json, by the names that they have in a table."""
-    stage, metrics = results.get("stage"), results.get("metrics", {})
+def _list_scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    """Yield the scores in a results.json with their names in a table."""
+    stage = results.get("stage")
+    metrics = results.get("metrics", {})
     if stage == "pretrain" and "knn_top1" in metrics:
-        yield _OWN_KNN, float(metrics["knn_top1"])
+        yield _PRETRAINING_KNN, float(metrics["knn_top1"])
     elif stage in _PROBES and "top1" in metrics:
         yield f"{_PROBES[stage]} {folder.removeprefix(stage).removeprefix('_')}".strip(), float(metrics["top1"])
     elif stage == "distributions":
@@ -101,46 +103,54 @@ def _scores(folder: str, results: Mapping[str, Any]) -> Iterable[tuple[str, floa
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference, half its 95% interval, and the p-value of no difference; None for too few runs."""
+    """A mean difference, half its 95% interval, and the p-value of no difference.
+
+    Interval and p-value are None if there are too few runs.
+    """
 
     mean: float
     half: float | None = None
     p: float | None = None
 
     def text(self, digits: int) -> str:
-        """``+3.5 ± 2.6``."""
+        """Return ``+3.5 ± 2.6``, or ``+3.5`` without an interval."""
         return f"{self.mean:+.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
-def difference(ours: Mapping[str, float], base: Mapping[str, float], paired: bool = False) -> Difference | None:
-    """Ours minus the baseline's, by Welch's test, or None where one has no score.
+def difference(scores: Mapping[str, float], baseline: Mapping[str, float], paired: bool = False) -> Difference | None:
+    """Return ``scores`` minus ``baseline`` with Welch's test, or None if one of them is empty.
 
     Args:
-        ours, base: seed -> score.
-        paired: the scores of a seed belong together (one backbone, two detectors): Student's t of their differences.
+        scores, baseline: seed -> score.
+        paired: compare the scores of each seed (one backbone, two detectors), with Student's t-test of their
+            differences; None is returned if no seed has both scores.
     """
     from scipy.stats import ttest_ind, ttest_rel  # slow to import
 
-    seeds = [seed for seed in ours if seed in base]
-    a, b = ([ours[s] for s in seeds], [base[s] for s in seeds]) if paired else (list(ours.values()), [*base.values()])
-    if not a or not b:
+    if paired:
+        seeds = [seed for seed in scores if seed in baseline]
+        scores = {seed: scores[seed] for seed in seeds}
+        baseline = {seed: baseline[seed] for seed in seeds}
+    if not scores or not baseline:
         return None
+    a = list(scores.values())
+    b = list(baseline.values())
     mean = fmean(x - y for x, y in zip(a, b, strict=True)) if paired else fmean(a) - fmean(b)
     if min(len(a), len(b)) == 1:
         return Difference(mean)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal scores, as of fixed weights, have no variance
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal scores, such as those of fixed weights: no variance
         test: Any = ttest_rel(a, b) if paired else ttest_ind(a, b, equal_var=False)
     interval = test.confidence_interval()
     p = float(test.pvalue)
     return Difference(mean, float(interval.high - interval.low) / 2, 1.0 if math.isnan(p) else p)
 
 
-def table(study: Study, columns: Iterable[str] = ()) -> Table:
-    """A row per branch and a column per score (``columns``, or all of them)."""
-    shown = list(columns) or list(study.scores)
-    names = dict.fromkeys(name for column in shown for name in study.scores[column])
-    rows = [[name, *(_cell(study, column, name) for column in shown)] for name in names]
+def build_table(study: Study, columns: Iterable[str] = ()) -> Table:
+    """Build a row per branch and a column per score (``columns``, or all of them)."""
+    columns = list(columns) or list(study.scores)
+    names = dict.fromkeys(name for column in columns for name in study.scores[column])
+    rows = [[name, *(_format_cell(study, column, name) for column in columns)] for name in names]
     if len(study.seeds) == 1:
         text = f"Seed {study.seeds[0]} alone, so without an interval"
     else:
@@ -149,45 +159,45 @@ def table(study: Study, columns: Iterable[str] = ()) -> Table:
         text += f"; in parentheses, the difference from {study.baseline} and its interval (Welch)"
     counts = {len(seeds) for branches in study.scores.values() for seeds in branches.values()}
     text += ". A cell with fewer seeds says how many (n)." if counts - {len(study.seeds)} else "."
-    return Table(study.name, [text], ["", *shown], rows)
+    return Table(study.name, [text], ["", *columns], rows)
 
 
-def _cell(study: Study, column: str, name: str) -> str:
-    branches, baseline = study.scores[column], study.baseline
+def _format_cell(study: Study, column: str, name: str) -> str:
+    branches = study.scores[column]
     if name not in branches:
         return "-"
-    digits = digits_of(branches)
-    text = with_interval(list(branches[name].values()), digits)
+    digits = count_decimals(branches)
+    text = format_mean(list(branches[name].values()), digits)
     if len(branches[name]) < len(study.seeds):
         text += f" [n {len(branches[name])}]"
-    change = difference(branches[name], branches.get(baseline, {}))
-    if name != baseline and change:
+    change = difference(branches[name], branches.get(study.baseline, {}))
+    if name != study.baseline and change:
         text += f" ({change.text(digits)})"
     return text
 
 
-def digits_of(branches: Mapping[str, Mapping[str, float]]) -> int:
-    """Decimals that show a score: one for percents and AP, four significant digits of what is smaller than 1."""
+def count_decimals(branches: Mapping[str, Mapping[str, float]]) -> int:
+    """Return the decimals of a score: one for percentages and AP; four significant digits for values below 1."""
     largest = max(abs(value) for seeds in branches.values() for value in seeds.values())
     return 1 if largest >= 1 or not largest else 3 - math.floor(math.log10(largest))
 
 
-def figure(study: Study) -> Any:
-    """A panel per score: a point per seed, and per branch the mean with its 95% interval."""
+def draw_scores(study: Study) -> Any:
+    """Draw a panel per score: one point per seed, and for each branch the mean with its 95% interval."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for branches in study.scores.values() for name in branches))
     columns = min(_COLUMNS, len(study.scores))
     rows = -(-len(study.scores) // columns)
-    drawn = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
-    panels = drawn.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    figure = Figure(figsize=(1.2 + 2.4 * columns, rows * (0.9 + 0.26 * len(names))), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for panel, (score, branches) in zip(panels, study.scores.items(), strict=False):
-        for place, name in enumerate(names):
+        for y, name in enumerate(names):
             values = list(branches.get(name, {}).values())
             if values:
                 mean, half = mean_and_interval(values)
-                panel.plot(values, [place] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
-                panel.errorbar(mean, place, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
+                panel.plot(values, [y] * len(values), ".", color="tab:gray", markersize=4, alpha=0.6)
+                panel.errorbar(mean, y, xerr=half, fmt="o", color="tab:blue", capsize=3, markersize=5)
         if study.baseline in branches:
             panel.axvline(fmean(branches[study.baseline].values()), color="tab:gray", lw=0.8, ls=":")
         panel.set_title(score, fontsize=9)
@@ -197,4 +207,4 @@ def figure(study: Study) -> Any:
     panels[0].invert_yaxis()
     for panel in panels[len(study.scores) :]:
         panel.set_visible(False)
-    return drawn
+    return figure

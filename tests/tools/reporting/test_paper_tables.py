@@ -142,7 +142,7 @@ def test_a_lookalike_of_table_2_is_not_compared(
 def test_another_engine_next_to_the_paper_is_marked(tmp_path: Path, engine: str, is_marked: bool):
     write(tmp_path / "a", detector(engine=engine))
     assert published(tmp_path, f"{TABLE}2, engine {engine}")
-    assert ("The paper's engine is Detectron2, this table's is not." in render([tmp_path])) == is_marked
+    assert ("The paper used Detectron2; these runs used torchvision." in render([tmp_path])) == is_marked
 
 
 def test_an_evaluation_alone_is_marked_and_not_compared(tmp_path: Path):

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from tests.tools.reporting.runs import render, write
-from tools.reporting.document import grid
-from tools.reporting.groups import Difference, difference, mean_and_interval, read_study, table
+from tools.reporting.document import render_table
+from tools.reporting.seeds import Difference, build_table, difference, mean_and_interval, read_study
 
 AP = {"random": [31.4, 32.2, 32.6], "jcl": [39.3, 41.4, 43.2]}
 SEEDS = ["1", "2", "3"]
@@ -53,7 +53,7 @@ def test_means_and_welchs_difference(tmp_path: Path):
     assert study and (study.name, study.seeds, study.baseline) == ("study", SEEDS, "random")
     random, jcl = AP.values()
     welch = stats.ttest_ind(jcl, random, equal_var=False).confidence_interval()
-    shown = table(study, ["mask_40 box AP"])
+    shown = build_table(study, ["mask_40 box AP"])
     assert shown.title == "study" and shown.head == ["", "mask_40 box AP"] and shown.rows == [
         ["random", f"{sum(random) / 3:.1f} ± {half_of_interval(random):.1f}"],
         ["jcl", f"{sum(jcl) / 3:.1f} ± {half_of_interval(jcl):.1f} "
@@ -72,7 +72,7 @@ def test_scores_of_a_checkpoint_on_the_way_are_left_out(tmp_path: Path, results:
     write(run / "pretrain", results) if results else (run / "pretrain/results.json").unlink()
     study = read_study(tmp_path)
     assert study and set(study.scores["kNN top-1"]["jcl"]) == {"1", "3"}
-    assert "[n 2]" in table(study, ["kNN top-1"]).rows[1][1]
+    assert "[n 2]" in build_table(study, ["kNN top-1"]).rows[1][1]
 
 
 def test_scores_of_one_backbone_are_compared_seed_by_seed():
@@ -89,8 +89,8 @@ def test_columns_have_the_files_order_and_the_digits_that_they_need(tmp_path: Pa
     assert study
     columns = ["kNN top-1", "similarity of views", "variance of views", "mask_40 box AP", "mask_9 box AP"]
     assert list(study.scores) == columns
-    shown = table(study)
-    text = grid(shown)
+    shown = build_table(study)
+    text = render_table(shown)
     assert f"{sum(AP['jcl']) / 300:.4f} ± " in text and f"{sum(AP['jcl']) / 3e5:.7f} ± " in text
     assert shown.notes[0].startswith("Mean ± 95% interval (Student's t) over seeds 1, 2, 3; in parentheses, the")
     assert "(n)" not in shown.notes[0]
@@ -101,8 +101,8 @@ def test_a_missing_seed_is_counted(tmp_path: Path):
     (tmp_path / "random_seed=2/mask_40/results.json").unlink()
     (tmp_path / "jcl_seed=1/mask_40/results.json").unlink()
     study = read_study(tmp_path)
-    assert study and "says how many (n)" in table(study).notes[0]
-    random, jcl = (cell for _, cell in table(study, ["mask_40 box AP"]).rows)
+    assert study and "says how many (n)" in build_table(study).notes[0]
+    random, jcl = (cell for _, cell in build_table(study, ["mask_40 box AP"]).rows)
     assert "[n 2]" in random and "[n 2]" in jcl
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.tools.reporting.runs import cells, detector, pipeline, write
 from tests.transfer import tiny_coco
 from tools import report
-from tools.reporting.document import markdown
+from tools.reporting.document import render_markdown
 
 BRANCHES = ("random", "tcl", "jcl")
 
@@ -44,9 +44,9 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     output = folder / "my report.md"
     assert report.main([str(folder), "--output", str(output)]) == 0
     picture = folder / "my report_mask.png"
-    assert capsys.readouterr().out.endswith(f")\npicture: {picture}\nreport: {output}\n")
+    assert capsys.readouterr().out.endswith(f")\nfigure: {picture}\nreport: {output}\n")
     text = output.read_text()
-    assert "ground truth, random, tcl, jcl" in text and "## Not read" not in text
+    assert "ground truth, random, tcl, jcl" in text and "## Unreadable files" not in text
     assert text.endswith("\n![predictions of mask](my%20report_mask.png)\n")
     truth, random, tcl, jcl = columns_of(picture)
     assert (random == jcl).all() and (random != tcl).any() and (random != truth).any()
@@ -58,9 +58,9 @@ def test_branches_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
 def test_a_lost_file_is_one_line_and_costs_the_picture_alone(folder: Path, lost: str):
     (folder.parent / lost).unlink()
     shown = report.gather([folder], folder / "report.md")
-    text = markdown(shown)
-    (line,) = [line for line in text.split("## Not read")[1].splitlines() if line.startswith("- ")]
-    assert line.startswith("- the predictions of mask are not drawn: ") and lost in line and shown.pictures == []
+    text = render_markdown(shown)
+    (line,) = [line for line in text.split("## Unreadable files")[1].splitlines() if line.startswith("- ")]
+    assert line.startswith("- the predictions of mask are not drawn: ") and lost in line and shown.figures == []
     assert [cells(text, f"{branch}/mask")[2] for branch in BRANCHES] == ["38.0"] * 3
 
 
@@ -72,7 +72,7 @@ def test_pipelines_and_test_sets_have_a_picture_each(folder: Path):
         content["datasets"] = dict.fromkeys(sets, content["metrics"])
         path.write_text(json.dumps(content | {"predictions": dict.fromkeys(sets, "predictions.json")}))
     shutil.copytree(folder, folder.parent / "q")
-    files = [picture.file for picture in report.gather([folder, folder.parent / "q"], folder / "all.md").pictures]
+    files = [figure.file for figure in report.gather([folder, folder.parent / "q"], folder / "all.md").figures]
     names = [f"all_{which}.png" for which in ("p_mask", "p_mask_2", "q_mask", "q_mask_2")]
     assert [file.name for file in files] == names
     assert [len(columns_of(file)) for file in files] == [4, 3, 4, 3]

@@ -1,0 +1,82 @@
+"""Figures of a report: the scores of pipelines over seeds, and predictions of their detectors on the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pretrain.common.errors import UserError
+from pretrain.common.run_folder import read_json
+
+from .document import Figure
+from .files import Collection
+from .runs import Detection
+from .seeds import Study, draw_scores
+
+_IMAGES = 4  # images in a figure of predictions
+
+
+def draw_figures(
+    collection: Collection, studies: Sequence[Study], runs: Sequence[Detection], output: Path
+) -> list[Figure]:
+    """Draw the studies, and predictions where at least two branches of a pipeline share a detector and a test set.
+
+    Args:
+        collection: gets a line in ``unreadable`` for predictions that cannot be drawn.
+        runs: if several have the same branch (of other seeds), detector and test set, the first one is drawn.
+        output: file of the report; figures are written next to it, and their names start with its name.
+    """
+    figures: list[Figure] = []
+    for number, study in enumerate(studies, 1):
+        file = _name_file(output, "scores", number)
+        draw_scores(study).savefig(file, dpi=150)
+        notes = ["One point per seed; mean of each branch and its 95% interval (Student's t)."]
+        figures.append(Figure(f"Scores of {study.name}", notes, f"scores of {study.name}", file))
+    for (folder, detector, test), branches in _group_runs(collection, runs).items():
+        if len(branches) < 2:
+            continue
+        title = f"{folder.name}/{detector}" if len(collection.plans) > 1 else detector
+        number = 1 + sum(figure.alt == f"predictions of {title}" for figure in figures)  # of the test set
+        try:
+            file = _name_file(output, title.replace("/", "_"), number)
+            figures.append(_draw_predictions(file, title, test, branches))
+        except UserError as error:
+            collection.unreadable.append(f"the predictions of {title} are not drawn: {error}")
+    return figures
+
+
+def _group_runs(collection: Collection, runs: Sequence[Detection]) -> dict[tuple[Path, str, str], dict[str, Detection]]:
+    """Map pipeline, detector and test set to branch -> run."""
+    groups: dict[tuple[Path, str, str], dict[str, Detection]] = {}
+    for plan in collection.plans:
+        for run in (run for run in runs if run.folder in plan.stages):
+            branch, _, detector = plan.stages[run.folder].partition("/")
+            group = groups.setdefault((plan.folder, detector, run.test), {})
+            group.setdefault(branch.partition("_seed=")[0], run)
+    return groups
+
+
+def _name_file(output: Path, subject: str, number: int) -> Path:
+    return output.with_name(f"{output.stem}_{subject}{f'_{number}' if number > 1 else ''}.png")
+
+
+def _draw_predictions(file: Path, title: str, test: str, branches: Mapping[str, Detection]) -> Figure:
+    """Draw the ground truth and the predictions of each branch.
+
+    Raises:
+        UserError: the test set or predictions cannot be read, or the figure cannot be written.
+    """
+    from transfer.coco import data, visualize  # imports torch
+
+    annotations, folder = data.resolve(test, next(iter(branches.values())).folder)
+    content = data.read(annotations)
+    images = visualize.first_annotated(content, _IMAGES)
+    if not images:
+        raise UserError(f"no image of {annotations} has an object")
+    columns = {branch: read_json(run.predictions, list) for branch, run in branches.items()}
+    visualize.compare(content, images, folder, columns, file)
+    note = (
+        f"First {len(images)} annotated images of {test}: ground truth, {', '.join(columns)}. Shown are predictions "
+        f"with a score of at least {visualize.SCORE_THRESHOLD:g}, and always the best one."
+    )
+    return Figure(f"Predictions of {title}", [note], f"predictions of {title}", file)

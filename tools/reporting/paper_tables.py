@@ -1,0 +1,161 @@
+"""Published results, and whether a run is comparable to one: its config must be that of the recipes of the row."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fvcore.common.config import CfgNode
+
+from pretrain import config as pretraining
+from pretrain.common.config_io import flatten, merge_file
+from pretrain.probe.protocol import protocol
+from tools.launcher.spec import ROOT
+from transfer.config import OWN, keys, load_config
+
+from .runs import FREE_IN_TRANSFER, Detection, Origin, Probe, normalize_protocol
+
+FOLDER = ROOT / "configs" / "papers"
+TASKS = {"faster": "bbox", "mask": "segm", "keypoint": "keypoints"}  # detector -> task that Table 2 reports
+_DETECTION = (FOLDER / "jcl_table2_coco_1x.csv", FOLDER / "moco_voc.csv")
+Numbers = dict[str, float | None]
+
+
+class Verdict(NamedTuple):
+    """Whether a run is comparable to a published result.
+
+    Attributes:
+        numbers: the paper's numbers; None if the run is not comparable.
+        table: ``JCL (Cai et al. 2020), Table 1``; empty if the run is unrelated to any row.
+        reason: why the run is not comparable.
+        row: the row of the table, if the run is comparable.
+    """
+
+    numbers: Numbers | None = None
+    table: str = ""
+    reason: str = ""
+    row: Mapping[str, str] | None = None
+
+
+def find_linear_result(probe: Probe) -> Verdict:
+    """Find a linear probe's published top1 and top5, in the row whose recipe differs least from the run's config."""
+    config = probe.origin.config
+    verdict = Verdict()
+    fewest_reasons = math.inf
+    for table, row in _list_linear_rows() if probe.kind == "linear" else ():
+        recipe = _load_pretrain_recipe(row["pretrain"], row["overrides"])
+        if any(config.get(key) != recipe[key] for key in ("METHOD.NAME", "MODEL.ARCH", "DATA.TRAIN")):
+            continue
+        scored_on, protocol = _load_probe_recipe(row["pretrain"], row["overrides"], row["linear"])
+        reasons = [probe.origin.altered] if probe.origin.altered else []
+        reasons += _list_pretraining_differences(config, recipe)
+        reasons += _list_differences({"scored on": probe.scored_on}, {"scored on": scored_on}, "linear ")
+        reasons += _list_differences(probe.protocol, protocol, "linear ")
+        if len(reasons) < fewest_reasons:
+            verdict = _build_verdict(table, row, ("top1", "top5"), reasons)
+            fewest_reasons = len(reasons)
+    return verdict
+
+
+def find_detection_result(run: Detection) -> Verdict:
+    """Find AP, AP50, AP75 in JCL's Table 2 or MoCo's VOC table, of the task that it reports for this detector."""
+    if run.evaluated_only:
+        return Verdict()
+    for table, row in ((table, row) for table, rows in map(read_table, _DETECTION) for row in rows):
+        if not row["AP"] or row["task"] != TASKS[run.detector] or not _is_initialized_from(run.origin, row["pretrain"]):
+            continue
+        recipe, test = _load_transfer_recipe(row["recipe"])
+        if any(run.protocol.get(key) != recipe[key] for key in ("MODEL.RESNETS.DEPTH", "DATASETS.TRAIN")):
+            continue
+        reasons = [run.origin.altered] if run.origin.altered else []
+        if row["pretrain"].endswith(".yaml"):
+            reasons += _list_pretraining_differences(run.origin.config, _load_pretrain_recipe(row["pretrain"]))
+        reasons += _list_differences({"test": run.test}, {"test": test}) + _list_differences(run.protocol, recipe)
+        return _build_verdict(table, row, ("AP", "AP50", "AP75"), reasons)
+    return Verdict()
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return all rows of the published table with this name, as they are in verdicts."""
+    return next(rows for table, rows in map(read_table, sorted(FOLDER.glob("*.csv"))) if table == name)
+
+
+def read_table(file: Path) -> tuple[str, list[dict[str, str]]]:
+    """Return the table's name, which is the start of its first comment, and its rows."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if line[0] != "#")
+    return lines[0].removeprefix("# ").partition(":")[0], list(rows)
+
+
+def _build_verdict(table: str, row: Mapping[str, str], names: Iterable[str], reasons: list[str]) -> Verdict:
+    if not reasons:
+        return Verdict({name: float(row[name]) if row[name] else None for name in names}, table, row=row)
+    more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+    return Verdict(None, table, "; ".join(reasons[:3]) + more)
+
+
+def _is_initialized_from(origin: Origin, pretrain: str) -> bool:
+    if not pretrain.endswith(".yaml"):
+        return origin.method == pretrain
+    return origin.config.get("METHOD.NAME") == _load_pretrain_recipe(pretrain)["METHOD.NAME"]
+
+
+def _list_pretraining_differences(config: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[str]:
+    free = (*pretraining.FREE_ON_RESUME, "SEED")
+    return _list_differences(config, {key: value for key, value in recipe.items() if not key.startswith(free)})
+
+
+def _list_differences(settings: Mapping[str, Any], recipe: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return ``SOLVER.EPOCHS 100 (recipe: 200)`` for each value of ``recipe`` that differs in ``settings``."""
+    differences = []
+    for key, value in recipe.items():
+        if key not in settings or settings[key] != value:
+            actual = _format_value(settings[key]) if key in settings else "not set"
+            differences.append(f"{prefix}{key} {actual} (recipe: {_format_value(value)})")
+    return differences
+
+
+def _format_value(value: Any) -> str:
+    return str(value) if isinstance(value, str) and value else json.dumps(value)
+
+
+def _list_linear_rows() -> Iterator[tuple[str, dict[str, str]]]:
+    for table, rows in map(read_table, sorted(FOLDER.glob("*_linear.csv"))):
+        yield from ((table, row) for row in rows if row["pretrain"] and row["top1"])
+
+
+@functools.cache
+def _load_pretrain_config(path: str, overrides: str = "") -> CfgNode:
+    return pretraining.load_config(ROOT / path, overrides.split())
+
+
+@functools.cache
+def _load_pretrain_recipe(path: str, overrides: str = "") -> dict[str, Any]:
+    return _flatten_config(_load_pretrain_config(path, overrides))
+
+
+@functools.cache
+def _load_probe_recipe(pretrain: str, overrides: str, linear: str) -> tuple[str, dict[str, Any]]:
+    """Load a linear probe's config: its own file over the pretraining's config, as in tools/launch.py linear."""
+    cfg = _load_pretrain_config(pretrain, overrides).clone()
+    if linear != "own":
+        cfg.defrost()
+        merge_file(cfg, ROOT / linear)
+    return normalize_protocol("linear", protocol(cfg, "linear"), cfg.LINEAR.ENCODER)
+
+
+@functools.cache
+def _load_transfer_recipe(path: str) -> tuple[dict[str, Any], str]:
+    recipe = keys(OWN) | _flatten_config(load_config(ROOT / path))
+    settings = {key: value for key, value in recipe.items() if not key.startswith(FREE_IN_TRANSFER)}
+    return settings, recipe["DATASETS.TEST"][0]
+
+
+def _flatten_config(cfg: Any) -> dict[str, Any]:
+    """Return keys and values as a config.yaml has them, with lists instead of tuples."""
+    return json.loads(json.dumps(dict(flatten(cfg))))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.run_folder import atomic_write, read_json, write_json
+from pretrain.common.files import atomic_write, read_json, write_json
 from tools.benchmarks.machine import read_processor
 from tools.reporting.document import Table, render_table
 from tools.reporting.seeds import (

@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 
 from pretrain import config as pretraining
-from pretrain.common.backbone_file import extract_backbone
-from pretrain.common.config_overrides import Key
+from pretrain.common.config.overrides import Key
 from pretrain.common.errors import UserError
-from pretrain.common.weights_file import read_weights_file
+from pretrain.common.weights.backbone import extract_backbone
+from pretrain.common.weights.file import read_weights_file
 from tests.pretrain.common.layouts import LAYOUTS
 from tools import benchmark, convert_to_d2, export, launch, make_data, predict, report, show_views
 from transfer import config_keys as fine_tuning

@@ -16,7 +16,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from docs.evidence import ROOT
-from pretrain.common.run_folder import read_json, write_json
+from pretrain.common.files import read_json, write_json
 
 _DRAWS = 200
 

@@ -67,10 +67,10 @@ def load_backbone(path: str | Path, encoder: str = "query") -> ResNet:
     Raises:
         pretrain.common.errors.UserError: no such file, or no ResNet in it.
     """
-    from .common import backbone_file
+    from .common.weights.backbone import read_backbone
     from .model.encoder import build_backbone
 
-    file = backbone_file.read_backbone(path, encoder)
+    file = read_backbone(path, encoder)
     resnet = build_backbone(file.arch, file.stem)
     resnet.load_state_dict(file.state_dict, strict=True)
     return resnet.eval()

@@ -11,8 +11,10 @@ import os
 from collections.abc import Sequence
 
 from . import preflight
-from .common import config_overrides, interrupt, loggers
+from .common import interrupt
+from .common.config import overrides
 from .common.errors import run_command_line
+from .common.run import wandb
 from .config import described_keys, load_config, run_folder
 
 
@@ -21,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
-    config_overrides.add_keys(parser, described_keys)
-    config_overrides.add_usage(parser)
-    args, overrides = config_overrides.parse(parser, argv)
-    cfg = load_config(args.config_file, [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
-    loggers.wanted()
+    overrides.add_keys(parser, described_keys)
+    overrides.add_usage(parser)
+    args, key_values = overrides.parse(parser, argv)
+    cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
+    wandb.wanted()
     if os.environ.get("RANK", "0") == "0":
         folder = run_folder(cfg)
         preflight.refuse_missing_data(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))

@@ -12,11 +12,11 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from .common import extensions
-from .common.config_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
-from .common.config_overrides import Key
+from .common.config import extensions
+from .common.config.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
+from .common.config.overrides import Key
+from .common.config.yaml_io import flatten, get, kind, merge_file, merge_overrides, parse_yaml
 from .common.errors import UserError
-from .common.limits import ABOVE_0, AT_LEAST_0, SHARE, Choice, Range
 from .data.recipes import RECIPES
 from .methods import METHODS
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from .common import distributed
-from .common.copies import AsyncHostCopy
+from .common.async_copy import AsyncHostCopy
 from .common.errors import UserError
-from .common.skipped_steps import SkippedSteps
+from .common.run.skipped_steps import SkippedSteps
 
 _COLLAPSED = 0.05  # feature spread; healthy runs log 0.6 to 1.0
 _SOLVED = 99.5  # queue accuracy, percent

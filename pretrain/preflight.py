@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from .common import extensions
-from .common.config_io import flatten
+from .common.config import extensions
+from .common.config.yaml_io import flatten
 from .common.errors import UserError
 from .common.files import existing_file
 from .config import FREE_ON_RESUME, from_yaml_text

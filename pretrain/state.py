@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from .common import checkpoint, distributed
+from .common import distributed
 from .common.errors import UserError
+from .common.weights import checkpoint
 from .preflight import check_same_run
 from .steps import TrainState
 

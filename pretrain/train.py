@@ -18,15 +18,17 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from .common import checkpoint, distributed, interrupt
+from .common import distributed, interrupt
 from .common.device import describe
 from .common.errors import UserError
-from .common.files import sha256
-from .common.metrics import MetricsWriter
-from .common.run_folder import atomic_write, read_json, remove, setup_logging, write_environment, write_json
-from .common.skipped_steps import summary
-from .common.stage import stage
-from .common.weights_file import tensor_digest
+from .common.files import atomic_write, read_json, remove, sha256, write_json
+from .common.run.folder import setup_logging, write_environment
+from .common.run.metrics import MetricsWriter
+from .common.run.progress import Progress, reduce_metrics
+from .common.run.skipped_steps import summary
+from .common.run.stage import stage
+from .common.weights import checkpoint
+from .common.weights.file import tensor_digest
 from .config import run_folder
 from .data import datasets, view_grid
 from .data.loader import Loader, build_loader
@@ -39,7 +41,6 @@ from .preflight import refuse_edited_modules
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
-from .progress import Progress, reduce_metrics
 from .state import find_checkpoint, from_checkpoint, to_checkpoint
 from .steps import TrainState, training_step
 

@@ -10,8 +10,8 @@ from pretrain.common import interrupt
 from tools import launch
 from tools.launcher import checks
 from tools.launcher.graph import Graph
-from tools.launcher.job import run_stage
 from tools.launcher.options import Options
+from tools.launcher.rank_main import run_stage
 
 HERE = Options(cluster="local", gpus=0)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pretrain import train
-from pretrain.common import checkpoint, distributed, interrupt
+from pretrain.common import distributed, interrupt
+from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
 from tests.pretrain.images import write_folder

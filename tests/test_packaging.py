@@ -69,7 +69,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
     names = {name for folder in own for path in (ROOT / folder).rglob("*.py") for name in imported(path)}
     names -= {*sys.stdlib_module_names, *own, "detectron2"}  # make detectron2 installs that one
     extras = PROJECT["project"]["optional-dependencies"]
-    optional = {one for name in ("peers", "export", "loggers") for one in distributions(extras[name])}
+    optional = {one for name in ("peers", "export", "loggers", "heif") for one in distributions(extras[name])}
     names -= {name.replace("-", "_") for name in optional}  # only where they are asked for
     declared = distributions(PROJECT["project"]["dependencies"])
     providers = metadata.packages_distributions()

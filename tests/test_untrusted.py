@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run_folder import setup_logging
+from pretrain.common.run.folder import setup_logging
 from pretrain.config import load_config
 from tests.pretrain.runs import overrides
 from tests.tools.reporting.runs import detector, write

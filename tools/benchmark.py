@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.run_folder import check_writable, write_json
+from pretrain.common.files import check_writable, write_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 
 from pretrain.common.errors import run_command_line
 from pretrain.common.files import check_name
-from transfer.convert import convert
+from transfer.weights.convert import convert
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, existing_file
-from pretrain.common.run_folder import cannot_write
+from pretrain.common.files import cannot_write, check_name, existing_file
 
 _NEEDS = {"timm": (), "transformers": ("transformers",), "onnx": ("onnxscript", "onnxruntime")}
 

@@ -28,14 +28,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain import config
-from pretrain.common import config_overrides, extensions, loggers
+from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, printable, run_command_line
+from pretrain.common.run import wandb
 from tools import convert_to_d2, report
 from tools.launcher import jobs, options, stages
 from tools.launcher.doctor import run as examine
 from tools.launcher.graph import Graph, run, show, single
 from tools.launcher.options import Options, from_arguments
-from tools.launcher.paper import write_pipeline
+from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.pipeline import load as load_pipeline
 from tools.launcher.recipes import show as show_recipes
 from tools.launcher.spec import StageSpec
@@ -46,19 +47,19 @@ from transfer import config_keys
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
-    args, overrides = parser.parse_known_args(words)
+    args, key_values = parser.parse_known_args(words)
     extensions.add(getattr(args, "extensions", []))
-    config_overrides.check_options(overrides, args.parser, args.command)
+    overrides.check_options(key_values, args.parser, args.command)
     if hasattr(args, "dry_run") and "TORCHELASTIC_RUN_ID" in os.environ:  # each rank would start a run of its own
         instead = "run it without torchrun, or run torchrun -m pretrain or torchrun transfer/train_net.py"
         raise UserError(f"launch.py starts the processes itself (--gpus N, or --tasks N on CPUs); {instead}")
-    if overrides and not args.takes_overrides:
+    if key_values and not args.takes_overrides:
         hint = "; OVERRIDES and TRANSFER_OVERRIDES in its file change keys" if args.command == "pipeline" else ""
-        raise UserError(f"{args.command} does not know {overrides[0]!r}; it accepts no KEY VALUE{hint}")
+        raise UserError(f"{args.command} does not know {key_values[0]!r}; it accepts no KEY VALUE{hint}")
     if args.command == "distributions":
         runs = list(takewhile(lambda word: not word.isupper() or Path(word).exists(), args.weights))  # up to a KEY
-        args.weights, overrides = runs, [*args.weights[len(runs) :], *overrides]
-    args.overrides = [*overrides, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]
+        args.weights, key_values = runs, [*args.weights[len(runs) :], *key_values]
+    args.overrides = [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * getattr(args, "change_recipe", False)]
     return _COMMANDS.get(args.command, stage)(args) or 0
 
 
@@ -141,15 +142,15 @@ def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argp
     return sub
 
 
-def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[config_overrides.Key]] | None = None) -> None:
+def _add_resources(sub: argparse.ArgumentParser, keys: Callable[[], list[overrides.Key]] | None = None) -> None:
     """The options of a command that starts jobs, after its own; with ``keys``, its config may be overridden."""
     _add_modes(sub)
     if keys:
-        config_overrides.add_keys(sub, keys)
+        overrides.add_keys(sub, keys)
     options.add_arguments(sub)
     if keys:
         sub.set_defaults(takes_overrides=True)
-        config_overrides.add_usage(sub)
+        overrides.add_usage(sub)
 
 
 def _add_modes(sub: argparse.ArgumentParser) -> None:
@@ -205,7 +206,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _start(what: StageSpec | Graph, options: Options, args: argparse.Namespace) -> int:
-    loggers.wanted()
+    wandb.wanted()
     graph = single(what) if isinstance(what, StageSpec) else what
     if graph.report is None:
         options = replace(options, parallel=None)  # a single stage shares nothing

@@ -25,9 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import existing_file, sha256
-from pretrain.common.lock import claim
-from pretrain.common.run_folder import cannot_write
+from pretrain.common.files import cannot_write, existing_file, sha256
+from pretrain.common.run.lock import claim
 from tools.data.boxes import read_boxes
 from tools.data.digits import write_digits
 from tools.data.people import write_people

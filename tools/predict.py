@@ -28,11 +28,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: t
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import config_overrides, extensions
-from pretrain.common.config_io import get
+from pretrain.common.config import extensions, overrides
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import check_name, existing_file
-from pretrain.common.run_folder import atomic_write, check_writable, json_text, read_json, stage_of, write_json
+from pretrain.common.files import (
+    atomic_write,
+    check_name,
+    check_writable,
+    existing_file,
+    json_text,
+    read_json,
+    write_json,
+)
+from pretrain.common.run.folder import stage_of
 from pretrain.data.folders import images_below
 from transfer import preflight
 from transfer.coco import catalog, data
@@ -70,8 +78,8 @@ def predict(
     """
     import torch
 
-    from pretrain.common.stage import explained
-    from pretrain.common.workers import ShieldedDataLoader
+    from pretrain.common.run.stage import explained
+    from pretrain.common.run.workers import ShieldedDataLoader
     from transfer.coco.visualize import draw_predictions, picture_file
     from transfer.distributed import join, reported
     from transfer.train import build
@@ -133,9 +141,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help="least score in pictures (0.5)")
     parser.add_argument("--no-pictures", action="store_true", help="write the JSON files only, which is faster")
     extensions.add_option(parser)
-    config_overrides.add_keys(parser, described_keys)
-    config_overrides.add_usage(parser)
-    args, words = config_overrides.parse(parser, argv)
+    overrides.add_keys(parser, described_keys)
+    overrides.add_usage(parser)
+    args, words = overrides.parse(parser, argv)
     images = list(takewhile(lambda word: not word.isupper() or os.path.exists(word), args.images))  # up to a KEY
     args.images, args.opts = images, args.images[len(images) :] + words
     if not 0 <= args.threshold <= 1:

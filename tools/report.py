@@ -20,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # makes the packages importable when run as a file
 
 from pretrain.common.errors import UserError, printable, run_command_line
-from pretrain.common.lock import claim
-from pretrain.common.run_folder import atomic_write, check_writable
+from pretrain.common.files import atomic_write, check_writable
+from pretrain.common.run.lock import claim
 from tools.reporting import comparison, cost, seeds
 from tools.reporting.document import Report, render_markdown
 from tools.reporting.figures import draw_figures

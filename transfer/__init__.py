@@ -1,6 +1,6 @@
 """Fine-tuning of detectors on COCO from a pretrained backbone, on Detectron2 or on torchvision's detectors.
 
-Modules that the user imports (`pretrain.common.extensions`) register here what a training uses:
+Modules that the user imports (`pretrain.common.config.extensions`) register here what a training uses:
 
 - `MAPPERS`: the value of INPUT.MAPPER -> function of (config, is_train) that returns what maps a record of the data set
   to the model's input, as Detectron2's DatasetMapper does, for the Detectron2 engine. It draws from NumPy's global

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from pretrain.common import checkpoint
 from pretrain.common.distributed import check_agreement, on_every_rank, on_first_rank
 from pretrain.common.errors import UserError
-from pretrain.common.weights_file import load_torch
+from pretrain.common.weights import checkpoint
+from pretrain.common.weights.file import load_torch
 
 from .preflight import EVALUATING
 

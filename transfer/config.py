@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config_io import flatten, merge_file, merge_overrides, parse_yaml
+from pretrain.common.config.yaml_io import flatten, merge_file, merge_overrides, parse_yaml
 from pretrain.common.errors import UserError, one_line
 
 HONORED = """

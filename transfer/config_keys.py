@@ -12,8 +12,8 @@ import re
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config_io import flatten, kind
-from pretrain.common.config_overrides import Key
+from pretrain.common.config.overrides import Key
+from pretrain.common.config.yaml_io import flatten, kind
 from pretrain.common.errors import UserError
 
 from .config import ALLOWED, OWN, REFUSED, default_config, keys

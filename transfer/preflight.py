@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common import extensions
-from pretrain.common.config_io import get
+from pretrain.common.config import extensions
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, nearest
-from pretrain.common.files import existing_file
-from pretrain.common.run_folder import check_stage_of, read_json, stage_of
+from pretrain.common.files import existing_file, read_json
+from pretrain.common.run.folder import check_stage_of, stage_of
 
 from . import HOOKS, MAPPERS
 from .coco import catalog, data

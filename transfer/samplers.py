@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
-from pretrain.common.workers import ShieldedDataLoader
+from pretrain.common.run.workers import ShieldedDataLoader
 
 
 def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:

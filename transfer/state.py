@@ -22,13 +22,14 @@ from torch import nn
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from pretrain.common import checkpoint, distributed
+from pretrain.common import distributed
 from pretrain.common.distributed import on_first_rank
 from pretrain.common.errors import UserError
-from pretrain.common.metrics import MetricsWriter
-from pretrain.common.run_folder import atomic_write, read_json, write_json
-from pretrain.common.skipped_steps import SkippedSteps
-from pretrain.common.workers import verdict
+from pretrain.common.files import atomic_write, read_json, write_json
+from pretrain.common.run.metrics import MetricsWriter
+from pretrain.common.run.skipped_steps import SkippedSteps
+from pretrain.common.run.workers import verdict
+from pretrain.common.weights import checkpoint
 
 from . import HOOKS, checkpoints
 from .batch_norm import pool_batch_norm

@@ -21,11 +21,12 @@ from pretrain.common import distributed
 from pretrain.common.device import describe
 from pretrain.common.distributed import AgreedStop, average_gradients, data_parallel, on_first_rank
 from pretrain.common.errors import UserError, one_line
+from pretrain.common.files import atomic_write, remove
 from pretrain.common.interrupt import Stopped
-from pretrain.common.resnet_names import from_c4
-from pretrain.common.run_folder import atomic_write, remove, setup_logging, write_environment
-from pretrain.common.skipped_steps import summary
-from pretrain.common.weights_file import tensor_digest
+from pretrain.common.run.folder import setup_logging, write_environment
+from pretrain.common.run.skipped_steps import summary
+from pretrain.common.weights.file import tensor_digest
+from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
 from .batch_norm import precise_bn, settle_frozen_bn

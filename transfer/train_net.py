@@ -31,10 +31,13 @@ from fvcore.common.config import CfgNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
-from pretrain.common import config_overrides, extensions, interrupt, loggers
+from pretrain.common import interrupt
+from pretrain.common.config import extensions, overrides
 from pretrain.common.errors import UserError, run_command_line
+from pretrain.common.files import read_json, write_json
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run_folder import read_json, stage_of, write_json
+from pretrain.common.run import wandb
+from pretrain.common.run.folder import stage_of
 from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_parts, check_ranges, check_training, described_keys
 
@@ -61,9 +64,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     parser.add_argument("--num-gpus", type=int, default=1, help="processes; on the CPU if there is no GPU")
     extensions.add_option(parser)
-    config_overrides.add_keys(parser, described_keys)
-    config_overrides.add_usage(parser)
-    args, args.opts = config_overrides.parse(parser, argv)
+    overrides.add_keys(parser, described_keys)
+    overrides.add_usage(parser)
+    args, args.opts = overrides.parse(parser, argv)
     if args.num_gpus < 1:
         raise UserError(f"--num-gpus is {args.num_gpus}; give at least 1")
     return args
@@ -80,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     args = parse(argv)
     extensions.add(args.extensions)
-    loggers.wanted()
+    wandb.wanted()
     name, cfg = configure(args)
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
         if not args.eval_only:
@@ -191,7 +194,7 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     name, cfg = configured or configure(args)
 
     from pretrain.common.distributed import is_main, on_every_rank, on_first_rank
-    from pretrain.common.stage import leaving, stage
+    from pretrain.common.run.stage import leaving, stage
     from transfer import preflight, train
     from transfer.coco import data
     from transfer.coco.results import write_results

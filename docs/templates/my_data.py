@@ -14,7 +14,7 @@ from pretrain.data.datasets import LOADERS, ImageData
 
 
 class Squares:
-    """A source of images; `pretrain.common.image_io` has others, for files and arrays."""
+    """A source of images; `pretrain.common.images` has others, for files and arrays."""
 
     def __init__(self, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pretrain import METHODS
-from pretrain.common.limits import AT_LEAST_0
+from pretrain.common.config.limits import AT_LEAST_0
 from pretrain.methods.method import TEMPERATURE, Hyperparameter, LossOutput, Method
 from pretrain.methods.ops import check_queue_inputs, info_nce, queue_logsumexp, queue_metrics
 

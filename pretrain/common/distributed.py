@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import extensions, interrupt
-from .copies import AsyncHostCopy
+from . import interrupt
+from .async_copy import AsyncHostCopy
+from .config import extensions
 from .device import can_use_gpus
 from .errors import UserError, first_line
 

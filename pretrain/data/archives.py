@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.image_io import Array, Concatenated, Files
+from ..common.images import Array, Concatenated, Files
 from .folders import load_classes
 from .image_data import ImageData
 

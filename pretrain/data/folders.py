@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.errors import UserError, shortlist
-from ..common.image_io import SUFFIXES, Files
+from ..common.images import SUFFIXES, Files
 from .image_data import ImageData, MissingSplit
 
 _log = logging.getLogger("pretrain.data.folders")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.errors import UserError
-from ..common.image_io import Source, Subset
+from ..common.images import Source, Subset
 
 
 class MissingSplit(UserError):

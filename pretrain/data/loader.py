@@ -23,8 +23,8 @@ from torch.utils.data import Dataset
 
 from ..common import distributed, interrupt
 from ..common.errors import UserError
-from ..common.image_io import CorruptImage
-from ..common.workers import ShieldedDataLoader
+from ..common.images import CorruptImage
+from ..common.run.workers import ShieldedDataLoader
 from .datasets import ImageData
 from .recipes import Recipe
 from .views import center_view, make_views

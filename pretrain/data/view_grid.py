@@ -8,8 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ..common.image_io import CorruptImage
-from ..common.run_folder import atomic_write
+from ..common.files import atomic_write
+from ..common.images import CorruptImage
 from .datasets import ImageData
 from .loader import stream
 from .recipes import Recipe

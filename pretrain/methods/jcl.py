@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..common.limits import ABOVE_0, AT_LEAST_0, Choice
+from ..common.config.limits import ABOVE_0, AT_LEAST_0, Choice
 from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:

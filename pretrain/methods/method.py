@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..common.limits import ABOVE_0, Choice, Range
+from ..common.config.limits import ABOVE_0, Choice, Range
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..common.limits import ABOVE_0, SHARE, Choice
+from ..common.config.limits import ABOVE_0, SHARE, Choice
 from .method import KEY_TEMPERATURE, TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..common.limits import ABOVE_0, AT_LEAST_0
+from ..common.config.limits import ABOVE_0, AT_LEAST_0
 from .method import TEMPERATURE, Hyperparameter, LossOutput, Method
 
 if TYPE_CHECKING:

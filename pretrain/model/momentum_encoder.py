@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..common import distributed
-from ..common.copies import to_device
+from ..common.async_copy import to_device
 from ..common.errors import UserError
 from ..data import views
 from .dense import DenseFeatures, dense_features

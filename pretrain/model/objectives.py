@@ -16,9 +16,9 @@ from torchvision.models import ResNet
 
 from .. import methods, schedule
 from ..common import distributed
-from ..common.backbone_file import read_backbone
-from ..common.config_io import get
+from ..common.config.yaml_io import get
 from ..common.errors import UserError
+from ..common.weights.backbone import read_backbone
 from .batch_split import count_bn_groups, micro_batches
 from .dense import DenseFeatures, DenseResNet, mix_dense_loss
 from .encoder import build_encoder

@@ -25,7 +25,7 @@ from ..data import datasets, views
 from ..data.loader import build_loader
 from ..data.recipes import RECIPES
 from .features import load_frozen
-from .run import probe_run
+from .stage import probe_run
 
 
 def main(cfg: CfgNode, runs: Mapping[str, str], images: int = 32768, augmentations: int = 32) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..common.errors import UserError, figure_text
 from .features import extract, load_frozen
 from .protocol import protocol
-from .run import probe_run
+from .stage import probe_run
 
 _MAX_POINTS = 5000  # t-SNE's time grows faster than their number, and more cannot be distinguished in a picture
 

@@ -11,9 +11,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..common import backbone_file, checkpoint, distributed
+from ..common import distributed
 from ..common.distributed import AgreedStop, check_agreement, gather_objects, on_every_rank, on_first_rank
 from ..common.interrupt import Stopped
+from ..common.weights import checkpoint
+from ..common.weights.backbone import read_backbone
 from ..data import datasets, loader, views
 from ..model.encoder import build_backbone, feature_dim, pooled_features
 from ..model.momentum_encoder import autocast
@@ -45,7 +47,7 @@ def load_frozen(weights: str | Path, cfg: CfgNode, device: torch.device) -> tupl
         source = {"source": "random", "seed": cfg.SEED, "arch": cfg.MODEL.ARCH, "stem": cfg.MODEL.STEM}
     else:
         path = on_first_rank(lambda: checkpoint.resolve(weights))
-        file = on_every_rank(lambda: backbone_file.read_backbone(path, encoder=cfg.LINEAR.ENCODER))
+        file = on_every_rank(lambda: read_backbone(path, encoder=cfg.LINEAR.ENCODER))
         check_agreement(file.provenance["source_sha256"], f"the content (SHA-256) of {path}")
         backbone, source = build_backbone(file.arch, file.stem), file.provenance
         backbone.load_state_dict(file.state_dict, strict=True)

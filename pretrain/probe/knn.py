@@ -14,12 +14,12 @@ from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
 from ..common.interrupt import Stopped
-from ..common.stage import explained
+from ..common.run.stage import explained
 from ..data import datasets
 from .data import NotProbeable, ProbeData, probe_data
 from .features import Features, extract, load_frozen
 from .protocol import protocol
-from .run import probe_run
+from .stage import probe_run
 
 log = logging.getLogger(__name__)
 _USUAL_K = (10, 20, 100, 200)  # whatever PROBE.KNN_K is: papers differ in it

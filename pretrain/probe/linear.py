@@ -12,23 +12,24 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 from torchvision.models import ResNet
 
-from ..common import checkpoint, distributed, interrupt
+from ..common import distributed, interrupt
 from ..common.distributed import AgreedStop, on_first_rank
 from ..common.errors import UserError
-from ..common.metrics import MetricsWriter
-from ..common.run_folder import read_json
+from ..common.files import read_json
+from ..common.run.metrics import MetricsWriter
+from ..common.run.progress import Progress
+from ..common.weights import checkpoint
 from ..data import recipes, views
 from ..data.datasets import ImageData
 from ..data.loader import Batch, build_loader
 from ..model.encoder import feature_dim, pooled_features
 from ..model.momentum_encoder import autocast
 from ..preflight import check_divisible
-from ..progress import Progress
 from .data import ProbeData
 from .features import extract, load_frozen
 from .heads import Heads
 from .protocol import check_same_probe, linear_settings, protocol
-from .run import ProbeRun, probe_run
+from .stage import ProbeRun, probe_run
 
 Scores = dict[str, dict[str, float]]  # learning rate -> top1, top5, ...
 

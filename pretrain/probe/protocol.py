@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from ..common.config_io import flatten
+from ..common.config.yaml_io import flatten
 from ..common.errors import UserError
 from ..config import default_config
 

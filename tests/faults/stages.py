@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pretrain.common import checkpoint
-from pretrain.common.weights_file import read, tensor_digest
+from pretrain.common.weights import checkpoint
+from pretrain.common.weights.file import read, tensor_digest
 from tests.pretrain.runs import overrides
 from tests.transfer import tiny_coco
 from transfer import checkpoints

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common import checkpoint
+from pretrain.common.weights import checkpoint
 from tests.faults.commands import Commands
 from tests.faults.replay import Call, Disk, crashes, read_calls
 from tests.faults.stages import STAGES

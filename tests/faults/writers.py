@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.common import checkpoint
+from pretrain.common.weights import checkpoint
 
 
 def main(_: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ import torch
 import torchvision
 
 import pretrain
-from pretrain.common import checkpoint
+from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.probe.heads import Heads
 from pretrain.probe.linear import restored

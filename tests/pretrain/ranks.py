@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pretrain.common import distributed
-from pretrain.common.stage import leave
+from pretrain.common.run.stage import leave
 from tests import tiny
 
 # The processes are forked from one that has imported these: importing them takes seconds of CPU time per process.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.common import checkpoint
+from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.model.objectives import build_objective

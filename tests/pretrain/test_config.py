@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.config_io import flatten
-from pretrain.common.limits import Range
+from pretrain.common.config.limits import Range
+from pretrain.common.config.yaml_io import flatten
 from pretrain.config import _keys, default_config, described_keys, from_yaml_text, load_config
 from tests.errors import refused
 

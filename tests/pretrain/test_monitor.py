@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pretrain.common import skipped_steps
+from pretrain.common.run import skipped_steps
 from pretrain.monitor import CAUSES, TrainingMonitor
 from tests.errors import refused
 from tests.pretrain.runs import run

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.common import distributed
-from pretrain.progress import Progress, reduce_metrics
+from pretrain.common.run.progress import Progress, reduce_metrics
 from tests.pretrain.ranks import run_ranks
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common import checkpoint, distributed, image_io, interrupt
+from pretrain.common import distributed, interrupt
+from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.pretrain.ranks import run_ranks, start
 from tests.pretrain.runs import lines, run
@@ -39,7 +40,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     if fault == "another disk" and rank == 0:
         checkpoint.all_in = lambda folder: []
     if fault == "bad images" and rank == 1:
-        image_io.read_file = lambda path, *more: b"no image"
+        images.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pretrain import train
-from pretrain.common import checkpoint, interrupt
+from pretrain.common import interrupt
 from pretrain.common.files import sha256
+from pretrain.common.weights import checkpoint
 from pretrain.config import load_config
 from pretrain.optim import set_learning_rate
 from tests.errors import refused

@@ -6,7 +6,7 @@ import torch
 from pretrain import schedule, train
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.weights_file import tensor_digest
+from pretrain.common.weights.file import tensor_digest
 from pretrain.model import objectives
 from pretrain.state import from_checkpoint, to_checkpoint
 from tests.errors import refused

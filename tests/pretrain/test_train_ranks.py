@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pretrain import train
-from pretrain.common import checkpoint, distributed, interrupt
+from pretrain.common import distributed, interrupt
 from pretrain.common.distributed import gather_objects
+from pretrain.common.weights import checkpoint
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 from tests.pretrain.runs import assert_same_end, lines, run

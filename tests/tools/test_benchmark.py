@@ -107,7 +107,9 @@ def test_detection(folder: Path, monkeypatch: pytest.MonkeyPatch):
     real = detection._step
     monkeypatch.setattr(detection, "_step", lambda model, *args: models.append(model) or real(model, *args))
     monkeypatch.setattr(detection, "time_rounds", times)
-    monkeypatch.setattr(detection, "measure_peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0)
+    monkeypatch.setattr(
+        detection, "measure_peak_mib", lambda form, device: 3.0 if form is steps["torchvision"] else 4.0
+    )
     (folder / "tiny.yaml").write_text(tiny_coco.config(folder, "unused", MODEL__MASK_ON=True).dump())
     written = numbers("detection", "--config-file", "tiny.yaml", "--images", "1", "--side", "64")
     assert written["torchvision"] == {"wall_seconds": 3.0, "cpu_seconds": 1.0, "peak_mib": 3.0}

@@ -20,7 +20,7 @@ from torchvision.transforms import functional
 
 from pretrain.common.errors import UserError
 from pretrain.common.files import sha256
-from pretrain.common.resnet_names import DEPTHS, names, to_transformers
+from pretrain.common.weights.resnet_names import DEPTHS, names, to_transformers
 from pretrain.config import load_config
 from pretrain.model.encoder import build_backbone
 from tests.resnets import caffe2, moco, resnet_state

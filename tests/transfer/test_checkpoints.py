@@ -12,7 +12,7 @@ import torch
 
 import transfer.state
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from pretrain.common.files import read_json
 from tests.transfer.test_train_net import work
 from transfer import checkpoints
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.config_io import flatten
+from pretrain.common.config.yaml_io import flatten
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import config, config_keys

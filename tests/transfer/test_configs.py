@@ -94,7 +94,7 @@ def test_detectron2s_default_trainer_trains_it(tmp_path: Path, monkeypatch: pyte
     from detectron2.engine import DefaultTrainer
 
     from tests.resnets import resnet_state
-    from transfer.convert import convert
+    from transfer.weights.convert import convert
 
     torch.save(resnet_state(head=False), tmp_path / "s.pth")
     convert(tmp_path / "s.pth", tmp_path / "w.pkl")

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.common.backbone_file import read_backbone
 from pretrain.common.files import sha256
-from pretrain.common.lock import claim
+from pretrain.common.run.lock import claim
+from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
 from tests.transfer import tiny_coco
 from tools import convert_to_d2, launch
 from tools.launcher import stages
-from transfer.convert import convert
+from transfer.weights.convert import convert
 from transfer.weights.load import check_config, read_weights
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common import extensions
+from pretrain.common.config import extensions
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import HOOKS, MAPPERS, preflight, train_net

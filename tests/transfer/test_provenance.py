@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pretrain.common.backbone_file import read_backbone
+from pretrain.common.weights.backbone import read_backbone
 from tests.pretrain.runs import run
 from tests.transfer import tiny_coco
 from tools import report
 from tools.reporting.document import render_markdown
 from transfer import train_net
-from transfer.convert import convert
+from transfer.weights.convert import convert
 from transfer.weights.load import read_weights
 
 

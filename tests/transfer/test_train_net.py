@@ -13,13 +13,13 @@ import torch
 import yaml
 
 from pretrain.common import interrupt
-from pretrain.common.lock import claim
+from pretrain.common.run.lock import claim
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from transfer import train_net
-from transfer.convert import convert
 from transfer.preflight import check_output_dir, recorded_classes
+from transfer.weights.convert import convert
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 

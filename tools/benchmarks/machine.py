@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.run_folder import git_state
+from pretrain.common.run.folder import git_state
 
 
 def describe_environment(packages: list[str], threads: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_image
 from tabulate import tabulate
 from torchvision import transforms
 
-from pretrain.common.image_io import decode
+from pretrain.common.images import decode
 from pretrain.data.loader import stream
 from pretrain.data.recipes import RECIPES
 from pretrain.data.views import make_views

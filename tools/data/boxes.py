@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 
 import yaml
 
-from pretrain.common.config_io import load_yaml
+from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, one_line, shortlist
-from pretrain.common.image_io import open_upright
+from pretrain.common.images import open_upright
 from pretrain.data.folders import images_below
 from transfer.coco.check import upright_size
 

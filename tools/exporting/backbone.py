@@ -23,14 +23,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from pretrain.common.config_io import parse_yaml
+from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.resnet_names import DEPTHS, is_bottleneck, to_detectron2, to_transformers
-from pretrain.common.run_folder import json_text, replacing
+from pretrain.common.files import json_text, replacing
+from pretrain.common.weights.resnet_names import DEPTHS, is_bottleneck, to_detectron2, to_transformers
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
 from pretrain.probe.protocol import evaluation_size
-from transfer.convert import open_source, read_source
+from transfer.weights.convert import open_source, read_source
 from transfer.weights.verify import compare
 
 from . import card

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import check_free, check_stage_of, read_json
+from pretrain.common.files import read_json
+from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.config import from_yaml_text
 from pretrain.preflight import check_divisible, check_same_run, refuse_missing_data
 from transfer.config import load_config, scale_to_world

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from pretrain.common.errors import first_line
-from pretrain.common.run_folder import usable_cores
+from pretrain.common.run.folder import usable_cores
 from pretrain.data import datasets
 
 from .spec import ROOT

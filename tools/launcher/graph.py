@@ -13,15 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import extensions, interrupt
+from pretrain.common import interrupt
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
-from pretrain.common.run_folder import read_json, write_json
+from pretrain.common.files import read_json, write_json
+from pretrain.common.run.lock import claim
 
 from . import checks, slurm
+from .local_graph import Interrupted, LocalRun, short
 from .options import Options, from_record
 from .records import new_log_folder
-from .run import Interrupted, LocalRun, short
 from .spec import StageSpec, content_of, read_record
 from .submit import preview, snapshot, submit
 

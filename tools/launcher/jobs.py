@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, printable
-from pretrain.common.lock import holder
-from pretrain.common.run_folder import read_json
+from pretrain.common.files import read_json
+from pretrain.common.run.lock import holder
 
-from . import local, slurm
+from . import local_job, slurm
 from .records import attempts, launch_files
 
 
@@ -36,7 +36,7 @@ def job_states(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         known[job.get("slurm_cluster", "")][job["id"], job["name"]] if job["cluster"] == "slurm"
         else "UNKNOWN" if job["host"] != socket.gethostname()
-        else "RUNNING" if local.is_running(job) else "ENDED"
+        else "RUNNING" if local_job.is_running(job) else "ENDED"
         for job in jobs
     ]  # fmt: skip
 
@@ -93,7 +93,7 @@ def cancel(folder: Path, now: bool = False) -> None:
         if state.split()[0] not in ("PENDING", "RUNNING"):
             continue
         try:
-            slurm.cancel(job, now) if job["cluster"] == "slurm" else local.stop(stage, job, now)
+            slurm.cancel(job, now) if job["cluster"] == "slurm" else local_job.stop(stage, job, now)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -126,7 +126,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     job = read_json(file)["jobs"][-1]
     moved = file.parent / Path(job["logs"]).name  # with the run folder; an array's logs lie elsewhere
     logs = moved if moved.is_dir() else Path(job["logs"])
-    paths = local.log_paths(logs, rank)
+    paths = local_job.log_paths(logs, rank)
     if job["cluster"] == "slurm":
         paths = [logs / f"{job['id']}_{rank}_log.{kind}" for kind in ("out", "err")]
     if not follow and not any(path.exists() for path in paths):
@@ -134,7 +134,7 @@ def print_logs(folder: Path, rank: int, follow: bool) -> None:
     command = ["tail", "-q", "-n", "+1", *["-F"] * follow, "--", *map(str, paths)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as tail:
         for line in tail.stdout or ():
-            print(local.shown(line.rstrip("\n")), flush=True)
+            print(local_job.shown(line.rstrip("\n")), flush=True)
     failure = next(iter(attempts(folder, job)[-1:]), {}).get("failure", {})
     if failure.get("user_error"):  # its one line is in no rank's output
         print(printable(f"error: {failure['error']}"), file=sys.stderr)

@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.config_io import parse_yaml
+from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError, nearest, one_line
 from pretrain.common.files import existing_file
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pretrain.common.config_io import ConfigFile
+from pretrain.common.config.yaml_io import ConfigFile
 from pretrain.common.errors import UserError
 
 from .spec import ROOT

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import ProcessLost, UserError
-from pretrain.common.run_folder import git_state, write_json
+from pretrain.common.files import write_json
+from pretrain.common.run.folder import git_state
 
 from .options import Options
 from .spec import StageSpec, read_record

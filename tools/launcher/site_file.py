@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.common.config_io import load_yaml
+from pretrain.common.config.yaml_io import load_yaml
 from pretrain.common.errors import UserError, nearest, one_line
 from pretrain.common.files import existing_file
 

@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from pretrain import config as pretraining
-from pretrain.common import run_folder
-from pretrain.common.config_io import flatten
+from pretrain.common.config.yaml_io import flatten
 from pretrain.common.errors import UserError
-from pretrain.common.files import check_name, empty_or_text, sha256
+from pretrain.common.files import check_name, empty_or_text, read_json, sha256, write_json
+from pretrain.common.run.folder import stage_of
 from transfer import config as fine_tuning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ class StageSpec:
         path = Path(self.folder) / "launch" / "complete.json"
         for unfinished in path.parent.glob(f".{path.name}.*.tmp*"):  # by one that was killed
             unfinished.unlink(missing_ok=True)
-        run_folder.write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
+        write_json(path, {"fingerprint": self.fingerprint(), "work": self.work})
 
     def is_complete(self) -> bool:
         """True if exactly this work was completed here, with the present checkpoint, and its product still exists."""
@@ -220,7 +220,7 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
 
     True where the folder is not that of a pretraining.
     """
-    if run_folder.stage_of(pretraining) != "pretrain":
+    if stage_of(pretraining) != "pretrain":
         return True
     final = read_record(pretraining / "results.json").get("checkpoint_sha256", "none")
     text = json.dumps(results)
@@ -230,7 +230,7 @@ def is_made_from(results: dict[str, Any], pretraining: Path) -> bool:
 def read_record(path: Path) -> dict[str, Any]:
     """The JSON object in a file of the launcher, or {} if it is missing or damaged: it must not stop a job."""
     try:
-        return run_folder.read_json(path)
+        return read_json(path)
     except UserError:
         return {}
 
@@ -241,7 +241,7 @@ def content_of(weights: str) -> str:
     if os.path.isdir(path):  # pathlib's raise where the name is too long
         checkpoints = [*path.glob("checkpoint_*.pth"), *path.glob("model_*.pth")]
         if len(checkpoints) > 1:  # which is the newest good one is in the files; reading them takes torch
-            from transfer.convert import open_source
+            from transfer.weights.convert import open_source
 
             checkpoints = [open_source(path, warn=lambda _: None).path]
         path = checkpoints[0] if checkpoints else path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain import config as pretraining
-from pretrain.common.config_io import merge_file, merge_overrides
+from pretrain.common.config.yaml_io import merge_file, merge_overrides
 from pretrain.common.errors import UserError, nearest
 from transfer import config as fine_tuning
 from transfer import train_net

@@ -12,12 +12,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common import metrics
 from pretrain.common.errors import UserError, printable
-from pretrain.common.lock import holder
-from pretrain.common.run_folder import FAILED, read_json, stage_of
+from pretrain.common.files import read_json
+from pretrain.common.run import metrics
+from pretrain.common.run.folder import FAILED, stage_of
+from pretrain.common.run.lock import holder
 
-from . import local
+from . import local_job
 from .jobs import is_finished, job_states, silent_end, why_unknown
 from .records import attempts, files_below, launch_files
 
@@ -110,7 +111,7 @@ def _of_job(folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
     elif state == "PENDING":
         reason = detail.strip("()") or reason
     elif state != "RUNNING":
-        state, reason = _outcome(state, is_complete, last, local.ended_by(folder, Path(job["logs"])), folder)
+        state, reason = _outcome(state, is_complete, last, local_job.ended_by(folder, Path(job["logs"])), folder)
         tries[-1:] = [{**last, "state": state}] if last else []
     return {
         "stage": record["spec"]["stage"], "job": job, "state": state.lower(), "reason": reason, "attempts": tries,

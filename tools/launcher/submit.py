@@ -19,16 +19,18 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 from submitit.slurm.slurm import _make_sbatch_string
 
-from pretrain.common import extensions, loggers
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run_folder import atomic_write, cannot_write, git_state, make_folder
+from pretrain.common.files import atomic_write, cannot_write, make_folder
+from pretrain.common.run import wandb
+from pretrain.common.run.folder import git_state
 
-from .job import SlurmJob
 from .options import SET_BY_LAUNCHER, Options, asks_for_gpus, visible_gpus
+from .rank_main import SlurmJob
 from .records import new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
-_OWN_VARIABLES = (extensions.VARIABLE, loggers.VARIABLE)
+_OWN_VARIABLES = (extensions.VARIABLE, wandb.VARIABLE)
 _CODE = ("pretrain", "transfer", "tools", "configs")
 # Options whose SBATCH_ variable has another name.
 _VARIABLES = {"time": "timelimit", "array": "array-inx", "switches": "req-switch", "cpu-freq": "cpu-freq-req"}

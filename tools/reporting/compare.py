@@ -10,11 +10,10 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pretrain.common.config_io import flatten, parse_yaml
+from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file
-from pretrain.common.metrics import read_metrics
-from pretrain.common.run_folder import read_json
+from pretrain.common.files import existing_file, read_json
+from pretrain.common.run.metrics import read_metrics
 
 from .files import shorten_names
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from pretrain.common.config_io import flatten
-from pretrain.common.metrics import read_metrics
+from pretrain.common.config.yaml_io import flatten
+from pretrain.common.run.metrics import read_metrics
 
 from .document import Table
 from .files import Run, shorten_names

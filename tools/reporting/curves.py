@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.metrics import read_metrics
+from pretrain.common.run.metrics import read_metrics
 
 from .document import Report
 from .files import Plan, shorten_names

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from pretrain.common.files import read_json
 
 from .document import Figure
 from .files import Collection

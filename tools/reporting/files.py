@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.config_io import parse_yaml
+from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import read_json
+from pretrain.common.files import read_json
 from tools.launcher.records import files_below
 from tools.launcher.spec import read_record
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from pretrain import config as pretraining
-from pretrain.common.config_io import flatten, merge_file
+from pretrain.common.config.yaml_io import flatten, merge_file
 from pretrain.probe.protocol import protocol
 from tools.launcher.spec import ROOT
 from transfer.config import OWN, keys, load_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pretrain.common.config_io import flatten, parse_yaml
+from pretrain.common.config.yaml_io import flatten, parse_yaml
 from transfer.config import FREE_ANYWHERE, OWN, keys
 
 from .files import Run

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pretrain.common import extensions
+from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, nearest, one_line
-from pretrain.common.run_folder import atomic_write, json_text
+from pretrain.common.files import atomic_write, json_text
 
 OTHER_EVALUATORS = ("pascal_voc", "lvis")
 

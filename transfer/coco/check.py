@@ -16,7 +16,7 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from pretrain.common.errors import one_line
-from pretrain.common.image_io import CorruptImage, open_upright
+from pretrain.common.images import CorruptImage, open_upright
 
 from .masks import are_numbers, mask_problem, outlines
 

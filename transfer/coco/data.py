@@ -20,10 +20,9 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config_io import get
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, nearest, shortlist
-from pretrain.common.files import existing_file
-from pretrain.common.run_folder import atomic_write, read_json
+from pretrain.common.files import atomic_write, existing_file, read_json
 
 from ..config import classes_key
 from . import catalog
@@ -258,10 +257,11 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tup
             'category "flip": [["LEFT", "RIGHT"], ...], or set INPUT.RANDOM_FLIP none'
         )
     objects = [record for record in content["annotations"] if not record["iscrowd"]]
-    notes = [] if objects else ["it has no objects but crowds (iscrowd 1): nothing can be scored"]
+    notes = [] if objects else ["it has no objects, or only crowds (iscrowd 1): nothing can be scored"]
     if name in cfg.DATASETS.TRAIN:
         if not objects and cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-            raise UserError(f"{where} has no objects but crowds (iscrowd 1), which are not trained on; set iscrowd 0")
+            crowds = " but crowds (iscrowd 1), which are not trained on; set iscrowd 0"
+            raise UserError(f"{where} has no objects{crowds if content['annotations'] else ': annotate its images'}")
         least = keypoints and model.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE
         if least and not any(visible > 0 for record in objects for visible in record["keypoints"][2::3]):
             raise UserError(f"{where}: no keypoint is labeled; give those that are a visibility of 1 or 2")

@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tabulate import tabulate
 
-from pretrain.common.run_folder import atomic_write, json_text, write_json
+from pretrain.common.files import atomic_write, json_text, write_json
 
 from .data import folder_name, read, resolve
 from .visualize import draw

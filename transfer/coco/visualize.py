@@ -18,8 +18,8 @@ from pycocotools import mask as coco_mask
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import draw_bounding_boxes, draw_keypoints, draw_segmentation_masks
 
-from pretrain.common.image_io import open_upright
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.files import atomic_write
+from pretrain.common.images import open_upright
 
 from .masks import outlines
 

@@ -15,7 +15,7 @@ from detectron2.utils import comm
 from fvcore.common.config import CfgNode
 
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.image_io import open_upright
+from pretrain.common.images import open_upright
 
 from .. import MAPPERS
 from ..coco.data import find, read, resolve

@@ -11,7 +11,7 @@ from fvcore.nn import weight_init
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from pretrain.common.resnet_names import names
+from pretrain.common.weights.resnet_names import names
 
 from .layers import Conv2d, Norm, freeze
 

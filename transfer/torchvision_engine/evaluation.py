@@ -12,7 +12,7 @@ from fvcore.common.config import CfgNode
 from pycocotools import mask as coco_mask
 from torch import Tensor
 
-from pretrain.common.copies import to_device
+from pretrain.common.async_copy import to_device
 from pretrain.common.distributed import is_main, rank_slice
 
 from ..coco.results import Metrics, score

@@ -19,7 +19,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from pretrain.common.errors import UserError
-from pretrain.common.image_io import open_upright
+from pretrain.common.images import open_upright
 
 
 class Resize(Transform):

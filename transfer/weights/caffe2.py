@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from pretrain.common.resnet_names import names
-from pretrain.common.weights_file import COUNTER, MSRA_KEYS, WeightsFile
+from pretrain.common.weights.file import COUNTER, MSRA_KEYS, WeightsFile
+from pretrain.common.weights.resnet_names import names
 
 _BRANCHES = {"shortcut": "branch1", "conv1": "branch2a", "conv2": "branch2b", "conv3": "branch2c"}
 _NORM = {

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pretrain.common.errors import UserError, one_line
 from pretrain.common.files import existing_file
-from pretrain.common.run_folder import stage_of
+from pretrain.common.run.folder import stage_of
 
 DETECTRON2 = "https://dl.fbaipublicfiles.com/detectron2/"  # what detectron2:// stands for
 

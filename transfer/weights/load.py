@@ -19,13 +19,12 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from pretrain.common.backbone_file import infer_arch
-from pretrain.common.config_io import get
+from pretrain.common.config.yaml_io import get
 from pretrain.common.errors import UserError, shortlist
-from pretrain.common.files import sha256
-from pretrain.common.resnet_names import PREFIX, from_c4, to_torchvision
-from pretrain.common.run_folder import read_json
-from pretrain.common.weights_file import COUNTER, Damaged, check_values, read_weights_file
+from pretrain.common.files import read_json, sha256
+from pretrain.common.weights.backbone import infer_arch
+from pretrain.common.weights.file import COUNTER, Damaged, check_values, read_weights_file
+from pretrain.common.weights.resnet_names import PREFIX, from_c4, to_torchvision
 
 from ..config import load_config
 from .caffe2 import from_caffe2

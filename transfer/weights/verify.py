@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torchvision.models._utils import IntermediateLayerGetter
 from torchvision.models.resnet import Bottleneck
 
-from pretrain.common.backbone_file import BackboneFile
 from pretrain.common.errors import UserError
-from pretrain.common.resnet_names import DEPTHS, PREFIX, is_bottleneck, to_detectron2
+from pretrain.common.weights.backbone import BackboneFile
+from pretrain.common.weights.resnet_names import DEPTHS, PREFIX, is_bottleneck, to_detectron2
 
 STAGES: tuple[str, ...] = ("res2", "res3", "res4", "res5")
 TOLERANCE = 1e-4  # of the largest absolute value of a stage

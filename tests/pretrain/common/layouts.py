@@ -15,7 +15,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from pretrain.common.resnet_names import to_detectron2, to_transformers
+from pretrain.common.weights.resnet_names import to_detectron2, to_transformers
 
 State = dict[str, Tensor]
 HEAD = torch.zeros(2, 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretrain.common.backbone_file import read_backbone
+from pretrain.common.weights.backbone import read_backbone
 from tests.errors import refused
 from tests.resnets import moco, resnet_state
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pretrain.common import checkpoint
+from pretrain.common.weights import checkpoint
 from tests.errors import refused
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pretrain.common.config_io import get, load_yaml, merge_file, merge_overrides
+from pretrain.common.config.yaml_io import get, load_yaml, merge_file, merge_overrides
 from pretrain.config import default_config, from_yaml_text
 from tests.errors import refused
 from transfer import config as fine_tuning

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from pretrain.common import config_overrides
-from pretrain.common.config_overrides import Key
+from pretrain.common.config import overrides
+from pretrain.common.config.overrides import Key
 from pretrain.common.errors import UserError
 
 KEYS = [Key("SOLVER.BASE_LR", 0.03, "at least 0", "learning rate"), Key("DATA.TRAIN", "", "a string", "")]
@@ -17,24 +17,24 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="train")
     made.add_argument("--config-file", required=True)
     made.add_argument("--resume", action="store_true")
-    config_overrides.add_keys(made, lambda: KEYS)
-    config_overrides.add_usage(made)
+    overrides.add_keys(made, lambda: KEYS)
+    overrides.add_usage(made)
     return made
 
 
 def test_options_may_follow_key_value() -> None:
     words = ["SEED", "-1", "--config-file", "a.yaml", "SOLVER.BASE_LR", "1e-3", "--resume"]
-    args, overrides = config_overrides.parse(parser(), words)
+    args, key_values = overrides.parse(parser(), words)
     assert (args.config_file, args.resume) == ("a.yaml", True)
-    assert overrides == ["SEED", "-1", "SOLVER.BASE_LR", "1e-3"]
+    assert key_values == ["SEED", "-1", "SOLVER.BASE_LR", "1e-3"]
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named() -> None:
     with pytest.raises(UserError, match="train does not know '--confg-file=x'; did you mean '--config-file'"):
-        config_overrides.parse(parser(), ["--config-file", "a.yaml", "SEED", "1", "--confg-file=x"])
+        overrides.parse(parser(), ["--config-file", "a.yaml", "SEED", "1", "--confg-file=x"])
 
 
 @pytest.mark.parametrize("word", ["--base-lr", "--base_lr=0.1"])
 def test_an_option_that_is_a_key_names_the_key(word: str) -> None:
     with pytest.raises(UserError, match=f"does not know '{word}'; keys have no dashes: SOLVER.BASE_LR VALUE"):
-        config_overrides.parse(parser(), ["--config-file", "a.yaml", word])
+        overrides.parse(parser(), ["--config-file", "a.yaml", word])

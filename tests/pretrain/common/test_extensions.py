@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pretrain import train
-from pretrain.common import extensions
+from pretrain.common.config import extensions
 from pretrain.config import load_config
 from pretrain.methods import METHODS
 from pretrain.preflight import check_same_run

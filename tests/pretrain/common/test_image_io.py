@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.common import image_io
+from pretrain.common import images
 from pretrain.common.errors import UserError
-from pretrain.common.image_io import CorruptImage, Files, decode
+from pretrain.common.images import CorruptImage, Files, decode
 from tests.pretrain.images import encoded, picture
 
 RGB = picture()
@@ -67,7 +67,7 @@ def test_values_without_a_known_range_are_refused(tmp_path: Path, kind: str, cha
     """Clipped to 8 bits, floating-point numbers from 0 to 1 would be black, and large integers white."""
     path = tmp_path / "a.tif"
     path.write_bytes(of_values((np.ones((40, 56, channels)) * 100).astype(kind), ".tif"))
-    for read in (lambda: decode(path.read_bytes(), str(path)), lambda: image_io.open_upright(str(path))):
+    for read in (lambda: decode(path.read_bytes(), str(path)), lambda: images.open_upright(str(path))):
         with pytest.raises(CorruptImage, match=r"a\.tif: .*8 (and|or) 16 bits"):
             read()
 
@@ -89,7 +89,7 @@ def test_12_bits_that_the_header_states_are_scaled(tmp_path: Path, form: str):
     header = b"%s\n56 40\n4095\n" % (b"P6" if form == "PPM" else b"P5")
     data = packed_tiff(values) if form == "TIFF" else header + shown.astype(">u2").tobytes()
     (tmp_path / "a").write_bytes(data)
-    for got in (decode(data, "x"), image_io.open_upright(f"{tmp_path}/a").convert("RGB")):
+    for got in (decode(data, "x"), images.open_upright(f"{tmp_path}/a").convert("RGB")):
         assert np.abs(np.asarray(got)[..., 1] - values / 4095 * 255).max() <= 1
 
 
@@ -97,16 +97,16 @@ def test_12_bits_that_the_header_states_are_scaled(tmp_path: Path, form: str):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_16_bit_files_of_fewer_bits_are_named_once(tmp_path: Path, monkeypatch, suffix: str, channels: int):
     lines: list[str] = []
-    monkeypatch.setattr(logging.getLogger("pretrain.common.image_io"), "warning", lines.append)
+    monkeypatch.setattr(logging.getLogger("pretrain.common.images"), "warning", lines.append)
     values = np.linspace(0, 4000, 40 * 56 * channels).reshape(40, 56, channels).astype(np.uint16)
     data, path = of_values(values, suffix), tmp_path / f"b{suffix}"
     path.write_bytes(data)
     decode(of_values(values * 16, suffix), "full")
     decode(of_values((values // 256).astype(np.uint8), suffix), "8 bits")
     assert not lines
-    for read in (lambda: decode(data, path.name), lambda: image_io.open_upright(str(path))):
+    for read in (lambda: decode(data, path.name), lambda: images.open_upright(str(path))):
         lines.clear()
-        monkeypatch.setattr(image_io, "_dark", [])
+        monkeypatch.setattr(images, "_dark", [])
         read()
         read()
         assert len(lines) == 1 and path.name in lines[0] and re.search("is 1[56] of 255", lines[0])
@@ -144,7 +144,7 @@ def test_truncated_files_are_corrupt(form: str, share: float):
 
 
 def test_pillow_reads_what_opencv_cannot(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: None)
+    monkeypatch.setattr(images.cv2, "imdecode", lambda *_: None)
     np.testing.assert_array_equal(decode(encoded(PIL_RGB, "PNG"), "x"), RGB)
     deep = np.linspace(0, 65535, 40 * 56).reshape(40, 56).astype(np.uint16)
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(deep), "PNG"), "x")[..., 1], deep >> 8)
@@ -155,10 +155,10 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
     (tmp_path / "a.png").write_bytes(encoded(PIL_RGB, "PNG"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 3 - 1)
     np.testing.assert_array_equal(Files(tmp_path, ["a.png"]).read(0), RGB)
-    monkeypatch.setattr(image_io.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
-    monkeypatch.setattr(image_io, "upright", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(images.cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr(images, "upright", lambda *_: pytest.fail("decoded"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", RGB.size // 6 - 1)
-    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: image_io.open_upright(f"{tmp_path}/a.png")):
+    for read in (lambda: Files(tmp_path, ["a.png"]).read(0), lambda: images.open_upright(f"{tmp_path}/a.png")):
         with pytest.raises(
             CorruptImage, match=r"a\.png: .* exceeds limit of 2238 pixels; cut it into tiles, or shrink it$"
         ):
@@ -168,9 +168,9 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(tmp_path: Path, mon
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
 def test_a_disk_that_fails_is_tried_again_and_is_no_corrupt_image(monkeypatch: pytest.MonkeyPatch, number: int):
     failure = OSError(number, os.strerror(number))
-    monkeypatch.setattr(image_io, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(images, "_RETRY_AFTER_S", 0.0)
     monkeypatch.setattr(Path, "read_bytes", mock.Mock(side_effect=[failure, b"data", failure, failure]))
-    assert image_io.read_file("a.png") == b"data"
+    assert images.read_file("a.png") == b"data"
     with pytest.raises(UserError, match=f"a.png: {os.strerror(number)}, twice") as caught:
-        image_io.read_file("a.png")
+        images.read_file("a.png")
     assert not isinstance(caught.value, CorruptImage)

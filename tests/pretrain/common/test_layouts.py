@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain.common.backbone_file import extract_backbone, read_backbone
-from pretrain.common.weights_file import read_weights_file
+from pretrain.common.weights.backbone import extract_backbone, read_backbone
+from pretrain.common.weights.file import read_weights_file
 from tests.errors import refused
 from tests.pretrain.common.layouts import HEAD, LAYOUTS, cifar, heads, lightning, resnet, sequential, under
 

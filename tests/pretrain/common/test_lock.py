@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from pretrain.common import lock
 from pretrain.common.errors import UserError
+from pretrain.common.run import lock
 from tests.errors import refused
 
 _HOLD = """
 import sys, time
-from pretrain.common.lock import claim
+from pretrain.common.run.lock import claim
 with claim(sys.argv[1], "pretraining"):
     print("held", flush=True)
     time.sleep(60)

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from pretrain.common import loggers
-from pretrain.common.metrics import MetricsWriter, drop_metrics, read_metrics
+from pretrain.common.run import wandb
+from pretrain.common.run.metrics import MetricsWriter, drop_metrics, read_metrics
 from tests.errors import refused
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+def wandb_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: the extra loggers")
-    monkeypatch.setenv(loggers.VARIABLE, "wandb")
+    monkeypatch.setenv(wandb.VARIABLE, "wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
 
 
-def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb: None, tmp_path: Path) -> None:
+def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb_offline: None, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "jcl"
     folder.mkdir(parents=True)
     for first in (0, 40):
@@ -27,14 +27,14 @@ def test_a_resumed_run_is_continued_and_a_new_start_is_a_new_run(wandb: None, tm
         writer.write(first, {"loss": 1.0})
         writer.close()
     files = tmp_path.rglob("run-*.wandb")
-    name = f"run-{(folder / loggers.RECORD).read_text()}.wandb"
+    name = f"run-{(folder / wandb.RECORD).read_text()}.wandb"
     # Beside the run folder: wandb sends the events in it, and would send its own copies again.
     assert [(file.parents[2], file.name) for file in files] == [(folder.parent, name)] * 2
     drop_metrics(folder, 0)
-    assert not (folder / loggers.RECORD).exists()
+    assert not (folder / wandb.RECORD).exists()
 
 
-def test_what_fails_costs_one_warning(wandb: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_what_fails_costs_one_warning(wandb_offline: None, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     def fail(**_options: Any) -> None:
         raise ConnectionError("unreachable")
 
@@ -48,6 +48,6 @@ def test_what_fails_costs_one_warning(wandb: None, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("value", "names"), [("wandbb", "'wandbb'"), ("wandb", "pip install wandb")])
 def test_a_name_that_cannot_log_is_refused(value: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(loggers.VARIABLE, value)
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
-    refused(loggers.wanted, names)
+    monkeypatch.setenv(wandb.VARIABLE, value)
+    monkeypatch.setattr(wandb.importlib.util, "find_spec", lambda name: None)
+    refused(wandb.wanted, names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pretrain.common.metrics import drop_metrics
+from pretrain.common.run.metrics import drop_metrics
 
 
 def test_damaged_lines_of_metrics_are_dropped_and_the_others_kept(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torchvision
 
-from pretrain.common.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
+from pretrain.common.weights.resnet_names import is_bottleneck, names, to_detectron2, to_torchvision
 from transfer.weights.verify import STAGES
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101")

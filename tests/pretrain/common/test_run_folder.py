@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common.run_folder import check_stage_of, write_environment
+from pretrain.common.run.folder import check_stage_of, write_environment
 from tests.errors import refused
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pretrain.common.distributed import join
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.stage import explained, leaving, stage
+from pretrain.common.run.stage import explained, leaving, stage
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 
@@ -80,7 +80,7 @@ def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(stage: str, 
 HANGING = """
 import time, torch.distributed as dist
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.stage import leaving
+from pretrain.common.run.stage import leaving
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.get_backend = lambda: "nccl"
 dist.destroy_process_group = dist.distributed_c10d._abort_process_group = lambda: time.sleep(3600)

@@ -17,11 +17,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pretrain.common import weights_file
 from pretrain.common.errors import UserError
-from pretrain.common.files import sha256
-from pretrain.common.run_folder import write_json
-from pretrain.common.weights_file import Damaged, check_values, read, read_weights_file
+from pretrain.common.files import sha256, write_json
+from pretrain.common.weights import file
+from pretrain.common.weights.file import Damaged, check_values, read, read_weights_file
 from tests.errors import refused
 
 WEIGHTS = {"conv1.weight": torch.arange(6.0).reshape(2, 3), "bn1.bias": torch.ones(2)}
@@ -189,7 +188,7 @@ def test_a_failing_disk_or_memory_is_not_damage(
 
     path = tmp_path / f"w{suffix}"
     path.write_bytes(pickle.dumps({"a": 1}))
-    monkeypatch.setattr(weights_file, "load_torch", fail)
+    monkeypatch.setattr(file, "load_torch", fail)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(UserError, match=r"Input/output error|not enough memory") as caught:
         read(path)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common import image_io, workers
+from pretrain.common import images
 from pretrain.common.errors import UserError
+from pretrain.common.run import workers
 from pretrain.data import recipes, views
 from pretrain.data.datasets import ImageData, load
 from pretrain.data.loader import Batch, Loader, eval_batches
@@ -203,9 +204,9 @@ def test_a_signal_to_the_whole_job_leaves_workers_alive(data: ImageData, monkeyp
 @pytest.mark.parametrize("seconds", [3, 120])
 def test_a_hanging_read_ends_the_run(data: ImageData, monkeypatch: pytest.MonkeyPatch, seconds: int):
     """A shorter one costs its time alone: a job that was suspended goes on."""
-    plain, real = list(epoch(make(data), 0)), image_io.read_file
+    plain, real = list(epoch(make(data), 0)), images.read_file
     slow = data.image_name(int(plain[1].index_N[2]))
-    monkeypatch.setattr(image_io, "read_file", lambda path: time.sleep(seconds * (path == slow)) or real(path))
+    monkeypatch.setattr(images, "read_file", lambda path: time.sleep(seconds * (path == slow)) or real(path))
     monkeypatch.setattr(workers, "TIMEOUT_S", 2)
     monkeypatch.setattr(workers, "TIMEOUTS", 2)
     before, began = set(multiprocessing.active_children()), time.monotonic()
@@ -225,7 +226,7 @@ def test_a_failing_disk_is_never_skipped(data: ImageData, monkeypatch: pytest.Mo
     def fail(path: str) -> bytes:
         raise UserError(f"cannot read image {path}: Input/output error, twice; check the disk or the file server")
 
-    monkeypatch.setattr(image_io, "read_file", fail)
+    monkeypatch.setattr(images, "read_file", fail)
     for batches in (
         epoch(make(data, num_workers, on_corrupt="skip"), 0),
         eval_batches(data, np.arange(IMAGES), 16, 0, 4, num_workers, on_corrupt="skip"),

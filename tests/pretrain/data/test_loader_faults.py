@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common import image_io
+from pretrain.common import images
 from pretrain.common.errors import UserError
 from tests.pretrain.runs import assert_same_end, overrides, run
 
 pytestmark = pytest.mark.usefixtures("tiny_resnet18")
 
-READ = image_io.read_file
+READ = images.read_file
 
 
 @pytest.fixture(scope="module")
@@ -96,4 +96,4 @@ def _during_the_second_epoch(changed: pytest.MonkeyPatch, reads: Path, change: C
             change()
         return READ(path, *more)
 
-    changed.setattr(image_io, "read_file", read)
+    changed.setattr(images, "read_file", read)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pretrain.common.config_io import get
+from pretrain.common.config.yaml_io import get
 from pretrain.config import default_config
 from pretrain.methods import METHODS, LossOutput, ops
 from tests.errors import refused

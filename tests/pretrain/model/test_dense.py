@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pretrain.common import checkpoint
-from pretrain.common.backbone_file import read_backbone
+from pretrain.common.weights import checkpoint
+from pretrain.common.weights.backbone import read_backbone
 from pretrain.methods import METHODS, LossOutput
 from pretrain.model.dense import DenseFeatures, add_dense_head, matched_keys, mix_dense_loss
 from pretrain.model.encoder import build_backbone, feature_dim

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common.image_io import Array
+from pretrain.common.images import Array
 from pretrain.data.datasets import LOADERS, ImageData
 from pretrain.model.encoder import pooled_features
 from pretrain.probe import features, linear

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from pretrain import train
-from pretrain.common import checkpoint, distributed, interrupt
+from pretrain.common import distributed, interrupt
+from pretrain.common.weights import checkpoint
 from pretrain.probe import features, knn
 from pretrain.probe.features import Features
 from pretrain.probe.knn import classify, vote

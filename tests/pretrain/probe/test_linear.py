@@ -8,8 +8,9 @@ import shutil
 import pytest
 import torch
 
-from pretrain.common import checkpoint, distributed, interrupt
+from pretrain.common import distributed, interrupt
 from pretrain.common.errors import UserError
+from pretrain.common.weights import checkpoint
 from pretrain.probe import features, linear
 from pretrain.probe.data import probe_data
 from tests.errors import refused

@@ -10,7 +10,7 @@ from typing import Any
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError
-from pretrain.common.run_folder import atomic_write, write_json
+from pretrain.common.files import atomic_write, write_json
 
 
 def count(folder: str, steps: int, seconds: float = 0.0, extra: str = "", deaf: bool = False) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
-from pretrain.common.run_folder import write_json
+from pretrain.common.files import write_json
+from pretrain.common.run.lock import claim
 from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, fake, job_of, programs
 from tools.launcher import graph as module
 from tools.launcher.graph import Graph, Node, run, show, single
-from tools.launcher.job import run_stage
 from tools.launcher.options import Options
+from tools.launcher.rank_main import run_stage
 from tools.launcher.spec import StageSpec
 
 SLURM = Options(cluster="slurm", gpus=0, partition="long", parallel=2)

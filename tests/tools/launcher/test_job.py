@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.tools.launcher.helpers import programs
-from tools.launcher import job
+from tools.launcher import rank_main
 from tools.launcher.records import RankRecord, attempts
 
 
@@ -34,11 +34,11 @@ class Environment:
 
 @pytest.fixture(autouse=True)
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job, "_WAIT_FOR_END_S", 0)
+    monkeypatch.setattr(rank_main, "_WAIT_FOR_END_S", 0)
     numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
-    job.interrupt.clear()
+    rank_main.interrupt.clear()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -69,10 +69,10 @@ def test_what_a_job_does_with_a_signal(
             raise error
 
     programs(monkeypatch, tmp_path, "/usr/bin:/bin", scontrol=scontrol)
-    monkeypatch.setattr(job, "_REQUEUE_AGAIN_S", 0)
+    monkeypatch.setattr(rank_main, "_REQUEUE_AGAIN_S", 0)
     env = Environment()
     signal.signal(signal.SIGUSR2, requeue)
-    handler = job.PreemptionHandler(env, RankRecord(tmp_path, "s", 0, 0), 100.0)
+    handler = rank_main.PreemptionHandler(env, RankRecord(tmp_path, "s", 0, 0), 100.0)
     os.kill(os.getpid(), received)
     with pytest.raises(RuntimeError if state == "failed" else SystemExit) as end:
         handler.requeue_or_exit("counted to 3")
@@ -82,5 +82,7 @@ def test_what_a_job_does_with_a_signal(
 
 
 def test_each_attempt_has_a_port_of_its_own():
-    ports = [int(job.rank_environment(0, 1, 0, 1, "a", f"7.{attempt}")["MASTER_PORT"]) for attempt in (0, 1, 2, 0)]
+    ports = [
+        int(rank_main.rank_environment(0, 1, 0, 1, "a", f"7.{attempt}")["MASTER_PORT"]) for attempt in (0, 1, 2, 0)
+    ]
     assert len(set(ports)) == 3 and ports[0] == ports[3] and all(20000 <= port < 32000 for port in ports)

@@ -58,7 +58,7 @@ def test_no_torch_is_imported_to_count_gpus_that_a_stage_does_not_use(
 ):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("tools.launcher.options._device_count", lambda: pytest.fail("GPUs were counted"))
-    monkeypatch.setattr("tools.launcher.run.LocalRun.run", lambda run: len(run._free_gpus))
+    monkeypatch.setattr("tools.launcher.local_graph.LocalRun.run", lambda run: len(run._free_gpus))
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoint_final.pth").write_bytes(b"a checkpoint")
     pretraining = [*JCL, "--gpus", "0", "DATA.TRAIN", f"folder:{images}", "SOLVER.IMS_PER_BATCH", "48"]
@@ -79,7 +79,7 @@ JCL = ["pretrain", "--method", "jcl"]
         (["linear", "notes.pth"], "notes.pth holds no weights: it holds text, 'version https://git-lfs"),
         (["knn", "empty.pth", "--cluster", "slurm"], "empty.pth holds no weights: it is empty"),
         ([*JCL, "DATA.TRAIN", "folder:here", "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
-        (["knn", "random"], "no ImageNet at datasets/imagenet/train"),
+        (["knn", "random"], "no ImageNet in DATA.ROOT datasets"),
         ([*TORCHVISION, "MODEL.WEIGHTS", ""], "no annotation file at datasets/coco/"),
         ([*TORCHVISION, *TRUTH, "MODEL.WEIGHTS", "gone.pth"], "no weights at gone.pth"),
         ([*TORCHVISION, "MODEL.WEIGHTS", "", "SOLVER.IMS_PER_BATCH", "12", "--cluster", "slurm", "--gpus", "8"],

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.common.config_io import flatten, parse_yaml
+from pretrain.common.config.yaml_io import flatten, parse_yaml
 from pretrain.common.errors import UserError
 from pretrain.config import from_yaml_text
 from pretrain.probe.protocol import protocol
 from tests.tools.launcher.helpers import CONFIGS
 from tools import launch
 from tools.launcher import pipeline
-from tools.launcher.paper import write_pipeline
+from tools.launcher.paper_pipeline import write_pipeline
 from tools.launcher.spec import StageSpec
 from tools.reporting import paper_tables
 from tools.reporting.runs import Origin, Probe, normalize_protocol

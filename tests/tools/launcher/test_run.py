@@ -16,10 +16,10 @@ import pytest
 
 from pretrain.common.errors import UserError
 from tests.tools.launcher.helpers import ROOT, fake, job_of, programs, run_alone, steps, wait_for
-from tools.launcher import jobs, local, options, status
+from tools.launcher import jobs, local_job, options, status
 from tools.launcher.graph import Graph, Node, run
-from tools.launcher.job import LOCAL_STOP
 from tools.launcher.options import Options
+from tools.launcher.rank_main import LOCAL_STOP
 from tools.launcher.spec import read_record
 
 
@@ -59,7 +59,7 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, capfd: pytest.CaptureFixt
 def test_a_rank_that_failed_but_hangs_at_its_exit_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ):
-    monkeypatch.setattr(local, "_GRACE_S", 0.5)
+    monkeypatch.setattr(local_job, "_GRACE_S", 0.5)
     assert run_alone(fake(tmp_path, "fail_and_hang", 1), here(2)) == 1
     printed = capfd.readouterr().err
     assert "failed on rank 1" in printed and "rank 1 cannot go on" in printed and "SIGKILL" not in printed

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from pretrain.common.weights_file import read
+from pretrain.common.weights.file import read
 from tests.pretrain.runs import assert_same_end, lines, overrides
 from tests.slurm_cluster import SlurmCluster
 from tests.test_docs import DIGITS, FINE_TUNING, PRETRAINING
@@ -38,7 +38,6 @@ TrainingMonitor.step = step
 _STUCK_CHECKPOINT = """
 import os, time
 from pathlib import Path
-from pretrain.common import run_folder
 real = os.replace
 def replace(source, target):
     marker = Path({marker!r})

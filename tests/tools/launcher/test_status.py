@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from pretrain.common.errors import UserError
-from pretrain.common.lock import claim
-from pretrain.common.stage import stage
+from pretrain.common.run.lock import claim
+from pretrain.common.run.stage import stage
 from tests.tools.launcher.helpers import HERE, fake, programs
 from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
-from tools.launcher import local, status
+from tools.launcher import local_job, status
 from tools.launcher.graph import Graph, Node
 from tools.launcher.records import RankRecord
 
@@ -127,9 +127,9 @@ def test_the_logs_of_a_pipeline_are_those_of_the_stage_that_runs_or_failed_last(
         monkeypatch.setattr("tools.launcher.records.time.time", lambda end=end: end)
         record.fail(RuntimeError(name)) if name in "ab" else record.end("done" if name == "c" else "stopped")
     assert shown() == "b\n"
-    monkeypatch.setattr(local, "is_running", lambda job: "/c/" in job["logs"])
+    monkeypatch.setattr(local_job, "is_running", lambda job: "/c/" in job["logs"])
     assert shown() == "c\n"
-    monkeypatch.setattr(local, "is_running", lambda job: False)
+    monkeypatch.setattr(local_job, "is_running", lambda job: False)
     for name in "ab":
         (tmp_path / name / "launch/launch.json").unlink()
     assert shown() == "d\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from pretrain.common.config_io import merge_file
+from pretrain.common.config.yaml_io import merge_file
 from pretrain.config import from_yaml_text, load_config
 from pretrain.probe.protocol import protocol as probe_protocol
 from tools import report

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.common.image_io import open_upright
+from pretrain.common.images import open_upright
 from tests.transfer import tiny_coco
 from transfer.coco import data
 from transfer.coco.check import box_format_problem, check, drop_bad, unify, upright_size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.common.run_folder import atomic_write
+from pretrain.common.files import atomic_write
 from tests.transfer import tiny_coco
 from transfer.coco import data, results
 

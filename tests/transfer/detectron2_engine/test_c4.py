@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from pretrain.common.resnet_names import from_c4
+from pretrain.common.weights.resnet_names import from_c4
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
@@ -19,7 +19,7 @@ from tests.transfer.test_configs import CONFIGS
 from transfer import preflight, train_net
 from transfer.coco import catalog
 from transfer.config import load_config
-from transfer.convert import convert
+from transfer.weights.convert import convert
 from transfer.weights.load import load_weights, read_weights
 
 VOC = ("aeroplane", "person", "dog")  # three of its twenty classes, and colors in which the images show them

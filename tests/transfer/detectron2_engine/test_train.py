@@ -14,8 +14,8 @@ from pretrain.common.errors import UserError
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
 from tests.transfer.torchvision_engine.test_train import assert_equal_states, saved
-from transfer.convert import convert
 from transfer.train_net import configure, launch, main, parse, work
+from transfer.weights.convert import convert
 
 pytest.importorskip("detectron2", reason="Detectron2 is not installed")
 pytestmark = pytest.mark.detectron2

@@ -11,9 +11,10 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from pretrain.common import interrupt, skipped_steps
+from pretrain.common import interrupt
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
+from pretrain.common.run import skipped_steps
 from tests.errors import refused
 from tests.transfer import tiny_coco
 from transfer import train

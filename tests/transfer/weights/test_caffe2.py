@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pretrain.common.backbone_file import extract_backbone, read_backbone
-from pretrain.common.resnet_names import PREFIX, to_torchvision
-from pretrain.common.weights_file import WeightsFile
+from pretrain.common.weights.backbone import extract_backbone, read_backbone
+from pretrain.common.weights.file import WeightsFile
+from pretrain.common.weights.resnet_names import PREFIX, to_torchvision
 from tests.errors import refused
 from tests.resnets import caffe2, detectron2_stages, resnet_state
 from tests.transfer import tiny_coco
-from transfer.convert import convert
 from transfer.torchvision_engine.backbone import BottomUp
 from transfer.weights.caffe2 import from_caffe2
+from transfer.weights.convert import convert
 from transfer.weights.load import Weights, check_config, load_weights, read_weights
 from transfer.weights.verify import STAGES, sample_image
 

@@ -11,8 +11,8 @@ import torch
 from pretrain.common.files import sha256
 from tests.errors import refused
 from tests.resnets import resnet_state
-from transfer.convert import convert
 from transfer.weights import files
+from transfer.weights.convert import convert
 from transfer.weights.files import weights_file
 from transfer.weights.load import check_same_weights, read_weights
 

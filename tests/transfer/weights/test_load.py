@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.common.backbone_file import read_backbone
-from pretrain.common.resnet_names import PREFIX, to_detectron2
+from pretrain.common.weights.backbone import read_backbone
+from pretrain.common.weights.resnet_names import PREFIX, to_detectron2
 from tests.errors import refused
 from tests.resnets import resnet_state
 from tests.transfer import tiny_coco
-from transfer.convert import convert
+from transfer.weights.convert import convert
 from transfer.weights.load import Weights, check_config, detector_provenance, load_weights, read_weights
 
 R50 = {"MODEL__RESNETS__DEPTH": 50, "MODEL__RESNETS__RES2_OUT_CHANNELS": 256}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.common.resnet_names import is_bottleneck, to_detectron2
+from pretrain.common.weights.resnet_names import is_bottleneck, to_detectron2
 from tests.errors import refused
 from tests.resnets import detectron2_stages, resnet_state
-from transfer.convert import convert
 from transfer.weights import verify
+from transfer.weights.convert import convert
 
 
 def test_other_features_are_refused() -> None:

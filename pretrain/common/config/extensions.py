@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import UserError
+from ..errors import UserError
 
 VARIABLE, GROUP = "P2T_IMPORT", "pretrain_to_transfer"
 

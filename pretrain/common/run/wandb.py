@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from .errors import UserError, one_line
-from .run_folder import atomic_write
+from ..errors import UserError, one_line
+from ..files import atomic_write
 
 VARIABLE, RECORD = "P2T_LOGGERS", "wandb_id.txt"
 

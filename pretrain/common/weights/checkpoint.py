@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from .errors import UserError, first_line
-from .files import existing_file, refuse_shards
-from .run_folder import cannot_write, remove, replacing
-from .weights_file import Damaged, read
+from ..errors import UserError, first_line
+from ..files import cannot_write, existing_file, refuse_shards, remove, replacing
+from .file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
 Content = TypeVar("Content")
@@ -30,7 +29,7 @@ def path_of_step(output_dir: str | Path, step: int) -> Path:
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint completely or not at all (see `run_folder.replacing`); UserError if the disk fails."""
+    """Writes a checkpoint completely or not at all (see `files.replacing`); UserError if the disk fails."""
     path = Path(path)
     try:
         with replacing(path) as file:

@@ -10,9 +10,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .errors import shortlist
+from ..errors import shortlist
+from .file import WRAPPERS
 from .resnet_names import DEPTHS, names, to_transformers
-from .weights_file import WRAPPERS
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of snake_case and camelCase
 _SIDES = {"key": {"key", "k", "momentum", "teacher", "target"}, "query": {"query", "q", "online", "student"}}

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..errors import UserError, nearest
 from . import extensions
-from .errors import UserError, nearest
 
 
 class Key(NamedTuple):

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import UserError, nearest
+from ..errors import UserError, nearest
 
 
 @dataclass(frozen=True)

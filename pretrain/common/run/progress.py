@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from .common import distributed
-from .common.workers import verdict
+from .. import distributed
+from .workers import verdict
 
 T = TypeVar("T")
 

@@ -25,7 +25,8 @@ from submitit.helpers import DelayedSubmission
 
 from pretrain.common import interrupt
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.run_folder import read_json, usable_cores
+from pretrain.common.files import read_json
+from pretrain.common.run.folder import usable_cores
 
 from . import slurm
 from .records import RankRecord, warn

@@ -16,9 +16,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from . import interrupt
-from .errors import UserError
-from .run_folder import usable_cores
+from .. import interrupt
+from ..errors import UserError
+from .folder import usable_cores
 
 TIMEOUT_S = 5  # of one wait for a batch; then torch looks for dead workers
 TIMEOUTS = 120  # in a row end the run; a job that was suspended, however long, has one

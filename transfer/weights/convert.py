@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.common.config_io import parse_yaml
+from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import existing_file, refuse_shards
-from pretrain.common.lock import claim
-from pretrain.common.resnet_names import PREFIX, is_bottleneck, to_detectron2
-from pretrain.common.run_folder import cannot_write, remove, replacing, stage_of, write_json
+from pretrain.common.files import cannot_write, existing_file, refuse_shards, remove, replacing, write_json
+from pretrain.common.run.folder import stage_of
+from pretrain.common.run.lock import claim
+from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
 
 if TYPE_CHECKING:  # torch is imported only after the paths are checked
     from torch import Tensor
 
-    from pretrain.common.backbone_file import BackboneFile
-    from pretrain.common.weights_file import WeightsFile
+    from pretrain.common.weights.backbone import BackboneFile
+    from pretrain.common.weights.file import WeightsFile
 
 AUTHOR = "pretrain-to-transfer"
 FORMATS = (".pth", ".pkl", ".safetensors")
@@ -90,9 +90,9 @@ def convert(
     if not os.path.isdir(source):
         existing_file(source, "run folder or checkpoint")
 
-    from pretrain.common.weights_file import read_weights_file
+    from pretrain.common.weights.file import read_weights_file
 
-    from .weights.verify import verify
+    from .verify import verify
 
     file = open_source(source, unsafe_pickle)
     path = file.path
@@ -136,10 +136,10 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     Raises:
         UserError: nothing is there, no good checkpoint, or an unreadable file.
     """
-    from pretrain.common import checkpoint
-    from pretrain.common.weights_file import read_weights_file
+    from pretrain.common.weights import checkpoint
+    from pretrain.common.weights.file import read_weights_file
 
-    from . import checkpoints
+    from .. import checkpoints
 
     if not os.path.isdir(source):
         return read_weights_file(source, unsafe_pickle)
@@ -161,10 +161,10 @@ def read_source(source: WeightsFile, encoder: str = "query", prefix: str = "") -
     Raises:
         UserError: no backbone in it.
     """
-    from pretrain.common.backbone_file import extract_backbone
+    from pretrain.common.weights.backbone import extract_backbone
 
-    from .weights.caffe2 import from_caffe2
-    from .weights.load import detector_provenance
+    from .caffe2 import from_caffe2
+    from .load import detector_provenance
 
     file, needs = from_caffe2(source)
     backbone = extract_backbone(file, encoder, prefix)

@@ -9,8 +9,8 @@ from typing import IO, Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from .errors import UserError, nearest, one_line
-from .files import check_name, existing_file
+from ..errors import UserError, nearest, one_line
+from ..files import check_name, existing_file
 
 # What yacs raises for a value of the wrong type, and Python's parser for text that only looks like a value.
 _WRONG = (ValueError, KeyError, AssertionError, TypeError, AttributeError, SyntaxError)

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.common.errors import UserError, printable
-from pretrain.common.lock import start_of
-from pretrain.common.run_folder import atomic_write, usable_cores, write_json
+from pretrain.common.files import atomic_write, write_json
+from pretrain.common.run.folder import usable_cores
+from pretrain.common.run.lock import start_of
 
-from .job import STOPPED, rank_environment
 from .options import Options
+from .rank_main import STOPPED, rank_environment
 from .records import RankRecord, new_log_folder, record_job
 from .spec import ROOT, StageSpec
 
@@ -48,7 +49,7 @@ class LocalJob:
         self._failed_at: float | None = None
         write_json(self.logs / "spec.json", spec.to_json())
         environment, size = _environment(options, gpus), options.tasks_per_node
-        command = [sys.executable, "-u", "-m", "tools.launcher.job", str(self.logs)]
+        command = [sys.executable, "-u", "-m", "tools.launcher.rank_main", str(self.logs)]
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # ranks never see the terminal's Ctrl-C
         try:
             for rank in range(size):

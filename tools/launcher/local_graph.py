@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
 
-from .job import LOCAL_STOP, hang_up
 from .jobs import silent_end
-from .local import LocalJob, ended_by, note_end
+from .local_job import LocalJob, ended_by, note_end
 from .options import Options, visible_gpus
+from .rank_main import LOCAL_STOP, hang_up
 from .records import attempts
 
 if TYPE_CHECKING:

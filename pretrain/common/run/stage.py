@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .distributed import on_first_rank
-from .errors import ProcessLost, UserError, first_line, one_line
-from .interrupt import Stopped
+from ..distributed import on_first_rank
+from ..errors import ProcessLost, UserError, first_line, one_line
+from ..files import atomic_write, remove
+from ..interrupt import Stopped
+from .folder import FAILED, check_stage_of, stage_of
 from .lock import claim
-from .run_folder import FAILED, atomic_write, check_stage_of, remove, stage_of
 
 _LESS_MEMORY = {  # by stage
     "pretrain": "raise SOLVER.ACCUMULATE, use half precision (SOLVER.AMP)",

@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):
     pillow_heif.register_heif_opener()
     SUFFIXES += (".heic", ".heif", ".hif")
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # CorruptImage says it, with the file's name
-_log = logging.getLogger("pretrain.common.image_io")
+_log = logging.getLogger("pretrain.common.images")
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..config.yaml_io import parse_yaml
+from ..errors import UserError, shortlist
 from . import checkpoint
-from .config_io import parse_yaml
-from .errors import UserError, shortlist
+from .file import COUNTER, WeightsFile, check_values, read_weights_file
 from .resnet_names import DEPTHS, is_bottleneck
 from .resnet_search import Network, describe_kind, find_networks, summarize_unread, with_prefix
-from .weights_file import COUNTER, WeightsFile, check_values, read_weights_file
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .run_folder import cannot_write, make_folder
+from ..errors import UserError
+from ..files import cannot_write, make_folder
 
 _TOUCH_PERIOD_S, _DEAD_AFTER_S = 10.0, 90.0  # a file server may show a touch 60 s late
 _NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began

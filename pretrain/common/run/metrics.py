@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from . import loggers
-from .run_folder import atomic_write, json_text, remove, writing
+from ..files import atomic_write, json_text, remove, writing
+from . import wandb
 
 
 def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
@@ -18,7 +18,7 @@ def drop_metrics(output_dir: str | Path, start_iteration: int) -> None:
     A run that starts at 0 is a new one to every logger, too.
     """
     if start_iteration == 0:
-        remove(Path(output_dir) / loggers.RECORD)
+        remove(Path(output_dir) / wandb.RECORD)
     path = Path(output_dir) / "metrics.json"
     if path.is_file():
         lines = [line for line in read_metrics(output_dir) if line["iteration"] < start_iteration]
@@ -41,7 +41,7 @@ class MetricsWriter:
     def __init__(self, output_dir: str | Path, start_iteration: int = 0) -> None:
         self._path = Path(output_dir) / "metrics.json"
         drop_metrics(output_dir, start_iteration)
-        self._end_logging = loggers.start(output_dir)
+        self._end_logging = wandb.start(output_dir)
         from torch.utils.tensorboard.writer import SummaryWriter  # slow to import: only by a run
 
         with self._writing():

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
 import logging
-import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from .errors import UserError, escape_unprintable, first_line, one_line, printable, shortlist
+from ..errors import UserError, escape_unprintable, printable, shortlist
+from ..files import atomic_write, make_folder, writing
 
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
 _PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
@@ -28,65 +23,6 @@ _GIT_TIMEOUT_S = 60.0  # for a checkout on a file server under load
 _PACKAGES = (
     "torch", "torchvision", "detectron2", "fvcore", "submitit", "pycocotools", "opencv-python-headless", "timm",
 )  # fmt: skip
-
-
-def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Writes a file completely or not at all (see `replacing`); UserError if it cannot be written."""
-    with writing(path), replacing(path) as file:
-        # The text may hold a path, which need not be UTF-8.
-        file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
-
-
-@contextlib.contextmanager
-def writing(path: str | Path, resume: bool = False) -> Iterator[None]:
-    """Surrounds what writes or removes ``path``: UserError (see `cannot_write`) in the place of OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(path, error, resume) from error
-
-
-@contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write that replaces ``path`` when the block ends; after an error nothing has changed.
-
-    It has the suffix of ``path`` and lies next to it, under a name that no other process, thread or machine uses. File
-    and folder are synced, so that a power cut leaves the old file or the new one.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp{path.suffix}")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # on a read-only disk this fails too
-            temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def read_json(path: str | Path, kind: type = dict) -> Any:
-    """The JSON object in a file, with ``kind`` list the array; UserError if there is none that can be read."""
-    try:
-        value = json.loads(Path(path).read_bytes())  # in UTF-8, 16 or 32, with or without a byte-order mark
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
-        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or save it as UTF-8") from error
-    if not isinstance(value, kind):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}; it is the wrong file")
-    return value
 
 
 def check_stage_of(output_dir: str | Path, stage: str) -> None:
@@ -111,25 +47,9 @@ def stage_of(output_dir: str | Path) -> str:
     return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
-def make_folder(path: str | Path) -> None:
-    """Makes a folder and its parents; UserError if that is not possible."""
-    with writing(path):
-        Path(path).mkdir(parents=True, exist_ok=True)
-
-
 def usable_cores() -> int:
     """The CPU cores that this process may use; macOS does not limit them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON with NaN and infinities as null (JSON cannot express them)."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def write_json(path: str | Path, value: Any) -> None:
-    """Writes ``value`` as indented JSON, atomically; NaN becomes null."""
-    atomic_write(path, json_text(value, indent=2) + "\n")
 
 
 def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain") -> logging.Logger:
@@ -188,36 +108,6 @@ def write_environment(output_dir: str | Path) -> None:
     atomic_write(path, earlier + "\n".join(lines) + "\n")
 
 
-def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> UserError:
-    """The one line about a file that could not be written.
-
-    Args:
-        resume: the run is under way and should continue in this folder instead of starting in another one.
-    """
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if resume:
-        remedy = f"{'free space' if is_full else 'make the folder writable'} and run again to resume"
-    else:
-        remedy = f"{'free space or ' if is_full else ''}choose another folder"
-    return UserError(f"cannot write {path}: {error.strerror or one_line(error)}; {remedy}")
-
-
-def remove(path: str | Path) -> None:
-    """Removes a file of a run, which may be gone already; UserError if the disk fails."""
-    with writing(path, resume=True):
-        Path(path).unlink(missing_ok=True)
-
-
-def check_writable(path: str | Path) -> None:
-    """Raises UserError unless a file can be made at ``path``, with the folders above it: it is written much later."""
-    path = Path(path)
-    if os.path.isdir(path):
-        raise UserError(f"{path} is a folder; name a file in it")
-    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    with writing(path):
-        tempfile.TemporaryFile(dir=folder).close()
-
-
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
@@ -239,13 +129,3 @@ def git_state() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return commit.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

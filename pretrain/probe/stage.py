@@ -17,8 +17,9 @@ from fvcore.common.config import CfgNode
 from ..common import distributed
 from ..common.device import describe
 from ..common.distributed import check_agreement, on_every_rank, on_first_rank
-from ..common.run_folder import atomic_write, remove, setup_logging, write_environment, write_json
-from ..common.stage import stage
+from ..common.files import atomic_write, remove, write_json
+from ..common.run.folder import setup_logging, write_environment
+from ..common.run.stage import stage
 from .data import ProbeData, probe_data
 from .protocol import protocol
 

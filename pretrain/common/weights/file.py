@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError, first_line, shortlist
-from .files import empty_or_text, existing_file, sha256
-from .run_folder import read_json
+from ..errors import UserError, first_line, shortlist
+from ..files import empty_or_text, existing_file, read_json, sha256
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names

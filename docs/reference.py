@@ -32,8 +32,8 @@ def pages() -> dict[Path, str]:
     """The whole text of each page."""
     written = {
         "commands": _commands(),
-        "pretraining_keys": _keys(pretraining.described_keys()),
-        "detector_keys": _keys(fine_tuning.described_keys()),
+        "pretraining_keys": _keys(pretraining.describe_keys()),
+        "detector_keys": _keys(fine_tuning.describe_keys()),
         "layouts": _layouts(),
     }
     paths = {_FOLDER / f"{name}.md": text for name, text in written.items()}

@@ -43,7 +43,7 @@ def pretrain(config_file: str | Path = "", overrides: Mapping[str, Any] | None =
     from .train import main
 
     key_values = [word for pair in (overrides or {}).items() for word in pair]
-    with interrupt.handled():
+    with interrupt.handle_signals():
         try:
             return main(load_config(config_file, key_values))
         except interrupt.Stopped as stop:

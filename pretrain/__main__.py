@@ -15,7 +15,7 @@ from .common import interrupt
 from .common.config import overrides
 from .common.errors import run_command_line
 from .common.run import wandb
-from .config import described_keys, load_config, run_folder
+from .config import describe_keys, load_config, run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,14 +23,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m pretrain", description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("--config-file", default="", metavar="FILE", help="recipe, as in configs/pretrain/")
     parser.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
-    overrides.add_keys(parser, described_keys)
+    overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, key_values = overrides.parse(parser, argv)
     cfg = load_config(args.config_file, [*key_values, *["SOLVER.CHANGE_RECIPE", "True"] * args.change_recipe])
     wandb.wanted()
     if os.environ.get("RANK", "0") == "0":
         folder = run_folder(cfg)
-        preflight.refuse_missing_data(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
+        preflight.check_data_exists(cfg, "pretrain", weights=not any(folder.glob("checkpoint_*.pth")))
         preflight.check_divisible(cfg, "pretrain", int(os.environ.get("WORLD_SIZE", "1")))
     from . import train  # imports torch; a mistake should not wait for that
 

@@ -176,7 +176,7 @@ def default_config() -> CfgNode:
     return cfg
 
 
-def described_keys() -> list[Key]:
+def describe_keys() -> list[Key]:
     """Every key as --help-keys lists it; a method's own key names the methods that read it."""
     readers = {key: f" ({', '.join(names)})" for key, names in _readers().items() if len(names) < len(METHODS)}
     return [

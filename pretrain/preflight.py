@@ -25,19 +25,19 @@ MAY_CHANGE = (*FREE_ON_RESUME, "DATA.TRAIN", "DATALOADER.ON_CORRUPT", "SOLVER.MA
 _RECIPE = {"IMPORTED", "SOLVER.AMP", "SOLVER.BASE_LR", "SOLVER.WARMUP_EPOCHS"}
 
 
-def refuse_missing_data(cfg: CfgNode, stage: str, *, weights: bool) -> None:
+def check_data_exists(cfg: CfgNode, stage: str, *, weights: bool) -> None:
     """Raises UserError unless the images that a stage reads exist, and with ``weights`` the file of MODEL.WEIGHTS."""
     data = cfg.DATA
     train = data.TRAIN if stage in ("pretrain", "distributions") else data.PROBE_TRAIN or data.TRAIN
     others = () if stage == "distributions" else (data.PROBE_TRAIN, data.VAL)
     for name in filter(None, (train, *others)):
-        datasets.refuse_missing(name, data.ROOT, data.DOWNLOAD)
+        datasets.check_exists(name, data.ROOT, data.DOWNLOAD)
     path = cfg.MODEL.WEIGHTS if stage == "pretrain" else ""
     if weights and path and not os.path.isdir(path):  # of a run folder, the newest checkpoint is read
         existing_file(path, "file of MODEL.WEIGHTS", "*.p*")
 
 
-def refuse_edited_modules(cfg: CfgNode) -> None:
+def check_modules_unchanged(cfg: CfgNode) -> None:
     """Raises UserError if the user's own modules are not those with which a job was submitted."""
     if cfg.IMPORTED and (now := extensions.digest()) != cfg.IMPORTED:
         raise UserError(

@@ -37,7 +37,7 @@ from .methods import METHODS
 from .model.objectives import build_objective
 from .monitor import TrainingMonitor
 from .optim import build_optimizer, set_learning_rate
-from .preflight import refuse_edited_modules
+from .preflight import check_modules_unchanged
 from .probe import knn
 from .probe.data import ProbeData
 from .probe.protocol import protocol
@@ -132,7 +132,7 @@ def _open(
     Returns:
         The run, the step to continue from, and the results if the run is complete.
     """
-    distributed.on_every_rank(lambda: refuse_edited_modules(cfg))
+    distributed.on_every_rank(lambda: check_modules_unchanged(cfg))
     resumed = find_checkpoint(cfg, folder, log.warning)
     data = distributed.on_every_rank(lambda: _open_data(cfg))
     recipes = [RECIPES[cfg.VIEWS.QUERY]] + [RECIPES[cfg.VIEWS.KEY]] * cfg.METHOD.NUM_KEYS

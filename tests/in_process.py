@@ -20,7 +20,7 @@ def run(graph: Graph, options: Options = HERE) -> int:
     """As `tools.launcher.graph.run` on this machine, without a process per stage and its record."""
     missing, _ = checks.check(graph, options)
     graph.remember(options)
-    with interrupt.handled():
+    with interrupt.handle_signals():
         for node in missing.values():
             run_stage(node.spec)
     if graph.report:

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file: the packages lie one folder up
 
 from pretrain.common.errors import UserError, run_command_line
-from pretrain.common.files import cannot_write, check_name, existing_file
+from pretrain.common.files import check_name, existing_file, write_error
 
 _NEEDS = {"timm": (), "transformers": ("transformers",), "onnx": ("onnxscript", "onnxruntime")}
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         if error.errno is None:  # of a library, which is no failure of the disk
             raise
-        raise cannot_write(output, error) from error
+        raise write_error(output, error) from error
     found = ", ".join(f"{name} {error:.1e}" for name, error in done.items())
     print(f"{source} -> {output}\none image through both: largest relative difference {found}")
 

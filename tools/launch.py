@@ -110,7 +110,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     recipe.add_argument("--method", help="use this method's default recipe (printed): mocov2, jcl, sce, ...")
     recipe.add_argument("--config-file", metavar="FILE", help="a recipe file")
     sub.add_argument("--change-recipe", action="store_true", help="SOLVER.CHANGE_RECIPE True")
-    _add_resources(sub, config.described_keys)
+    _add_resources(sub, config.describe_keys)
     for name, text in (
         ("linear", "trains a linear classifier on frozen features"),
         ("knn", "scores frozen features with kNN"),
@@ -119,10 +119,10 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
         sub = _command(commands, name, text)
         sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file, or 'random'")
         sub.add_argument("--config-file", default="", metavar="FILE", help="merged over the run's own config")
-        _add_resources(sub, config.described_keys)
+        _add_resources(sub, config.describe_keys)
     sub = _command(commands, "distributions", "draws JCL's Fig. 3: similarity and variance of positives per run")
     sub.add_argument("weights", nargs="+", metavar="RUN", help="run folders to compare in one picture")
-    _add_resources(sub, config.described_keys)
+    _add_resources(sub, config.describe_keys)
     sub = _command(commands, "convert", "converts a backbone to Detectron2 weights, and verifies it")
     sub.add_argument("weights", metavar="RUN_OR_CHECKPOINT", help="run folder or file")
     sub.add_argument("output", metavar="OUTPUT", help=".pth, .pkl or .safetensors")
@@ -133,7 +133,7 @@ def _add_stages(commands: argparse._SubParsersAction) -> None:
     sub.add_argument("--engine", default="", help="detectron2 or torchvision; default: Detectron2 if it is installed")
     sub.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, a fine-tuned detector")
     sub.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
-    _add_resources(sub, config_keys.described_keys)
+    _add_resources(sub, config_keys.describe_keys)
 
 
 def _command(commands: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:

@@ -45,7 +45,7 @@ from pretrain.data.folders import images_below
 from transfer import preflight
 from transfer.coco import catalog, data
 from transfer.config import classes_key, load_config
-from transfer.config_keys import check_ranges, described_keys
+from transfer.config_keys import check_ranges, describe_keys
 from transfer.train_net import pick_engine
 
 
@@ -78,10 +78,10 @@ def predict(
     """
     import torch
 
-    from pretrain.common.run.stage import explained
-    from pretrain.common.run.workers import ShieldedDataLoader
+    from pretrain.common.run.stage import translate_torch_errors
+    from pretrain.common.run.workers import SignalSafeDataLoader
     from transfer.coco.visualize import draw_predictions, picture_file
-    from transfer.distributed import join, reported
+    from transfer.distributed import join, log_progress
     from transfer.train import build
     from transfer.weights.load import read_weights
 
@@ -91,16 +91,16 @@ def predict(
     names, category_ids = dict(enumerate(images, 1)), [category["id"] for category in classes]
     seen: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as logs, explained("prediction"), torch.no_grad():
+    with tempfile.TemporaryDirectory() as logs, translate_torch_errors("prediction"), torch.no_grad():
         cfg.OUTPUT_DIR = logs  # Detectron2's
         cfg, model = build(engine, cfg, device, weights, print)
         batches = [[(index, index)] for index in range(len(records))]
-        loader = ShieldedDataLoader(
+        loader = SignalSafeDataLoader(
             engine.test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, collate_fn=list
         )
         model.eval()
         began = time.perf_counter()
-        for (image,) in reported(loader, len(batches), "prediction", print):
+        for (image,) in log_progress(loader, len(batches), "prediction", print):
             if isinstance(image, UserError):
                 print(f"skipped: {image}", file=sys.stderr)
                 continue
@@ -141,7 +141,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threshold", type=float, default=0.5, metavar="T", help="least score in pictures (0.5)")
     parser.add_argument("--no-pictures", action="store_true", help="write the JSON files only, which is faster")
     extensions.add_option(parser)
-    overrides.add_keys(parser, described_keys)
+    overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, words = overrides.parse(parser, argv)
     images = list(takewhile(lambda word: not word.isupper() or os.path.exists(word), args.images))  # up to a KEY
@@ -192,8 +192,8 @@ def _configure(args: argparse.Namespace) -> tuple[str, CfgNode, list[dict[str, A
     classes = _categories(cfg)
     cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (), ()
     check_ranges(cfg)
-    preflight.refuse_inputs(cfg, eval_only=True, weights=True)
-    preflight.refuse_unsupported(cfg, engine, eval_only=True)
+    preflight.check_inputs(cfg, eval_only=True, weights=True)
+    preflight.check_engine(cfg, engine, eval_only=True)
     return engine, cfg, classes
 
 

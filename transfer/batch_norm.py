@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from pretrain.common.distributed import mean_
 
-from .distributed import raise_if_stopped, reported
+from .distributed import log_progress, raise_if_stopped
 from .samplers import mix
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def precise_bn(state: State, iteration: int) -> None:
 def _batches(state: State, seed: int, count: int, what: str) -> Iterator[list[dict[str, Any]]]:
     """The first ``count`` training batches under ``seed``; before each, all ranks raise Stopped if one was asked to."""
     batches = state.batches(seed=seed, start=0, workers=0)
-    for batch in reported(islice(batches, count), count, what, state.log.info):
+    for batch in log_progress(islice(batches, count), count, what, state.log.info):
         raise_if_stopped()
         yield batch
 
@@ -63,7 +63,7 @@ def pool_batch_norm(norms: Iterable[nn.Module]) -> None:
 
 
 @torch.no_grad()
-def settle_frozen_bn(state: State, count: int) -> None:
+def estimate_frozen_bn(state: State, count: int) -> None:
     """Sets means and variances of frozen norms to those of their inputs over ``count`` training batches of every rank.
 
     Meanwhile each norm normalizes with the statistics of the batch, as precise BN does, so that those behind it see

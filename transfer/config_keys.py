@@ -157,7 +157,7 @@ def check_parts(cfg: CfgNode, world: int) -> None:
         )
 
 
-def described_keys() -> list[Key]:
+def describe_keys() -> list[Key]:
     """Every key of Detectron2 as --help-keys lists it."""
     refused = dict.fromkeys(keys(REFUSED), "the torchvision engine takes only this value")
     notes = refused | MEANINGS

@@ -39,7 +39,7 @@ def raise_if_stopped() -> None:
         raise Stopped(reason)
 
 
-def reported(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
+def log_progress(batches: Iterable[T], total: int, what: str, log: Callable[[str], None]) -> Iterator[T]:
     """``batches``; logs every 10 s how many of ``total`` are done, how fast, and how long the others will take."""
     start = shown = time.perf_counter()
     for done, batch in enumerate(batches):
@@ -62,7 +62,7 @@ def predict(
     """
     was_training, predictions = model.training, []
     model.eval()
-    for batch in reported(batches, total, "evaluation", log):
+    for batch in log_progress(batches, total, "evaluation", log):
         if stop_requested():
             break
         predictions += detect(batch)

@@ -25,13 +25,13 @@ from .weights.files import weights_file
 EVALUATING = "evaluating.pth"
 
 
-def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
+def check_engine(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
     """Raises UserError for keys and data sets that only the Detectron2 engine can honor, with the other engine, and
     for what that engine cannot do.
     """
     if engine == "torchvision":
         check_supported(cfg)
-        data.refuse_catalog(data_names(cfg, eval_only))
+        data.check_not_in_catalog(data_names(cfg, eval_only))
         return
     model = cfg.MODEL
     architecture = model.META_ARCHITECTURE
@@ -47,7 +47,7 @@ def refuse_unsupported(cfg: CfgNode, engine: str, *, eval_only: bool) -> None:
         raise UserError("MODEL.RESNETS.DEFORM_ON_PER_STAGE needs Detectron2's compiled operators; build it from source")
 
 
-def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
+def check_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
     """Checks that data, weights and what the config names in the user's modules exist.
 
     Args:
@@ -69,7 +69,7 @@ def refuse_inputs(cfg: CfgNode, *, eval_only: bool, weights: bool) -> None:
         weights_file(cfg.MODEL.WEIGHTS)
     data.check_early(cfg, names, recorded_classes(cfg, eval_only) if weights or not eval_only else None)
     for name in filter(data.in_catalog, cfg.DATASETS.TEST):
-        catalog.refuse_other_evaluators(name)
+        catalog.check_evaluator(name)
     extensions.load()
     mappers = ("INPUT.MAPPER", filter(None, [get(cfg, "INPUT.MAPPER")]), MAPPERS)
     hooks = ("SOLVER.HOOKS", get(cfg, "SOLVER.HOOKS") or (), HOOKS)

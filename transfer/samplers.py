@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from pretrain.common.errors import UserError
-from pretrain.common.run.workers import ShieldedDataLoader
+from pretrain.common.run.workers import SignalSafeDataLoader
 
 
 def index_stream(weights: Sequence[float], seed: int) -> Iterator[int]:
@@ -50,7 +50,7 @@ def index_batches(
             bucket.clear()
 
 
-class Mapped(Dataset):
+class MappedRecords(Dataset):
     """Records as the model takes them, by (position in the stream, index).
 
     A bad record is returned as its `UserError`: raised in a worker, it would arrive as a traceback instead of one line.
@@ -71,10 +71,10 @@ class Mapped(Dataset):
 
 
 def load(
-    records: Mapped, batches: Iterable[list[tuple[int, int]]], workers: int, *, pin: bool = False
+    records: MappedRecords, batches: Iterable[list[tuple[int, int]]], workers: int, *, pin: bool = False
 ) -> Iterator[list[dict[str, Any]]]:
     """Yields the batches, in pinned memory if ``pin``; raises the UserError of a bad record."""
-    for batch in ShieldedDataLoader(records, batches, workers, collate_fn=list, pin_memory=pin):
+    for batch in SignalSafeDataLoader(records, batches, workers, collate_fn=list, pin_memory=pin):
         for record in batch:
             if isinstance(record, UserError):
                 raise record

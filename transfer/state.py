@@ -60,7 +60,7 @@ class Engine(Protocol):
     # (config, model, pictures, final) -> the metrics of each set of DATASETS.TEST on rank 0, {} on others; draws
     # predictions on ``pictures`` images; ``final``: not one of a training's intermediate evaluations.
     evaluate: Callable[..., dict[str, Metrics]]
-    # (config, records) -> a `samplers.Mapped` of the records as an evaluation gives them to the model.
+    # (config, records) -> a `samplers.MappedRecords` of the records as an evaluation gives them to the model.
     test_images: Callable[[CfgNode, list[dict[str, Any]]], Any]
     # (model, batch, category ids by label) -> the detections in COCO's result format.
     results: Callable[[Any, list[dict[str, Any]], list[int]], list[dict[str, Any]]]

@@ -29,8 +29,8 @@ from pretrain.common.weights.file import tensor_digest
 from pretrain.common.weights.resnet_names import from_c4
 
 from . import checkpoints
-from .batch_norm import precise_bn, settle_frozen_bn
-from .coco.results import Metrics, flat_sets
+from .batch_norm import estimate_frozen_bn, precise_bn
+from .coco.results import Metrics, flatten_metrics
 from .distributed import join
 from .samplers import mix
 from .state import LOG_PERIOD, Engine, State, find_checkpoint
@@ -83,7 +83,7 @@ def run(
         if resumed:
             state.restore(content)
         elif count := cfg.SOLVER.get("FROZEN_BN_ITER", 0):
-            settle_frozen_bn(state, count)
+            estimate_frozen_bn(state, count)
         try:
             return train(state, start, visualize, evaluating=evaluating)
         except Stopped as stop:
@@ -259,7 +259,7 @@ def _finish(state: State, iteration: int, visualize: int, reason: str = "", *, s
     results = state.engine.evaluate(cfg, state.model, visualize if final else 0, final=final)
     on_first_rank(lambda: state.keep_best(results, iteration))
     line = state.summary(iteration) if final or done % LOG_PERIOD == 0 else {}
-    state.write(iteration, flat_sets(results) | line)
+    state.write(iteration, flatten_metrics(results) | line)
     if state.rank == 0:
         remove(pending)
     return results

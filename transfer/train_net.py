@@ -39,7 +39,7 @@ from pretrain.common.interrupt import Stopped
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import stage_of
 from transfer.config import load_config, scale_to_world
-from transfer.config_keys import check_parts, check_ranges, check_training, described_keys
+from transfer.config_keys import check_parts, check_ranges, check_training, describe_keys
 
 if TYPE_CHECKING:
     from transfer.weights.load import Weights
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--visualize", type=int, default=0, metavar="N", help="draw the predictions on N test images")
     parser.add_argument("--num-gpus", type=int, default=1, help="processes; on the CPU if there is no GPU")
     extensions.add_option(parser)
-    overrides.add_keys(parser, described_keys)
+    overrides.add_keys(parser, describe_keys)
     overrides.add_usage(parser)
     args, args.opts = overrides.parse(parser, argv)
     if args.num_gpus < 1:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get("RANK", "0") == "0":  # other ranks may come when this one has begun to write
         if not args.eval_only:
             preflight.check_output_dir(cfg, args.resume)
-        preflight.refuse_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # which may be gone then
+        preflight.check_inputs(cfg, eval_only=args.eval_only, weights=not args.resume)  # which may be gone then
     if "WORLD_SIZE" not in os.environ and args.num_gpus > 1:
         launch(args, (name, cfg))
     else:
@@ -129,7 +129,7 @@ def configure(args: argparse.Namespace) -> tuple[str, CfgNode]:
     check_ranges(cfg)
     if not args.eval_only:
         check_training(cfg)
-    preflight.refuse_unsupported(cfg, name, eval_only=args.eval_only)
+    preflight.check_engine(cfg, name, eval_only=args.eval_only)
     cfg = scale_to_world(cfg, world)
     if not args.eval_only:
         check_parts(cfg, world)
@@ -148,7 +148,7 @@ def launch(args: argparse.Namespace, configured: tuple[str, CfgNode]) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     messages = mp.get_context("spawn").SimpleQueue()
-    with interrupt.held_back():  # the ranks start with signals blocked, which would kill them during their imports
+    with interrupt.block_signals():  # the ranks start with signals blocked, which would kill them during their imports
         ranks: Any = mp.start_processes(_enter, (port, args, configured, messages), args.num_gpus, join=False)
         for number in (signal.SIGINT, signal.SIGTERM):  # a second SIGINT would stop the ranks immediately
             signal.signal(number, lambda *_: [rank.terminate() for rank in ranks.processes])
@@ -194,14 +194,14 @@ def work(args: argparse.Namespace, configured: tuple[str, CfgNode] | None = None
     name, cfg = configured or configure(args)
 
     from pretrain.common.distributed import is_main, on_every_rank, on_first_rank
-    from pretrain.common.run.stage import leaving, stage
+    from pretrain.common.run.stage import process_group, stage
     from transfer import preflight, train
     from transfer.coco import data
     from transfer.coco.results import write_results
     from transfer.distributed import join
 
     engine: Any = importlib.import_module(f"transfer.{name}_engine.engine")
-    with leaving():
+    with process_group():
         device = join(cfg.MODEL.DEVICE)
         on_every_rank(extensions.load)
         if args.eval_only:

@@ -55,7 +55,7 @@ def first_line(error: BaseException) -> str:
     return printable(next(iter(str(error).splitlines()), "")) or type(error).__name__
 
 
-def shortlist(names: Sequence[str]) -> str:
+def shorten_list(names: Sequence[str]) -> str:
     """The first five of ``names``, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 

@@ -57,7 +57,7 @@ def empty_or_text(path: Path) -> str:
     return f"it holds text, {' '.join(start.decode(errors='replace').split())[:60]!r}"
 
 
-def refuse_shards(folder: str | Path) -> None:
+def check_not_sharded(folder: str | Path) -> None:
     """Raises UserError if ``folder`` holds the shards of one checkpoint, of torch.distributed (FSDP) or DeepSpeed."""
     folder = Path(folder)
     if any(
@@ -79,23 +79,23 @@ def sha256(path: str | Path) -> str:
 
 
 def atomic_write(path: str | Path, data: bytes | str) -> None:
-    """Writes a file completely or not at all (see `replacing`); UserError if it cannot be written."""
-    with writing(path), replacing(path) as file:
+    """Writes a file completely or not at all (see `atomic_writer`); UserError if it cannot be written."""
+    with write_errors(path), atomic_writer(path) as file:
         # The text may hold a path, which need not be UTF-8.
         file.write(data.encode(errors="backslashreplace") if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def writing(path: str | Path, resume: bool = False) -> Iterator[None]:
-    """Surrounds what writes or removes ``path``: UserError (see `cannot_write`) in the place of OSError."""
+def write_errors(path: str | Path, resume: bool = False) -> Iterator[None]:
+    """Surrounds what writes or removes ``path``: UserError (see `write_error`) in the place of OSError."""
     try:
         yield
     except OSError as error:
-        raise cannot_write(path, error, resume) from error
+        raise write_error(path, error, resume) from error
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write that replaces ``path`` when the block ends; after an error nothing has changed.
 
     It has the suffix of ``path`` and lies next to it, under a name that no other process, thread or machine uses. File
@@ -139,7 +139,7 @@ def read_json(path: str | Path, kind: type = dict) -> Any:
 
 def make_folder(path: str | Path) -> None:
     """Makes a folder and its parents; UserError if that is not possible."""
-    with writing(path):
+    with write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
@@ -153,7 +153,7 @@ def write_json(path: str | Path, value: Any) -> None:
     atomic_write(path, json_text(value, indent=2) + "\n")
 
 
-def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> UserError:
+def write_error(path: str | Path, error: OSError, resume: bool = False) -> UserError:
     """The one line about a file that could not be written.
 
     Args:
@@ -169,7 +169,7 @@ def cannot_write(path: str | Path, error: OSError, resume: bool = False) -> User
 
 def remove(path: str | Path) -> None:
     """Removes a file of a run, which may be gone already; UserError if the disk fails."""
-    with writing(path, resume=True):
+    with write_errors(path, resume=True):
         Path(path).unlink(missing_ok=True)
 
 
@@ -179,7 +179,7 @@ def check_writable(path: str | Path) -> None:
     if os.path.isdir(path):
         raise UserError(f"{path} is a folder; name a file in it")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    with writing(path):
+    with write_errors(path):
         tempfile.TemporaryFile(dir=folder).close()
 
 

@@ -67,7 +67,7 @@ def install_handlers() -> None:
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Until the block ends, SIGINT and SIGTERM are requests to stop (`install_handlers`); no earlier request counts.
 
     Python handles signals in the main thread only; in another one this changes nothing.
@@ -104,7 +104,7 @@ def ignore_in_worker(_worker_id: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Blocks signals until the block ends; workers started in it inherit this, so that no signal comes too early."""
     earlier = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_IN_WORKERS | {signal.SIGTERM})
     try:

@@ -13,7 +13,7 @@ from ..common.errors import UserError, nearest
 from . import archives, folders
 from .image_data import ImageData, MissingSplit
 
-__all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "load", "refuse_missing"]
+__all__ = ["FOLDERS", "LOADERS", "ImageData", "MissingSplit", "check_exists", "load"]
 
 FOLDERS = {  # the usual name of a data set's folder in DATA.ROOT
     "imagenet": "imagenet",
@@ -48,7 +48,7 @@ def load(name: str, split: str, root: str | Path = "datasets", download: bool = 
     return _load(name, split, Path(root), False)
 
 
-def refuse_missing(name: str, root: str | Path = "datasets", download: bool = False) -> None:
+def check_exists(name: str, root: str | Path = "datasets", download: bool = False) -> None:
     """Raises UserError for an unknown name or a folder that is not there; listing the images would take long."""
     if name in LOADERS:  # they know where their images are
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.errors import UserError, shortlist
+from ..common.errors import UserError, shorten_list
 from ..common.images import SUFFIXES, Files
 from .image_data import ImageData, MissingSplit
 
@@ -157,7 +157,7 @@ def _warn_of(unread: list[str], folder: Path) -> None:
         files = "1 file is" if len(unread) == 1 else f"{len(unread)} files are"
         kinds = [kind if count == 1 else f"{kind} {count}" for kind, count in Counter(unread).most_common()]
         hint = "; HEIC needs pip install pillow-heif" if ".heic" in unread else ""
-        _log.warning(f"{files} not read: {shortlist(kinds)} (in {folder}){hint}")
+        _log.warning(f"{files} not read: {shorten_list(kinds)} (in {folder}){hint}")
 
 
 def _refuse_splits_in(folder: Path, names: list[str]) -> None:

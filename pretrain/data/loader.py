@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from ..common import distributed, interrupt
 from ..common.errors import UserError
 from ..common.images import CorruptImage
-from ..common.run.workers import ShieldedDataLoader
+from ..common.run.workers import SignalSafeDataLoader
 from .datasets import ImageData
 from .recipes import Recipe
 from .views import center_view, make_views
@@ -211,7 +211,7 @@ class _EvalViews(Dataset):
 
 def _load(views: Dataset, batches: Iterable[Any], num_workers: int, pin_memory: bool) -> Iterator[Any]:
     """What ``views`` makes of each of ``batches``, in order."""
-    loader = ShieldedDataLoader(
+    loader = SignalSafeDataLoader(
         views, batches, num_workers, collate_fn=_identity, worker_init_fn=_start_worker, pin_memory=pin_memory
     )
     for item in loader:

@@ -57,7 +57,7 @@ def blur(image: np.ndarray, sigma: float) -> None:
     cv2.sepFilter2D(image, -1, kernel, kernel, dst=image, borderType=cv2.BORDER_REPLICATE)
 
 
-class Drawn(NamedTuple):
+class ViewParams(NamedTuple):
     """The random choices of one view."""
 
     box: tuple[int, int, int, int]  # (top, left, height, width) of the image read, in its pixels
@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
     colors: list[Operation]  # in order
 
 
-def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> Drawn:
+def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> ViewParams:
     """Draws a view's random choices for an image of ``height`` x ``width`` pixels."""
     box, offset = (0, 0, height, width), None
     if isinstance(recipe.crop, RandomResizedCrop):
@@ -87,7 +87,7 @@ def draw(recipe: Recipe, height: int, width: int, rng: np.random.Generator) -> D
             colors += _draw_jitter(color, rng)
         else:
             colors.append((blur, _uniform(rng, *color.sigma)) if isinstance(color, Blur) else (gray, 0.0))
-    return Drawn(box, flip, offset, policy, [(operation, float(np.float32(value))) for operation, value in colors])
+    return ViewParams(box, flip, offset, policy, [(operation, float(np.float32(value))) for operation, value in colors])
 
 
 def make_views(
@@ -167,7 +167,7 @@ class _Policy(AutoAugment):
         return self.drawn
 
 
-def _cut(image: np.ndarray, recipe: Recipe, drawn: Drawn, size: int) -> np.ndarray:
+def _cut(image: np.ndarray, recipe: Recipe, drawn: ViewParams, size: int) -> np.ndarray:
     if isinstance(recipe.crop, CenterCrop):
         return center_view(image, size, size)
     top, left, height, width = drawn.box

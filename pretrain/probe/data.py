@@ -11,7 +11,7 @@ from ..data import datasets
 from .protocol import data_names
 
 
-class NotProbeable(UserError):
+class MissingLabels(UserError):
     """The data have no labels, or no validation images: they cannot be probed."""
 
 
@@ -37,14 +37,14 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
         opened = datasets.load(train_name, "train", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD)
     train = _labeled(train_name, opened)  # before a missing val split, which unlabeled images do not need
     if train.class_count() == 1:
-        raise NotProbeable(f"{train_name} has one class: nothing to score; make one folder per class")
+        raise MissingLabels(f"{train_name} has one class: nothing to score; make one folder per class")
     val = _labeled(val_name, datasets.load(val_name, "val", cfg.DATA.ROOT, cfg.DATA.DOWNLOAD))
     if train.image_name(0) == val.image_name(0) and len(train) == len(val):
         if cfg.DATA.VAL:  # named explicitly: a mistake
             raise UserError(
                 f"DATA.VAL {val_name} holds the same images that probes learn from ({train_name}); name others"
             )
-        raise NotProbeable(
+        raise MissingLabels(
             f"{train_name} has no val split: probes would be scored on what they learned from; name "
             "labeled images in DATA.VAL, or make train/ and val/ folders"
         )
@@ -55,5 +55,5 @@ def probe_data(cfg: CfgNode, opened: datasets.ImageData | None = None) -> ProbeD
 
 def _labeled(name: str, data: datasets.ImageData) -> datasets.ImageData:
     if not data.class_count():
-        raise NotProbeable(f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL")
+        raise MissingLabels(f"{name} has no labels to probe with; name labeled data in DATA.PROBE_TRAIN and DATA.VAL")
     return data

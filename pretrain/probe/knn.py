@@ -14,9 +14,9 @@ from torchvision.models import ResNet
 
 from ..common.distributed import AgreedStop, check_agreement, is_main, on_every_rank
 from ..common.interrupt import Stopped
-from ..common.run.stage import explained
+from ..common.run.stage import translate_torch_errors
 from ..data import datasets
-from .data import NotProbeable, ProbeData, probe_data
+from .data import MissingLabels, ProbeData, probe_data
 from .features import Features, extract, load_frozen
 from .protocol import protocol
 from .stage import probe_run
@@ -52,7 +52,7 @@ def open_data(cfg: CfgNode, train: datasets.ImageData) -> ProbeData | None:
     def load() -> tuple[ProbeData | None, str]:
         try:
             return probe_data(cfg, train), ""
-        except (NotProbeable, datasets.MissingSplit) as reason:
+        except (MissingLabels, datasets.MissingSplit) as reason:
             if cfg.DATA.PROBE_TRAIN or cfg.DATA.VAL:
                 raise
             return None, str(reason)
@@ -78,7 +78,7 @@ def evaluate(encoder: ResNet, data: ProbeData | None, cfg: CfgNode, device: torc
     training = encoder.training
     encoder.eval()
     try:
-        with explained("knn"):
+        with translate_torch_errors("knn"):
             return _score(encoder, data, cfg, device)
     finally:
         encoder.train(training)

@@ -8,7 +8,7 @@ import pytest
 
 from pretrain.common.config.limits import Range
 from pretrain.common.config.yaml_io import flatten
-from pretrain.config import _keys, default_config, described_keys, from_yaml_text, load_config
+from pretrain.config import _keys, default_config, describe_keys, from_yaml_text, load_config
 from tests.errors import refused
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ def test_every_key_is_read_by_someone():
 
 
 def test_every_key_says_what_it_means_and_which_methods_read_it():
-    described = {key.name: key for key in described_keys()}
+    described = {key.name: key for key in describe_keys()}
     assert set(described) == {key for key, _ in flatten(default_config())}
     assert [name for name, key in described.items() if not (key.meaning and key.limits)] == []
     assert described["METHOD.K1"] == ("METHOD.K1", 1.0, "at least 0", "weight of the positives' term (tcl)")

@@ -79,7 +79,7 @@ def test_both_loops_step():
 def test_steps_are_medians_without_the_first_round(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(step, "_time_our_steps", lambda cfg: iter([(9.0, 9.0), (0.25, 0.125), (0.75, 0.375)]))
     monkeypatch.setattr(step, "_time_plain_steps", lambda cfg: iter([(9.0, 9.0), (1.5, 0.5), (2.5, 0.5)]))
-    monkeypatch.setattr(step.datasets, "refuse_missing", lambda *_: None)
+    monkeypatch.setattr(step.datasets, "check_exists", lambda *_: None)
     written = numbers("step")
     assert written["milliseconds"] == {"ours": [500.0, 250.0], "plain loop": [2000.0, 500.0]}
     assert written["ratio"] == 0.25

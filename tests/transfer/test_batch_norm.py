@@ -38,7 +38,7 @@ def settle(model: nn.Module, batches: list[torch.Tensor], backbone: nn.Module | 
         model=model, engine=engine, batches=lambda **_: iter([*batches, None]), cfg=SimpleNamespace(SEED=0),
         log=SimpleNamespace(info=lambda _: None),
     )  # fmt: skip
-    batch_norm.settle_frozen_bn(state, len(batches))
+    batch_norm.estimate_frozen_bn(state, len(batches))
 
 
 GENERATOR = torch.Generator().manual_seed(0)

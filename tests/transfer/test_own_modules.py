@@ -145,7 +145,7 @@ def test_a_mapper_and_a_hook_resume_to_the_same_result(
 def test_metadata_are_checked_before_the_start(tmp_path: Path, register: Callable[..., str]) -> None:
     for key, value in (("evaluator_type", "sem_seg"), ("json_file", "nowhere.json")):
         cfg = tiny_coco.config(tmp_path, register(**{key: value}))
-        refused(lambda cfg=cfg: preflight.refuse_inputs(cfg, eval_only=False, weights=True), "own_", value)
+        refused(lambda cfg=cfg: preflight.check_inputs(cfg, eval_only=False, weights=True), "own_", value)
     for classes in ([], ["c1"]):
         cfg = tiny_coco.config(tmp_path, register(thing_classes=classes), DATASETS__TEST=())
         refused(lambda cfg=cfg: data.prepare(cfg, cfg.DATASETS.TRAIN), "own_", "categories")

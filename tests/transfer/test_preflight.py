@@ -33,7 +33,7 @@ def test_detectors_without_ap_and_without_their_labels(
     cfg = tiny_coco.config(Path("out"), name, **keys)
 
     def check() -> None:
-        preflight.refuse_unsupported(cfg, "detectron2", eval_only=eval_only)
+        preflight.check_engine(cfg, "detectron2", eval_only=eval_only)
 
     if is_refused:
         refused(check, f"MODEL.META_ARCHITECTURE is {architecture}", "GeneralizedRCNN")
@@ -46,9 +46,9 @@ def test_deformable_convolutions_need_compiled_operators(monkeypatch: pytest.Mon
     keys = {"MODEL__RESNETS__DEFORM_ON_PER_STAGE": [False, True, True, True]}
     cfg = tiny_coco.config(Path("out"), "coco_2017_val", **keys)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    preflight.refuse_unsupported(cfg, "detectron2", eval_only=False)
+    preflight.check_engine(cfg, "detectron2", eval_only=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    check = lambda: preflight.refuse_unsupported(cfg, "detectron2", eval_only=False)  # noqa: E731
+    check = lambda: preflight.check_engine(cfg, "detectron2", eval_only=False)  # noqa: E731
     refused(check, "MODEL.RESNETS.DEFORM_ON_PER_STAGE", "build")
 
 
@@ -58,7 +58,7 @@ def test_every_data_set_has_its_file_of_proposals(tmp_path: Path) -> None:
 
     def check(*test_files: str) -> None:
         cfg = tiny_coco.config(tmp_path / "out", name, **keys, DATASETS__PROPOSAL_FILES_TEST=test_files)
-        preflight.refuse_inputs(cfg, eval_only=False, weights=False)
+        preflight.check_inputs(cfg, eval_only=False, weights=False)
 
     refused(check, "DATASETS.PROPOSAL_FILES_TEST is []")
     refused(lambda: check(str(file)), "DATASETS.PROPOSAL_FILES_TEST", file)

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     overrides = ["DEVICE", "cpu", "DATALOADER.NUM_WORKERS", "0"]
     cfg = load_config(ROOT / "configs/examples/demo_jcl_R18_digits.yaml", overrides)
-    datasets.refuse_missing(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
+    datasets.check_exists(cfg.DATA.TRAIN, cfg.DATA.ROOT, False)
     forms = {"ours": _time_our_steps(cfg), "plain loop": _time_plain_steps(cfg)}
     rounds = [{name: next(steps) for name, steps in forms.items()} for _ in range(1 + args.rounds)][1:]
     medians = {name: _compute_medians([times[name] for times in rounds]) for name in forms}

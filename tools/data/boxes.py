@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import yaml
 
 from pretrain.common.config.yaml_io import load_yaml
-from pretrain.common.errors import UserError, one_line, shortlist
+from pretrain.common.errors import UserError, one_line, shorten_list
 from pretrain.common.images import open_upright
 from pretrain.data.folders import images_below
 from transfer.coco.check import upright_size
@@ -48,7 +48,9 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
         if name != (other := photos.setdefault(os.path.splitext(name)[0], name)):
             raise UserError(f"{other} and {name} in {images} have one name; leave one of them")
     if lost := [str(path) for name, path in files.items() if name not in photos]:
-        raise UserError(f"no image in {images} is named as {shortlist(lost)}; --images is the folder of their images")
+        raise UserError(
+            f"no image in {images} is named as {shorten_list(lost)}; --images is the folder of their images"
+        )
     if not files:
         raise UserError(f"no {suffix} files in {labels}")
     records: list[dict[str, Any]] = []
@@ -67,7 +69,7 @@ def read_boxes(labels: Path, images: Path, names: Path | None) -> dict[str, Any]
         except UserError as error:
             bad.append(str(error))
     if bad:
-        raise UserError(f"{shortlist(bad)}; correct or remove what is named")
+        raise UserError(f"{shorten_list(bad)}; correct or remove what is named")
     classes = classes or {name: name for name in sorted({item[0] for _, item in objects})}
     ids = {key: number for number, key in enumerate(classes, 1)}
     annotations = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from pretrain.common.errors import UserError, shortlist
+from pretrain.common.errors import UserError, shorten_list
 from transfer.coco.check import box_format_problem, check, drop_bad
 
 
@@ -30,7 +30,7 @@ def write_split(folder: Path, content: dict[str, Any], val: int | float, seed: i
     records = content["images"]
     problems = list(check(content, images or None))
     if bad := [problem.text for problem in problems if problem.section != "annotations"]:
-        raise UserError(f"{shortlist(bad)}; fix them, then split")
+        raise UserError(f"{shorten_list(bad)}; fix them, then split")
     if reason := box_format_problem(drop_bad(content, problems)):
         raise UserError(reason)
     classes_of: dict[Any, set[Any]] = {image["id"]: set() for image in records}

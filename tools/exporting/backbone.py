@@ -25,7 +25,7 @@ from torchvision.models import ResNet
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import json_text, replacing
+from pretrain.common.files import atomic_writer, json_text
 from pretrain.common.weights.resnet_names import DEPTHS, is_bottleneck, to_detectron2, to_transformers
 from pretrain.data.views import center_view, normalize
 from pretrain.model.encoder import build_backbone, feature_dim
@@ -233,7 +233,7 @@ def _export_onnx(backbone: Backbone, output: Path) -> dict[str, float]:
     assert program is not None
     model = program.model_proto
     model.metadata_props.add(key="provenance", value=json_text(backbone.provenance))
-    with replacing(output) as stream:
+    with atomic_writer(output) as stream:
         stream.write(model.SerializeToString())
         stream.flush()
         session = onnxruntime.InferenceSession(stream.name, providers=["CPUExecutionProvider"])

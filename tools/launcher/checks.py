@@ -13,10 +13,10 @@ from pretrain.common.errors import UserError
 from pretrain.common.files import read_json
 from pretrain.common.run.folder import check_free, check_stage_of
 from pretrain.config import from_yaml_text
-from pretrain.preflight import check_divisible, check_same_run, refuse_missing_data
+from pretrain.preflight import check_data_exists, check_divisible, check_same_run
 from transfer.config import load_config, scale_to_world
 from transfer.config_keys import check_parts
-from transfer.preflight import refuse_inputs, refuse_unsupported
+from transfer.preflight import check_engine, check_inputs
 from transfer.train_net import pick_engine
 
 from .jobs import check_not_running, job_states
@@ -89,16 +89,16 @@ def check_stage(node: Node, options: Options, *, download: bool = True) -> None:
     if spec.stage == "transfer":
         cfg, eval_only = _detector_config(spec), _is_evaluation(spec)
         engine = pick_engine(spec.args[0][spec.args[0].index("--engine") + 1])
-        refuse_unsupported(cfg, engine, eval_only=eval_only)
+        check_engine(cfg, engine, eval_only=eval_only)
         if sees_data:
             weights = is_new and (download or "://" not in cfg.MODEL.WEIGHTS)
-            refuse_inputs(cfg, eval_only=eval_only, weights=weights)
+            check_inputs(cfg, eval_only=eval_only, weights=weights)
         if not eval_only:
             check_parts(scale_to_world(cfg, world), world)
     else:
         cfg = from_yaml_text(spec.config)
         if sees_data:
-            refuse_missing_data(cfg, spec.stage, weights=is_new)
+            check_data_exists(cfg, spec.stage, weights=is_new)
         check_divisible(cfg, spec.stage, world)
 
 

@@ -68,7 +68,7 @@ def is_finished(folder: Path, job: Mapping[str, Any]) -> bool:
     return bool(tries) and tries[-1]["state"] in ("done", "stopped", "failed")
 
 
-def silent_end(folder: Path) -> str:
+def describe_unrecorded_exit(folder: Path) -> str:
     """Why a job may have ended without recording how."""
     if shutil.disk_usage(folder).free < 2**20:
         return f"it could not record how it ended: the disk of {folder} is full"

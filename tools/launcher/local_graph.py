@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.errors import UserError
 
-from .jobs import silent_end
-from .local_job import LocalJob, ended_by, note_end
+from .jobs import describe_unrecorded_exit
+from .local_job import LocalJob, record_stop, stopped_by
 from .options import Options, visible_gpus
 from .rank_main import LOCAL_STOP, hang_up
 from .records import attempts
@@ -131,10 +131,10 @@ class LocalRun:
         self._free_gpus = job.gpus + self._free_gpus
         stage, folder = job.spec.stage, job.spec.folder
         last: dict[str, Any] = next(iter(attempts(folder, {"logs": job.logs})[-1:]), {"state": "running"})
-        by = ended_by(job.folder, job.logs)
+        by = stopped_by(job.folder, job.logs)
         if self._signals and not by:
             by = f"a second {self._signals[1]}" if len(self._signals) > 1 else self._signals[0]
-            note_end(job.folder, job.logs, by)
+            record_stop(job.folder, job.logs, by)
         if by:
             self._interruptions.append(_interruption(folder, last, by))
         elif last["state"] == "done":
@@ -147,7 +147,10 @@ class LocalRun:
                 seen = failure["traceback"] if failure["rank"] else ""  # rank 0 prints its own
                 self._fail(key, f"{seen}{place}: {failure['error']}", 1)
         else:
-            state, reason = last["state"].replace("running", "failed"), last.get("reason") or silent_end(Path(folder))
+            state, reason = (
+                last["state"].replace("running", "failed"),
+                last.get("reason") or describe_unrecorded_exit(Path(folder)),
+            )
             self._fail(key, f"{stage} in {folder} {state}: {reason}; run the same command again to resume", 1)
 
     def _end_well(self, key: str, job: LocalJob) -> None:

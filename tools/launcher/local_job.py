@@ -107,7 +107,7 @@ class LocalJob:
 
     def _was_ended(self, code: int) -> bool:
         """True if a signal ended the rank because the user ended the job, perhaps before the rank had its handlers."""
-        return code < 0 and (self._is_stopping or bool(ended_by(self.folder, self.logs)))
+        return code < 0 and (self._is_stopping or bool(stopped_by(self.folder, self.logs)))
 
 
 def _environment(options: Options, gpus: Sequence[str]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def is_running(job: Mapping[str, Any]) -> bool:
 
 def stop(folder: Path, job: Mapping[str, Any], now: bool) -> None:
     """Ends a job that another process has started; ``now``: without time for a checkpoint."""
-    note_end(folder, Path(job["logs"]), "launch.py cancel --now" if now else "launch.py cancel")
+    record_stop(folder, Path(job["logs"]), "launch.py cancel --now" if now else "launch.py cancel")
     if now:
         kill(job["processes"])
         return
@@ -161,16 +161,16 @@ def kill(processes: Mapping[str, str]) -> None:
         time.sleep(0.05)
 
 
-def note_end(folder: Path, logs: Path, by: str) -> None:
+def record_stop(folder: Path, logs: Path, by: str) -> None:
     """Records who ended the job that logs to ``logs``: a process that is killed cannot record it."""
     with contextlib.suppress(UserError):  # on a full disk the job must still end
-        atomic_write(folder / "launch" / logs.name / "ended_by", by)
+        atomic_write(folder / "launch" / logs.name / "stopped_by", by)
 
 
-def ended_by(folder: Path, logs: Path) -> str:
-    """Who ended the job that logs to ``logs`` (see `note_end`); empty: nobody did."""
+def stopped_by(folder: Path, logs: Path) -> str:
+    """Who ended the job that logs to ``logs`` (see `record_stop`); empty: nobody did."""
     with contextlib.suppress(OSError):
-        return (folder / "launch" / logs.name / "ended_by").read_text()
+        return (folder / "launch" / logs.name / "stopped_by").read_text()
     return ""
 
 

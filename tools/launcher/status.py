@@ -19,7 +19,7 @@ from pretrain.common.run.folder import FAILED, stage_of
 from pretrain.common.run.lock import holder
 
 from . import local_job
-from .jobs import is_finished, job_states, silent_end, why_unknown
+from .jobs import describe_unrecorded_exit, is_finished, job_states, why_unknown
 from .records import attempts, files_below, launch_files
 
 _PLANS = ("pipeline.json", "sweep.json")
@@ -111,7 +111,7 @@ def _of_job(folder: Path, record: dict[str, Any], state: str) -> dict[str, Any]:
     elif state == "PENDING":
         reason = detail.strip("()") or reason
     elif state != "RUNNING":
-        state, reason = _outcome(state, is_complete, last, local_job.ended_by(folder, Path(job["logs"])), folder)
+        state, reason = _outcome(state, is_complete, last, local_job.stopped_by(folder, Path(job["logs"])), folder)
         tries[-1:] = [{**last, "state": state}] if last else []
     return {
         "stage": record["spec"]["stage"], "job": job, "state": state.lower(), "reason": reason, "attempts": tries,
@@ -129,7 +129,7 @@ def _outcome(state: str, is_complete: bool, last: dict[str, Any], by: str, folde
     if state not in ("ENDED", "UNKNOWN", "COMPLETED", "FAILED"):
         return state, last.get("reason", "")
     if recorded == "running":
-        return "killed", silent_end(folder)
+        return "killed", describe_unrecorded_exit(folder)
     return recorded or state, last.get("reason", "")
 
 

@@ -21,7 +21,7 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from pretrain.common.config import extensions
 from pretrain.common.errors import UserError, one_line
-from pretrain.common.files import atomic_write, cannot_write, make_folder
+from pretrain.common.files import atomic_write, make_folder, write_error
 from pretrain.common.run import wandb
 from pretrain.common.run.folder import git_state
 
@@ -142,7 +142,7 @@ def _nothing_left(log_folder: Path) -> Iterator[None]:
             number = int(error.args[0][0][2].partition("[Errno ")[2].partition("]")[0] or errno.EIO)
             error = OSError(number, os.strerror(number))
         if isinstance(error, OSError):
-            raise cannot_write(log_folder, error) from error
+            raise write_error(log_folder, error) from error
         raise
 
 

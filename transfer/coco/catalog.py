@@ -55,7 +55,7 @@ def files(name: str) -> tuple[Path, Path] | None:
     return None
 
 
-def refuse_other_evaluators(name: str) -> None:
+def check_evaluator(name: str) -> None:
     """Raises UserError for a data set whose metrics the Detectron2 engine does not compute."""
     if (kind := metadata(name).get("evaluator_type", "")) not in ("coco", *OTHER_EVALUATORS):
         raise UserError(

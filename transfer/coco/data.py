@@ -21,7 +21,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, nearest, shortlist
+from pretrain.common.errors import UserError, nearest, shorten_list
 from pretrain.common.files import atomic_write, existing_file, read_json
 
 from ..config import classes_key
@@ -60,7 +60,7 @@ def in_catalog(name: str) -> bool:
     return not name.startswith("coco:") and name not in _SPLITS
 
 
-def refuse_catalog(names: Iterable[str]) -> None:
+def check_not_in_catalog(names: Iterable[str]) -> None:
     """Raises UserError for a name that the torchvision engine does not know."""
     for name in filter(in_catalog, names):
         raise UserError(
@@ -146,7 +146,7 @@ def prepare(
         for split in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     )
     if shared := sorted(train & test):
-        log(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shortlist(shared)}")
+        log(f"metrics are of training images: DATASETS.TRAIN and DATASETS.TEST share {shorten_list(shared)}")
     return list(next(iter(classes.values()), ()))
 
 
@@ -172,7 +172,7 @@ def check_same_categories(names: Classes, remedy: str = "give both the same cate
     for name, given in others:
         if len(labels) != len(given):
             (small, few), (large, many) = sorted([(first, labels), (name, given)], key=lambda item: len(item[1]))
-            extra = shortlist([repr(label) for label in many if label not in few])
+            extra = shorten_list([repr(label) for label in many if label not in few])
             raise UserError(f"category {extra} is in {large}, but not in {small}; {remedy}")
         for n, (a, b) in enumerate(zip(labels, given, strict=True), 1):
             if a != b:
@@ -235,11 +235,11 @@ def _checked(name: str, data_set: CocoSet, cfg: CfgNode, *, decode: bool) -> tup
     texts = [problem.text for problem in problems]
     if problems and not data_set.skip_bad:
         raise UserError(
-            f"{where}: {shortlist(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip these records"
+            f"{where}: {shorten_list(texts)}; fix them, or add :skip_bad to coco:ANNOTATIONS:IMAGES to skip them"
         )
     content = unify(drop_bad(content, problems), masks=model.MASK_ON, keypoints=model.KEYPOINT_ON)
     if not (content["images"] and content["categories"]):
-        raise UserError(f"{where} has no images or no categories left: {shortlist(texts) or 'correct the file'}")
+        raise UserError(f"{where} has no images or no categories left: {shorten_list(texts) or 'correct the file'}")
     if text := box_format_problem(content):
         raise UserError(f"{where}: {text}")
     labels = category_names(content)

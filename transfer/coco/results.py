@@ -100,7 +100,7 @@ def evaluate(
     return results
 
 
-def flat_sets(results: Mapping[str, Metrics]) -> dict[str, float]:
+def flatten_metrics(results: Mapping[str, Metrics]) -> dict[str, float]:
     """Data set -> its metrics as ``{"bbox/AP": 38.1, ...}`` without the empty ones, for metrics.json.
 
     Where there are several data sets, the set's name comes first, as in Detectron2.

@@ -20,7 +20,7 @@ from pretrain.common.images import open_upright
 from .. import MAPPERS
 from ..coco.data import find, read, resolve
 from ..coco.keypoints import flip_pairs, keypoint_names
-from ..samplers import Mapped, index_batches, load
+from ..samplers import MappedRecords, index_batches, load
 
 
 def register(name: str, cfg: CfgNode) -> None:
@@ -92,7 +92,7 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
 
     def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
         stream = index_batches(weights, wide, cfg.SOLVER.IMS_PER_BATCH // world, seed, rank, world, start)
-        return load(Mapped(dataset, partial(_map, mapper, seed)), stream, workers)
+        return load(MappedRecords(dataset, partial(_map, mapper, seed)), stream, workers)
 
     return batches, len(dataset)
 
@@ -107,9 +107,9 @@ def test_batches(cfg: CfgNode, name: str) -> tuple[Iterator[list[dict[str, Any]]
     return load(test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS), len(batches)
 
 
-def test_images(cfg: CfgNode, records: list[dict[str, Any]]) -> Mapped:
+def test_images(cfg: CfgNode, records: list[dict[str, Any]]) -> MappedRecords:
     """Records as the model takes them in an evaluation."""
-    return Mapped(DatasetFromList(records, copy=False), partial(_map, build_mapper(cfg, False), 0))
+    return MappedRecords(DatasetFromList(records, copy=False), partial(_map, build_mapper(cfg, False), 0))
 
 
 def _map(

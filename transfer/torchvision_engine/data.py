@@ -24,7 +24,7 @@ from pretrain.common.errors import UserError
 from ..coco import data as coco_data
 from ..coco.keypoints import flip_pairs, keypoint_names, mirror
 from ..coco.masks import outlines
-from ..samplers import Mapped, index_batches, load
+from ..samplers import MappedRecords, index_batches, load
 from .mapper import Mapper, build_mapper
 
 
@@ -148,7 +148,7 @@ def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, A
     def batches(*, seed: int, start: int, workers: int) -> Iterator[list[dict[str, Any]]]:
         size = cfg.SOLVER.IMS_PER_BATCH // world_size()
         stream = index_batches([1.0] * len(records), wide, size, seed, rank(), world_size(), start)
-        return load(Mapped(records, partial(_map, mapper, seed)), stream, workers, pin=_pin(cfg))
+        return load(MappedRecords(records, partial(_map, mapper, seed)), stream, workers, pin=_pin(cfg))
 
     return batches, len(records)
 
@@ -159,9 +159,9 @@ def evaluation_batches(cfg: CfgNode, records: Records, share: range) -> Iterator
     return load(test_images(cfg, records), batches, cfg.DATALOADER.NUM_WORKERS, pin=_pin(cfg))
 
 
-def test_images(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> Mapped:
+def test_images(cfg: CfgNode, records: Sequence[dict[str, Any]]) -> MappedRecords:
     """Records as the model takes them in an evaluation."""
-    return Mapped(records, partial(_map, build_mapper(cfg, False, ()), None))
+    return MappedRecords(records, partial(_map, build_mapper(cfg, False, ()), None))
 
 
 def _map(mapper: Mapper, seed: int | None, record: dict[str, Any], position: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain.common.config.yaml_io import parse_yaml
 from pretrain.common.errors import UserError
-from pretrain.common.files import cannot_write, existing_file, refuse_shards, remove, replacing, write_json
+from pretrain.common.files import atomic_writer, check_not_sharded, existing_file, remove, write_error, write_json
 from pretrain.common.run.folder import stage_of
 from pretrain.common.run.lock import claim
 from pretrain.common.weights.resnet_names import PREFIX, is_bottleneck, to_detectron2
@@ -117,7 +117,7 @@ def convert(
         try:
             if os.path.exists(output) and not overwrite and output.read_bytes() != data:
                 raise UserError(f"{output} exists and differs; add --overwrite or name another file")
-            with replacing(output) as stream:
+            with atomic_writer(output) as stream:
                 stream.write(data)
                 stream.flush()
                 written = read_weights_file(stream.name)
@@ -125,7 +125,7 @@ def convert(
                 errors = verify(tensors, backbone, back=back, stride_in_1x1=stride_in_1x1)
                 remove(record)  # it describes the earlier output
         except OSError as error:
-            raise cannot_write(output, error) from error
+            raise write_error(output, error) from error
         write_json(record, {**provenance, "file_sha256": written.sha256})
     return Conversion(output, provenance, errors, backbone.unread)
 
@@ -146,7 +146,7 @@ def open_source(source: str | Path, unsafe_pickle: bool = False, warn: Callable[
     paths = checkpoints.all_in(source) or checkpoint.all_in(source)
     if newest := checkpoint.first_readable(paths, source, warn, read_weights_file):
         return newest[1]
-    refuse_shards(source)
+    check_not_sharded(source)
     raise UserError(
         f"{source} holds no checkpoint (checkpoint_*.pth of pretraining, model_*.pth of a detector); resume its "
         "training, or name another folder or file"

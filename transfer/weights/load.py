@@ -20,7 +20,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from pretrain.common.config.yaml_io import get
-from pretrain.common.errors import UserError, shortlist
+from pretrain.common.errors import UserError, shorten_list
 from pretrain.common.files import read_json, sha256
 from pretrain.common.weights.backbone import infer_arch
 from pretrain.common.weights.file import COUNTER, Damaged, check_values, read_weights_file
@@ -210,9 +210,9 @@ def load_weights(
     if missing and require_heads and all(name.startswith(PREFIX) for name in state):
         raise UserError(f"{path} holds a backbone only, no detector; {_TO_EVALUATE}")
     if missing:
-        raise UserError(f"{path} lacks {shortlist(missing)} of this detector; {remedy}")
+        raise UserError(f"{path} lacks {shorten_list(missing)} of this detector; {remedy}")
     if extra := [name for name in state if name not in target and is_required(name)]:
-        raise UserError(f"{path} holds {shortlist(extra)}, which this detector does not have; {remedy}")
+        raise UserError(f"{path} holds {shorten_list(extra)}, which this detector does not have; {remedy}")
     copied = [name for name in target if name in state and target[name].shape == state[name].shape]
     random = [name for name in target if name not in copied and not name.endswith(COUNTER)]
     if name := next(filter(is_required, random), ""):

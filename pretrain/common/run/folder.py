@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, escape_unprintable, printable, shortlist
-from ..files import atomic_write, make_folder, writing
+from ..errors import UserError, escape_unprintable, printable, shorten_list
+from ..files import atomic_write, make_folder, write_errors
 
 FAILED = "failed.txt"  # the error that ended the folder's last start, until the next one
 _PRODUCTS = "config.yaml environment.txt events.out.tfevents.* failed.txt log.txt metrics.json results.json views.png"
@@ -38,7 +38,7 @@ def check_free(folder: str | Path, patterns: Iterable[str], marker: str, option:
     """Raises UserError if a folder has files of these names, but no ``marker``, which the launcher makes."""
     files = sorted(path.name for pattern in patterns for path in Path(folder).glob(pattern))
     if files and not (Path(folder) / marker).exists():
-        raise UserError(f"{folder} holds {shortlist(files)} of another program; choose another {option}")
+        raise UserError(f"{folder} holds {shorten_list(files)} of another program; choose another {option}")
 
 
 def stage_of(output_dir: str | Path) -> str:
@@ -64,7 +64,7 @@ def setup_logging(output_dir: str | Path, rank: int = 0, name: str = "pretrain")
     form = _Printable("[%(asctime)s] %(message)s", datefmt="%m/%d %H:%M:%S")
     path = Path(output_dir) / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
     make_folder(path.parent)
-    with writing(path):
+    with write_errors(path):
         file = logging.FileHandler(path, encoding="utf-8", delay=rank > 0, errors="backslashreplace")
     escape_unprintable()
     handlers: list[logging.Handler] = [file, logging.StreamHandler(sys.stdout)] if rank == 0 else [file]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import cannot_write, make_folder
+from ..files import make_folder, write_error
 
 _TOUCH_PERIOD_S, _DEAD_AFTER_S = 10.0, 90.0  # a file server may show a touch 60 s late
 _NAMELESS_AFTER_S = 5.0  # an owner that has not written its name by then was killed as it began
@@ -85,7 +85,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
                 file.write(json.dumps(record))
             others = [path for path in _owners(folder, of) if path != owner_file]
             if all(_is_dead(path, _read(path)) for path in others):
-                unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `replacing`
+                unfinished = folder.glob(f".{glob.escape(of) or '*'}.{'[0-9a-f]' * 32}.tmp*")  # see `atomic_writer`
                 for path in (*others, *unfinished):
                     path.unlink(missing_ok=True)
                 return owner_file
@@ -97,7 +97,7 @@ def _create(folder: Path, of: str, record: dict[str, Any]) -> Path:
             if not _read(owner_file):
                 with contextlib.suppress(OSError):
                     owner_file.unlink(missing_ok=True)
-            raise cannot_write(owner_file, error) from error
+            raise write_error(owner_file, error) from error
 
 
 def _touch(path: Path, released: threading.Event) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic_write, json_text, remove, writing
+from ..files import atomic_write, json_text, remove, write_errors
 from . import wandb
 
 
@@ -67,7 +67,7 @@ class MetricsWriter:
 
     def _writing(self) -> AbstractContextManager[None]:
         """TensorBoard's errors occur in its own thread, and its next call raises them."""
-        return writing(self._path.parent, resume=True)
+        return write_errors(self._path.parent, resume=True)
 
     def close(self) -> None:
         with self._writing():

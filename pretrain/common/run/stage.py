@@ -51,7 +51,7 @@ def stage(
     """
     with contextlib.ExitStack() as held:
         if not dist.is_initialized():
-            held.enter_context(leaving())
+            held.enter_context(process_group())
         device = join if isinstance(join, torch.device) else join()
 
         def take() -> None:
@@ -65,7 +65,7 @@ def stage(
 
         on_first_rank(take)
         try:
-            with explained(name):
+            with translate_torch_errors(name):
                 yield device
         except Exception as error:
             if not isinstance(error, Stopped):
@@ -75,7 +75,7 @@ def stage(
 
 
 @contextlib.contextmanager
-def explained(name: str) -> Iterator[None]:
+def translate_torch_errors(name: str) -> Iterator[None]:
     """Turns what torch raises when memory runs out, or a worker or another rank is lost, into a UserError.
 
     torch may raise it between any two lines of the block; ``name`` is the stage's, for the remedy.
@@ -102,7 +102,7 @@ def explained(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Leaves the process group, if any, when the block ends: together with the other ranks if it ends or is stopped.
 
     The first rank to exit would end the others, which may be about to write. After an error the group is left only at

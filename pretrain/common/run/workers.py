@@ -38,7 +38,7 @@ def verdict(share: float, limit: float) -> str:
     return f"loader-bound: raise DATALOADER.NUM_WORKERS, at most to the {max(1, cores)} core(s) that each process has"
 
 
-class ShieldedDataLoader(DataLoader):
+class SignalSafeDataLoader(DataLoader):
     """torch's DataLoader, with workers that obey SIGTERM from their parent and no other request to stop.
 
     A preemption signals every process of a job. The stage must finish its step and write a checkpoint, for which it
@@ -67,7 +67,7 @@ class ShieldedDataLoader(DataLoader):
             resource_tracker.ensure_running()  # starting it unblocks signals
         before = set(multiprocessing.active_children())
         on_child = signal.getsignal(signal.SIGCHLD)
-        with interrupt.held_back():  # until the new workers ignore them
+        with interrupt.block_signals():  # until the new workers ignore them
             batches = super().__iter__()
         if threading.current_thread() is threading.main_thread():
             # torch's handler raises wherever a worker's death finds this thread, such as in the writing of a file.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config.yaml_io import parse_yaml
-from ..errors import UserError, shortlist
+from ..errors import UserError, shorten_list
 from . import checkpoint
 from .file import COUNTER, WeightsFile, check_values, read_weights_file
 from .resnet_names import DEPTHS, is_bottleneck
@@ -76,7 +76,7 @@ def extract_backbone(file: WeightsFile, encoder: str = "query", prefix: str = ""
     """
     path, networks = file.path, find_networks(file.tensors)
     if not networks:
-        kind = describe_kind(file.tensors) or f"; its tensors are {shortlist(list(file.tensors))}"
+        kind = describe_kind(file.tensors) or f"; its tensors are {shorten_list(list(file.tensors))}"
         raise UserError(f"{path} holds no ResNet{kind}")
     network = _choose_network(networks, encoder, prefix, path)
     arch, stem, shapes = check_structure(network.state, path)
@@ -123,9 +123,9 @@ def check_structure(state: Mapping[str, Tensor], path: str | Path) -> tuple[str,
     if stem == "cifar":
         shapes["conv1.weight"] = torch.Size((shapes["conv1.weight"][0], 3, 3, 3))
     if unknown := [name for name in state if name not in shapes]:
-        raise UserError(f"{path} holds {shortlist(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
+        raise UserError(f"{path} holds {shorten_list(unknown)}, which a {arch} does not have{describe_kind(unknown)}")
     if missing := [name for name in shapes if name not in state and not name.endswith(COUNTER)]:
-        raise UserError(f"{path} lacks {shortlist(missing)} of a {arch}")
+        raise UserError(f"{path} lacks {shorten_list(missing)} of a {arch}")
     for name, tensor in state.items():
         if tensor.shape != shapes[name] and not (name.endswith(COUNTER) and tensor.numel() == 1):
             raise UserError(
@@ -180,7 +180,7 @@ def _arch(network: Network, path: Path) -> str:
 
 
 def _listed(archs: Mapping[Network, str]) -> str:
-    return shortlist([f"{network.prefix[:-1] or '.'} ({arch or 'incomplete'})" for network, arch in archs.items()])
+    return shorten_list([f"{network.prefix[:-1] or '.'} ({arch or 'incomplete'})" for network, arch in archs.items()])
 
 
 def _check_padding(file: WeightsFile, network: Network) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import UserError, first_line
-from ..files import cannot_write, existing_file, refuse_shards, remove, replacing
+from ..files import atomic_writer, check_not_sharded, existing_file, remove, write_error
 from .file import Damaged, read
 
 FINAL = "checkpoint_final.pth"
@@ -29,10 +29,10 @@ def path_of_step(output_dir: str | Path, step: int) -> Path:
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint completely or not at all (see `files.replacing`); UserError if the disk fails."""
+    """Writes a checkpoint completely or not at all (see `files.atomic_writer`); UserError if the disk fails."""
     path = Path(path)
     try:
-        with replacing(path) as file:
+        with atomic_writer(path) as file:
             torch.save(dict(state), file)
     except (OSError, RuntimeError) as error:
         failed: BaseException | None = error  # torch raises a RuntimeError in the context of a write that failed
@@ -40,7 +40,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
             failed = failed.__cause__ or failed.__context__
         if failed is None:  # a failed device or a lack of memory, for which freeing the disk is no remedy
             raise
-        raise cannot_write(path, failed, resume=True) from error
+        raise write_error(path, failed, resume=True) from error
 
 
 def all_in(output_dir: str | Path) -> list[Path]:
@@ -103,7 +103,7 @@ def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
         return existing_file(path, "run folder or checkpoint")
     newest_good = newest(path, warn)
     if newest_good is None:
-        refuse_shards(path)
+        check_not_sharded(path)
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")
     return newest_good[0]
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError, first_line, shortlist
+from ..errors import UserError, first_line, shorten_list
 from ..files import empty_or_text, existing_file, read_json, sha256
 
 COUNTER = "num_batches_tracked"  # of batch norm; no forward pass reads it, and old files lack it
@@ -98,7 +98,7 @@ def read_weights_file(path: str | Path, unsafe_pickle: bool = False) -> WeightsF
         short = ".".join(part for part in name.split(".") if part not in WRAPPERS)
         tensors[name if short in tensors else short] = tensor
     if not tensors:
-        raise UserError(f"{path} holds no tensors, only {shortlist([str(key) for key in content]) or 'nothing'}")
+        raise UserError(f"{path} holds no tensors, only {shorten_list([str(key) for key in content]) or 'nothing'}")
     digest = sha256(path)
     return WeightsFile(path, digest, content, tensors, _provenance(content, path, digest))
 

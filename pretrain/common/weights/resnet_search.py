@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..errors import shortlist
+from ..errors import shorten_list
 from .file import WRAPPERS
 from .resnet_names import DEPTHS, names, to_transformers
 
@@ -115,7 +115,7 @@ def summarize_unread(tensors: Iterable[str], networks: Sequence[Network], chosen
             module = ".".join(short.split(".")[:-1][:2]) or short
             other = next((prefix[:-1] for prefix in prefixes if name.startswith(prefix)), module)
             modules.setdefault(other, []).append(short)
-    return shortlist([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
+    return shorten_list([shorts[0] if len(shorts) == 1 else module for module, shorts in modules.items()])
 
 
 @cache

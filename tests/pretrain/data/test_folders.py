@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pretrain.data import folders
-from pretrain.data.datasets import ImageData, MissingSplit, load, refuse_missing
+from pretrain.data.datasets import ImageData, MissingSplit, check_exists, load
 from tests.errors import refused
 from tests.pretrain.images import picture, write_folder
 
@@ -126,7 +126,7 @@ def test_imagenet(tmp_path: Path):
 @pytest.mark.parametrize("place", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
 def test_other_names_of_imagenets_folder(tmp_path: Path, place: str):
     write_folder(tmp_path / place, ["train/n02/b.JPEG", "train/n01/a.JPEG"])
-    refuse_missing("imagenet", tmp_path)
+    check_exists("imagenet", tmp_path)
     assert names(load("imagenet", "train", tmp_path), tmp_path / place / "train") == ["n01/a.JPEG", "n02/b.JPEG"]
     with pytest.raises(MissingSplit):
         load("imagenet", "val", tmp_path)
@@ -240,4 +240,4 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_missing_is_reported(tmp_path: Path, name: str, split: str, named: str):
     refused(lambda: load(name.format(tmp_path), split, tmp_path), named.format(tmp_path))
     if split == "train":
-        refused(lambda: refuse_missing(name.format(tmp_path / "none"), tmp_path / "none"))
+        refused(lambda: check_exists(name.format(tmp_path / "none"), tmp_path / "none"))

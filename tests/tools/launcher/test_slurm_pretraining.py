@@ -77,7 +77,7 @@ def test_a_node_that_dies_while_it_writes_a_checkpoint_costs_that_checkpoint(
     slurm_options: Options, slurm_cluster: SlurmCluster, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_alone(stages.pretrain("", overrides(images, tmp_path / "whole")))
-    marker = tmp_path / "writing"
+    marker = tmp_path / "write_errors"
     extend(monkeypatch, tmp_path, _STUCK_CHECKPOINT.format(marker=str(marker)))
     (job,) = submit([stages.pretrain("", overrides(images, tmp_path / "cut"))], slurm_options)
     wait_for(marker.exists, 120)

@@ -136,7 +136,7 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(lambda: data.find("keypoints_coco_2017_train"), tmp_path / "coco/train2017")
     (tmp_path / "coco" / "train2017").mkdir()
     assert data.resolve("keypoints_coco_2017_train", "")[1] == tmp_path / "coco" / "train2017"
-    refused(lambda: data.refuse_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
+    refused(lambda: data.check_not_in_catalog(["coco_2017_vall"]), "'coco_2017_val'", "--engine detectron2")
     for bad in ("coco:a.json", "coco:a.json:", "coco:a.json:b:maybe"):
         refused(lambda bad=bad: data.find(bad), bad, "coco:ANNOTATIONS")
     (tmp_path / "a.json").write_text("{}")

@@ -139,5 +139,5 @@ def test_results_file(tmp_path: Path, things: dict[str, Any]) -> None:
     assert content["predictions"] == {"coco:a.json:b": predictions}
     assert content["weights"] == given and content["engine"]["name"] == "torchvision"
     one, two = {"a": {"bbox": {"AP": 1.0}}}, {"a": {"bbox": {"AP": 1.0}}, "b": {"bbox": {"AP": 2.0, "APl": None}}}
-    assert results.flat_sets(one) == {"bbox/AP": 1.0} and results.flat_sets({}) == {}
-    assert results.flat_sets(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}
+    assert results.flatten_metrics(one) == {"bbox/AP": 1.0} and results.flatten_metrics({}) == {}
+    assert results.flatten_metrics(two) == {"a/bbox/AP": 1.0, "b/bbox/AP": 2.0}

@@ -119,12 +119,12 @@ def test_every_tensor_of_a_backbone_reaches_the_c4_detector(tmp_path: Path) -> N
 def test_missing_and_damaged_voc_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / "voc_R50_C4_24k.yaml")
-    refused(lambda: preflight.refuse_inputs(cfg, eval_only=False, weights=False), "datasets/VOC2007 of voc_2007")
+    refused(lambda: preflight.check_inputs(cfg, eval_only=False, weights=False), "datasets/VOC2007 of voc_2007")
     write_voc(tmp_path / "datasets")
-    preflight.refuse_inputs(cfg, eval_only=False, weights=False)
+    preflight.check_inputs(cfg, eval_only=False, weights=False)
     next(Path("datasets/VOC2012/Annotations").iterdir()).write_text("<annotation>")
     refused(lambda: catalog.prepare("voc_2012_trainval", None), "voc_2012_trainval")
-    refused(lambda: preflight.data.refuse_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
+    refused(lambda: preflight.data.check_not_in_catalog(["voc_2007_test"]), "voc_2007_test", "--engine detectron2")
 
 
 @pytest.mark.detectron2

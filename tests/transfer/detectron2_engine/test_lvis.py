@@ -72,6 +72,6 @@ def test_the_recipe_trains_and_is_scored(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cfg = load_config(CONFIGS / RECIPE)
-    refused(lambda: preflight.refuse_inputs(cfg, eval_only=False, weights=False), "lvis/lvis_v1_train.json")
+    refused(lambda: preflight.check_inputs(cfg, eval_only=False, weights=False), "lvis/lvis_v1_train.json")
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda package: None if package == "lvis" else 1)
     refused(lambda: catalog.files("lvis_v1_val"), "pip install --no-deps lvis")

@@ -233,7 +233,7 @@ def test_a_failure_ends_its_own_branch_only(tmp_path: Path, capfd: pytest.Captur
 
 def test_cancel_stops_all_of_them_and_starts_no_other(tmp_path: Path):
     code = (
-        "import sys; from pathlib import Path; from tests.tools.launcher.test_run import *\n"
+        "import sys; from pathlib import Path; from tests.tools.launcher.test_local_graph import *\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "nodes = [Node(name, fake(folder / name, 'count', 1000, 0.05)) for name in 'abc']\n"
         "sys.exit(run(graph_of(folder, *nodes), two()))"

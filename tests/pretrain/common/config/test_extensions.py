@@ -20,7 +20,7 @@ from pretrain.preflight import check_same_run
 from tests.errors import refused
 from tools.launcher import stages
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TEMPLATES = [ROOT / "docs" / "templates" / f"my_{name}.py" for name in ("data", "objective", "views")]
 SMALL = "SOLVER.MAX_STEPS 2 SOLVER.IMS_PER_BATCH 16 MODEL.QUEUE_SIZE 32 VIEWS.IMAGE_SIZE 16 PROBE.RESIZE 16"
 

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from pretrain.common.distributed import join
 from pretrain.common.errors import UserError
 from pretrain.common.interrupt import Stopped
-from pretrain.common.run.stage import explained, leaving, stage
+from pretrain.common.run.stage import process_group, stage, translate_torch_errors
 from tests.errors import refused
 from tests.pretrain.ranks import run_ranks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CPU = torch.device("cpu")
 
 
 def _leave_each_way(folder: Path) -> None:
-    with pytest.raises(RuntimeError, match="broken"), leaving():
+    with pytest.raises(RuntimeError, match="broken"), process_group():
         raise RuntimeError("broken")
     assert dist.is_initialized()  # until exit: the other rank would fail before this one has reported why
 
@@ -36,7 +36,7 @@ def _leave_each_way(folder: Path) -> None:
     with stage("test", folder, CPU) as device:
         assert device == CPU
     assert dist.is_initialized()  # it was not joined there
-    with pytest.raises(Stopped), leaving():
+    with pytest.raises(Stopped), process_group():
         dist.barrier()
         if dist.get_rank() == 0:  # it is still writing when the other rank is ready to leave
             time.sleep(0.5)
@@ -71,7 +71,7 @@ def test_a_stage_holds_its_folder_until_it_ends(tmp_path: Path) -> None:
 )
 def test_a_device_whose_memory_runs_out_is_one_line_with_the_remedy(stage: str, remedies: list[str]) -> None:
     def fail() -> None:
-        with explained(stage):
+        with translate_torch_errors(stage):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
     refused(fail, "2 GiB", "DATALOADER.NUM_WORKERS", *remedies)

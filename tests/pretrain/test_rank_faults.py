@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pretrain.common import distributed, interrupt
+from pretrain.common import images as image_files
 from pretrain.common.weights import checkpoint
 from pretrain.monitor import TrainingMonitor
 from tests.pretrain.ranks import run_ranks, start
@@ -40,7 +41,7 @@ def _rank(rank: int, port: int, images: Path, output: Path, fault: str) -> None:
     if fault == "another disk" and rank == 0:
         checkpoint.all_in = lambda folder: []
     if fault == "bad images" and rank == 1:
-        images.read_file = lambda path, *more: b"no image"
+        image_files.read_file = lambda path, *more: b"no image"
     real = TrainingMonitor.step
 
     def step(self: TrainingMonitor, loss: torch.Tensor, number: int, *more: object) -> None:

@@ -57,8 +57,15 @@ def read_image(file_name: str, format: str | None = None) -> np.ndarray:
 
 detection_utils.read_image = read_image  # which every mapper calls
 _output_shape = ResizeShortestEdge.get_output_shape
-# At least one pixel, which an image of 3000 x 2 would not keep.
-ResizeShortestEdge.get_output_shape = staticmethod(lambda *sides: tuple(max(1, side) for side in _output_shape(*sides)))
+
+
+def get_output_shape(oldh: int, oldw: int, short_edge_length: int, max_size: int) -> tuple[int, int]:
+    """Return the resized (height, width) of Detectron2, at least one pixel each, which 3000 x 2 would not keep."""
+    height, width = _output_shape(oldh, oldw, short_edge_length, max_size)
+    return max(1, height), max(1, width)
+
+
+ResizeShortestEdge.get_output_shape = staticmethod(get_output_shape)
 
 
 def training_data(cfg: CfgNode) -> tuple[Callable[..., Iterator[list[dict[str, Any]]]], int]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tools.launcher.test_rank_mains import LOCAL
 
 from pretrain.common.errors import UserError
 from tests.errors import refused
 from tests.tools.launcher.helpers import HERE, ROOT, TINY
+from tests.tools.launcher.test_jobs import LOCAL
 from tools import launch
 from tools.launcher import stages
 from tools.launcher.graph import Graph

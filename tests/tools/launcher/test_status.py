@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tools.launcher.test_rank_mains import SLURM, started
 
 from pretrain.common.errors import UserError
 from pretrain.common.run.lock import claim
 from pretrain.common.run.stage import stage
 from tests.tools.launcher.helpers import HERE, fake, programs
+from tests.tools.launcher.test_jobs import SLURM, started
 from tools import launch
 from tools.launcher import local_job, status
 from tools.launcher.graph import Graph, Node

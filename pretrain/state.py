@@ -71,14 +71,14 @@ def from_checkpoint(training: TrainState, state: dict[str, Any], log: Callable[[
     return step
 
 
-def find_checkpoint(cfg: CfgNode, folder: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+def find_checkpoint(cfg: CfgNode, folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest good checkpoint, which rank 0 chooses, and its content, which every rank reads; None: a fresh start.
 
     Raises:
         UserError: a rank cannot read it or sees one where rank 0 sees none, or it belongs to a run of another config.
     """
 
-    path = distributed.on_first_rank(lambda: (checkpoint.newest(folder, warn) or [None])[0])
+    path = distributed.on_first_rank(lambda: (checkpoint.newest(folder) or [None])[0])
     if path is None:
         # A machine may list a shared folder late, or have its own disk.
         distributed.check_agreement(bool(checkpoint.all_in(folder)), f"whether {folder} holds a checkpoint")

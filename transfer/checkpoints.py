@@ -6,7 +6,7 @@ The newest has the most iterations, which each file stores; file times change wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,7 @@ def all_in(output_dir: str | Path, *, evaluating: bool = False) -> list[Path]:
     return sorted([*unfinished, *periodic], key=lambda p: (_iteration(p), p.name == EVALUATING, p.name), reverse=True)
 
 
-def newest(
-    output_dir: str | Path, warn: Callable[[str], None] = print, *, evaluating: bool = False
-) -> tuple[Path, dict[str, Any]] | None:
+def newest(output_dir: str | Path, *, evaluating: bool = False) -> tuple[Path, dict[str, Any]] | None:
     """The newest good checkpoint and its content; None if the folder holds no checkpoint.
 
     One that is damaged, or whose weights are not finite, is skipped with a warning.
@@ -68,10 +66,10 @@ def newest(
             raise checkpoint.Damaged(f"{path}: {name} has values that are not finite")
         return state
 
-    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, warn, read_finite)
+    return checkpoint.first_readable(all_in(output_dir, evaluating=evaluating), output_dir, read_finite)
 
 
-def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
+def agreed(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to resume from, chosen by rank 0 for all ranks and read by each; None: start from the beginning.
 
     Raises:
@@ -80,7 +78,7 @@ def agreed(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple
     """
 
     def choose() -> str:
-        chosen = newest(output_dir, warn, evaluating=True)
+        chosen = newest(output_dir, evaluating=True)
         return chosen[0].name if chosen else ""
 
     name = on_first_rank(choose)

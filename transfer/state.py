@@ -223,7 +223,7 @@ def find_checkpoint(cfg: CfgNode, engine: str, log: Logger) -> tuple[Path, dict[
     Raises:
         UserError: it is another engine's, or beyond SOLVER.MAX_ITER.
     """
-    newest = checkpoints.agreed(cfg.OUTPUT_DIR, log.warning)
+    newest = checkpoints.agreed(cfg.OUTPUT_DIR)
     if newest:
         path, content = newest
         if content.get("engine") != engine:

@@ -66,7 +66,10 @@ def run_command_line(main: Callable[[Sequence[str] | None], int | None]) -> None
     Any other exception is a bug of ours and keeps its traceback (exit status 1). What standard output cannot
     encode (a path that is not UTF-8, or any accent in an ASCII locale) is escaped, as Python does on standard error.
     """
+    from .logs import log_to_terminal  # which imports this module
+
     escape_unprintable()
+    log_to_terminal()
     try:
         status = main(None)
         sys.stdout.flush()

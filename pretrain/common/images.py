@@ -31,7 +31,7 @@ with contextlib.suppress(ImportError):
     pillow_heif.register_heif_opener()
     SUFFIXES += (".heic", ".heif", ".hif")
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # CorruptImage says it, with the file's name
-_log = logging.getLogger("pretrain.common.images")
+log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 _ABOUT_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EISDIR}  # others: about the disk
 
@@ -120,7 +120,7 @@ def _warn_if_dark(encoded: bytes, image: Image.Image | np.ndarray, name: str) ->
         header = _open(encoded)
         if ";16" in f"{header.mode} {header.tile}":  # RGB of 16 bits has the mode RGB
             _dark.append(name)
-            _log.warning(
+            log.warning(
                 f"image {name} has 16 bits, but scaled to 8 its largest value is {brightest} of 255; if all are dark "
                 "(12-bit values in 16 bits, say), multiply their values until they fill 16 bits"
             )

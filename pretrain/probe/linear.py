@@ -100,7 +100,7 @@ def _train(
         if distributed.is_main():  # it may have been killed before it removed the one before
             checkpoint.prune(run.folder, 1, checkpoint.path_of_step(run.folder, step))
     metrics = MetricsWriter(run.folder, step) if distributed.is_main() else None
-    progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.log, metrics is not None, run.name)
+    progress = Progress(total_steps, step, settings.IMS_PER_BATCH, run.name)
     stop, score = AgreedStop(device), heads.score(val, held_out)
     for batch in progress.timed(stream.batches(step, total_steps)):
         epoch = step // steps_per_epoch
@@ -206,7 +206,7 @@ def _earlier(run: ProbeRun, work: dict[str, Any]) -> tuple[dict[str, Any] | None
     """The result of a complete stage, or the newest checkpoint of one to resume; UserError if it is another probe's."""
     path = run.folder / "results.json"
     results = read_json(path) if path.is_file() else None
-    newest = None if results else checkpoint.newest(run.folder, warn=run.log.warning)
+    newest = None if results else checkpoint.newest(run.folder)
     state = newest[1] if newest else None
     if earlier := results or state:
         check_same_probe(run.folder, earlier.get("work", {}), work)

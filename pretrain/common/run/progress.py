@@ -17,6 +17,7 @@ from tqdm import tqdm
 from .. import distributed
 from .workers import verdict
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -27,19 +28,23 @@ class Progress:
         total_steps: optimizer steps of the whole run.
         start_step: steps completed by an earlier part of the run.
         images_per_step: global batch.
-        show: False on ranks other than 0.
     """
 
-    def __init__(
-        self, total_steps: int, start_step: int, images_per_step: int, logger: logging.Logger, show: bool, name: str
-    ) -> None:
-        self._total, self._step, self._batch, self._logger = total_steps, start_step, images_per_step, logger
+    def __init__(self, total_steps: int, start_step: int, images_per_step: int, name: str) -> None:
+        self._total = total_steps
+        self._step = start_step
+        self._images_per_step = images_per_step
         self._bar = tqdm(
-            total=total_steps, initial=start_step, desc=name, unit="step", disable=not (show and sys.stderr.isatty()),
+            total=total_steps,
+            initial=start_step,
+            desc=name,
+            unit="step",
+            disable=not (distributed.is_main() and sys.stderr.isatty()),
             dynamic_ncols=True,
-        )  # fmt: skip
+        )
         now = time.perf_counter()
-        self._mark, self._marked_step = now, start_step
+        self._mark = now
+        self._marked_step = start_step
         self.seconds_waited = 0.0  # for data, since the last call of `rates`
         self._next_line = now
 
@@ -75,7 +80,7 @@ class Progress:
         now = time.perf_counter()
         spent, steps = max(now - self._mark, 1e-9), max(self._step - self._marked_step, 1)
         rates = {
-            "images_per_second": steps * self._batch / spent,
+            "images_per_second": steps * self._images_per_step / spent,
             "data_wait_share": min(waited / spent, 1.0),
             "eta_seconds": (self._total - self._step) * spent / steps,
         }
@@ -93,7 +98,7 @@ class Progress:
         self._next_line = now + 60
         share = rates["data_wait_share"]
         with tqdm.external_write_mode(file=sys.stdout, nolock=False):
-            self._logger.info(
+            log.info(
                 f"step {self._step}/{self._total}  {text}  {rates['images_per_second']:.1f} images/s  "
                 f"eta {timedelta(seconds=int(rates['eta_seconds']))}  "
                 f"data wait {100 * share:.0f}% ({verdict(share, 0.3)})"

@@ -15,6 +15,7 @@ import yaml
 from ..errors import UserError, one_line
 from ..files import atomic_write
 
+log = logging.getLogger(__name__)
 VARIABLE, RECORD = "P2T_LOGGERS", "wandb_id.txt"
 
 
@@ -50,6 +51,5 @@ def start(output_dir: str | Path) -> Callable[[], Any]:
             sync_tensorboard=True, settings=wandb.Settings(silent=True, console="off"),
         ).finish  # fmt: skip
     except Exception as error:  # whatever the library raises
-        log = logging.getLogger("pretrain.loggers")
         log.warning(f"wandb failed: {one_line(error)[:300]}; the run continues without it")
         return lambda: None

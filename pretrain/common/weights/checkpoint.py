@@ -8,6 +8,7 @@ in addition, ``step``, ``steps_per_epoch``, ``scaler``, ``method`` and ``config`
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..errors import UserError, first_line
 from ..files import atomic_writer, check_not_sharded, existing_file, remove, write_error
 from .file import Damaged, read
 
+log = logging.getLogger(__name__)
 FINAL = "checkpoint_final.pth"
 Content = TypeVar("Content")
 
@@ -51,7 +53,7 @@ def all_in(output_dir: str | Path) -> list[Path]:
 
 
 def first_readable(
-    paths: Sequence[Path], output_dir: str | Path, warn: Callable[[str], None], read: Callable[[Path], Content]
+    paths: Sequence[Path], output_dir: str | Path, read: Callable[[Path], Content]
 ) -> tuple[Path, Content] | None:
     """The first of a run folder's ``paths`` that ``read`` does not find damaged, and its content; None: no paths.
 
@@ -62,7 +64,7 @@ def first_readable(
         try:
             return path, read(path)
         except Damaged as error:
-            warn(f"{error}; trying the checkpoint before it")
+            log.warning(f"{error}; trying the checkpoint before it")
     if paths:
         raise UserError(
             f"every checkpoint in {output_dir} is damaged; delete them to start again, or choose another OUTPUT_DIR"
@@ -91,17 +93,17 @@ def restoring(what: str, optimizer: torch.optim.Optimizer, remedy: str) -> Itera
         raise UserError(f"{what} does not fit this config: {first_line(error)}; {remedy}") from error
 
 
-def newest(output_dir: str | Path, warn: Callable[[str], None] = print) -> tuple[Path, dict[str, Any]] | None:
+def newest(output_dir: str | Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint of pretraining that is not damaged, and its content (see `first_readable`)."""
-    return first_readable(all_in(output_dir), output_dir, warn, read)
+    return first_readable(all_in(output_dir), output_dir, read)
 
 
-def resolve(path: str | Path, warn: Callable[[str], None] = print) -> Path:
+def resolve(path: str | Path) -> Path:
     """A run folder's newest good checkpoint, or a file itself; UserError if there is none."""
     path = Path(path)
     if not os.path.isdir(path):
         return existing_file(path, "run folder or checkpoint")
-    newest_good = newest(path, warn)
+    newest_good = newest(path)
     if newest_good is None:
         check_not_sharded(path)
         raise UserError(f"{path} holds no checkpoint_*.pth; name a run folder of pretraining or a checkpoint file")

@@ -1,6 +1,5 @@
 """Rates come from a clock that the test moves."""
 
-import logging
 import time
 
 import pytest
@@ -25,7 +24,7 @@ def slow_batches(clock, count):
 
 
 def test_what_happens_in_a_pause_counts_in_no_rate(clock):
-    progress = Progress(10, 0, 8, logging.getLogger("test"), False, "test")
+    progress = Progress(10, 0, 8, "test")
     for _ in progress.timed(slow_batches(clock, 4)):
         clock[0] += 0.75
         progress.advance()

@@ -104,7 +104,7 @@ def _train(run: _Run, first_step: int) -> None:
     """The training loop; `steps` names everything that a step changes."""
     cfg, watch, agreed_stop = run.cfg, run.watch, distributed.AgreedStop(run.device)
     total = run.total_steps
-    for step, batch in run.progress.timed(run.loader.batches(first_step, total)):
+    for step, batch in run.progress.measure_waits(run.loader.batches(first_step, total)):
         lr = set_learning_rate(run.training.optimizer, cfg.SOLVER, step, run.steps_per_epoch)
         views_VNCHW = batch.views_VNCHW.to(run.device, non_blocking=True).contiguous()
         loss, metrics = training_step(run.training, batch._replace(views_VNCHW=views_VNCHW), step)
@@ -120,7 +120,7 @@ def _train(run: _Run, first_step: int) -> None:
             _save(run, done)
         if stop and done < total:
             run.progress.close()
-            raise interrupt.Stopped(stop, interrupt.from_checkpoint(run.folder, done))
+            raise interrupt.Stopped(stop, interrupt.resume_hint(run.folder, done))
         if probe_due:
             _probe(run, done)
     run.progress.close()
@@ -245,7 +245,7 @@ def _save(run: _Run, done: int) -> None:
         checkpoint.save(path, _state(run, done))
         checkpoint.prune(run.folder, run.cfg.SOLVER.CHECKPOINT_KEEP, path)
 
-    with run.progress.paused():
+    with run.progress.pause():
         distributed.on_first_rank(write)
 
 
@@ -259,7 +259,7 @@ def _is_probed(run: _Run, done: int) -> bool:
 
 
 def _probe(run: _Run, done: int) -> None:
-    with run.progress.paused():
+    with run.progress.pause():
         score = knn.evaluate(run.training.objective.encoder, run.probe_data, run.cfg, run.device)
     if score and run.metrics is not None:
         run.metrics.write(done - 1, {f"knn_{k}": v for k, v in score.items()})

@@ -167,7 +167,7 @@ def train(state: State, start: int, visualize: int, *, evaluating: bool) -> dict
         raise _diverged(f": {one_line(error)}") from error
     finally:
         state.call_hooks("after_train")
-    if skipped := state.skipped.up_to(state.scaler.get_scale()):
+    if skipped := state.skipped.total_after(state.scaler.get_scale()):
         log.info(summary(skipped, end))
     return results
 
@@ -196,7 +196,7 @@ def run_step(state: State, parallel: nn.Module, batches: Any, iteration: int) ->
         shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
         images = ", ".join(record["file_name"] for record in batch)
         raise _diverged(f" at iteration {iteration} (learning rate {rate:.3g}): {shown}; images: {images}")
-    state.skipped.see(scale, iteration)
+    state.skipped.update(scale, iteration)
     if state.cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         state.scaler.unscale_(state.optimizer)  # the optimizer's step clips
     state.scaler.step(state.optimizer)

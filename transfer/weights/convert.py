@@ -143,8 +143,8 @@ def open_source(source: str | Path, unsafe_pickle: bool = False) -> WeightsFile:
 
     if not os.path.isdir(source):
         return read_weights_file(source, unsafe_pickle)
-    paths = checkpoints.all_in(source) or checkpoint.all_in(source)
-    if newest := checkpoint.first_readable(paths, source, read_weights_file):
+    paths = checkpoints.all_in(source) or checkpoint.list_checkpoints(source)
+    if newest := checkpoint.load_first_undamaged(source, paths, read_weights_file):
         return newest[1]
     check_not_sharded(source)
     raise UserError(

@@ -25,10 +25,10 @@ def slow_batches(clock, count):
 
 def test_what_happens_in_a_pause_counts_in_no_rate(clock):
     progress = Progress(10, 0, 8, "test")
-    for _ in progress.timed(slow_batches(clock, 4)):
+    for _ in progress.measure_waits(slow_batches(clock, 4)):
         clock[0] += 0.75
         progress.advance()
-    with progress.paused():  # a checkpoint or kNN
+    with progress.pause():  # a checkpoint or kNN
         clock[0] += 1000.0
     assert progress.seconds_waited == 1.0
     rates = progress.rates(3.0)  # of the rank that waited longest
